@@ -1,0 +1,108 @@
+//! DDP-eligible items: opaque data that travels in a message or as a chunk.
+
+use std::fmt;
+
+use crate::NoSpace;
+
+/// `opaque<>` that may travel as a chunk (RFC 8166 §6.1).
+///
+/// A receiver reads its [`bytes`](Self::bytes), whichever way they came. A sender encodes bytes, or data that is
+/// [placed](Self::placed) already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Bulk<'a> {
+    /// `None`: placed.
+    bytes: Option<&'a [u8]>,
+    len: usize,
+}
+
+impl<'a> Bulk<'a> {
+    /// Data of `len` bytes in memory that the engine has, or will fill.
+    #[must_use]
+    pub const fn placed(len: usize) -> Self {
+        Self { bytes: None, len }
+    }
+
+    /// The data; empty if it is [placed](Self::placed).
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes.unwrap_or_default()
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether its data is in memory of the engine.
+    #[must_use]
+    pub const fn is_placed(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    /// Bytes in the message: the length word, and data that is not [placed](Self::placed).
+    #[must_use]
+    pub const fn encoded_len(&self) -> usize {
+        match self.bytes {
+            Some(bytes) => 4 + crate::padded(bytes.len()),
+            None => 4,
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for Bulk<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { bytes: Some(bytes), len: bytes.len() }
+    }
+}
+
+/// Empty data.
+impl Default for Bulk<'_> {
+    fn default() -> Self {
+        Self::from(&[][..])
+    }
+}
+
+impl fmt::Debug for Bulk<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+/// Chunks that arrived with a message.
+pub trait Received: fmt::Debug {
+    /// Data of an eligible item, or `None` if it is in the message.
+    ///
+    /// `item` is its index among eligible items, `used` the number of chunks that earlier ones took. `position` is the
+    /// offset of its data in the unreduced message (RFC 8166 §3.4.5), `len` its length word.
+    fn item(&self, item: usize, used: usize, position: usize, len: usize) -> Option<&[u8]>;
+
+    /// Whether there are no further chunks than the `used` ones.
+    fn is_complete(&self, used: usize) -> bool;
+}
+
+/// Way of an item that is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// In a chunk: only its length is in the message.
+    Apart,
+    /// In the message.
+    Inline,
+    /// In the message's memory already, from this byte on.
+    At(usize),
+}
+
+/// Decides the way of eligible items.
+pub trait Place {
+    /// Places eligible item `item`. `position` is the offset of its data in the unreduced message.
+    ///
+    /// # Errors
+    /// No room, in the message or in the chunk.
+    fn place(&mut self, item: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace>;
+}

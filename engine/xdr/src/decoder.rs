@@ -1,0 +1,233 @@
+//! Reading.
+
+use thiserror::Error;
+
+use crate::bulk::{Bulk, Received};
+
+/// An item that is invalid XDR, such as a truncated one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("bad {what} at byte {at}")]
+pub struct BadXdr {
+    /// The item's name in its specification.
+    pub what: &'static str,
+    /// Offset of the item in the input, in bytes.
+    pub at: usize,
+}
+
+/// A cursor over received bytes; never reads past them.
+#[derive(Clone, Debug)]
+pub struct Decoder<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    is_strict: bool,
+    /// Items that arrived in chunks.
+    received: Option<&'a dyn Received>,
+    /// Index of the next item that may have arrived in a chunk.
+    item: usize,
+    /// Chunks used.
+    chunks: usize,
+    /// Bytes of items in chunks, with round-up.
+    apart: usize,
+}
+
+impl<'a> Decoder<'a> {
+    /// A cursor at the first byte.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self::starting_at(bytes, 0)
+    }
+
+    /// A cursor at byte `at`. Errors count from the start of `bytes`.
+    #[must_use]
+    pub const fn starting_at(bytes: &'a [u8], at: usize) -> Self {
+        Self { bytes, at, is_strict: false, received: None, item: 0, chunks: 0, apart: 0 }
+    }
+
+    /// A cursor over a message whose DDP-eligible items may have arrived in chunks.
+    #[must_use]
+    pub fn with_chunks(bytes: &'a [u8], received: &'a dyn Received) -> Self {
+        Self { received: Some(received), ..Self::new(bytes) }
+    }
+
+    /// Refuses padding that is not zero, so that encoding gives the same bytes again.
+    #[must_use]
+    pub fn strict(self) -> Self {
+        Self { is_strict: true, ..self }
+    }
+
+    /// Offset of the next item.
+    #[must_use]
+    pub const fn at(&self) -> usize {
+        self.at
+    }
+
+    /// All unread bytes.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        self.bytes.get(self.at..).unwrap_or_default()
+    }
+
+    /// The bytes from an earlier [position](Self::at) to the present one.
+    #[must_use]
+    pub fn since(&self, at: usize) -> &'a [u8] {
+        self.bytes.get(at..self.at).unwrap_or_default()
+    }
+
+    /// Checks that all bytes were read, and all chunks used.
+    ///
+    /// # Errors
+    /// There are more.
+    #[inline]
+    pub fn end(&self) -> Result<(), BadXdr> {
+        let what = match self.received {
+            _ if self.at < self.bytes.len() => "end of the message",
+            Some(received) if !received.is_complete(self.chunks) => "position of a chunk",
+            _ => return Ok(()),
+        };
+        Err(BadXdr { what, at: self.at })
+    }
+
+    /// The next `len` bytes, without padding.
+    ///
+    /// # Errors
+    /// There are fewer.
+    #[inline]
+    pub fn bytes(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
+        let bad = BadXdr { what, at: self.at };
+        let end = self.at.checked_add(len).ok_or(bad)?;
+        let bytes = self.bytes.get(self.at..end).ok_or(bad)?;
+        self.at = end;
+        Ok(bytes)
+    }
+
+    #[inline(always)]
+    fn chunk<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8; N], BadXdr> {
+        let bad = BadXdr { what, at: self.at };
+        let bytes = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()).ok_or(bad)?;
+        self.at += N;
+        Ok(bytes)
+    }
+
+    /// `unsigned int`.
+    ///
+    /// # Errors
+    /// Fewer bytes are left.
+    #[inline]
+    pub fn u32(&mut self, what: &'static str) -> Result<u32, BadXdr> {
+        self.chunk(what).map(|word| u32::from_be_bytes(*word))
+    }
+
+    /// Several words with one length check.
+    ///
+    /// # Errors
+    /// Fewer bytes are left.
+    #[inline(always)]
+    pub fn run<const N: usize>(&mut self, what: &'static str) -> Result<[u32; N], BadXdr> {
+        let bad = BadXdr { what, at: self.at };
+        let (words, _) = self.bytes.get(self.at..).unwrap_or_default().as_chunks();
+        let words: &[_; N] = words.first_chunk().ok_or(bad)?;
+        self.at += 4 * N;
+        Ok(words.map(u32::from_be_bytes))
+    }
+
+    /// `unsigned hyper`.
+    ///
+    /// # Errors
+    /// Fewer bytes are left.
+    #[inline]
+    pub fn u64(&mut self, what: &'static str) -> Result<u64, BadXdr> {
+        self.chunk(what).map(|word| u64::from_be_bytes(*word))
+    }
+
+    /// `bool`, which also precedes optional data.
+    ///
+    /// # Errors
+    /// Fewer bytes are left, or the value exceeds 1.
+    #[inline]
+    pub fn bool(&mut self, what: &'static str) -> Result<bool, BadXdr> {
+        match self.u32(what)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(BadXdr { what, at: self.at - 4 }),
+        }
+    }
+
+    #[inline(always)]
+    fn padding(&mut self, len: usize, what: &'static str) -> Result<(), BadXdr> {
+        let at = self.at;
+        let padding = self.bytes(len.wrapping_neg() % 4, what)?;
+        if self.is_strict && padding.iter().any(|&byte| byte != 0) {
+            return Err(BadXdr { what: "padding", at });
+        }
+        Ok(())
+    }
+
+    /// `opaque[N]`: the bytes, and padding.
+    ///
+    /// # Errors
+    /// Fewer bytes are left.
+    #[inline]
+    pub fn fixed<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], BadXdr> {
+        let bytes = *self.chunk(what)?;
+        self.padding(N, what)?;
+        Ok(bytes)
+    }
+
+    /// `opaque<max>` or `string<max>`: a length, the bytes, and padding.
+    ///
+    /// # Errors
+    /// Fewer bytes are left, or the length exceeds `max`.
+    #[inline]
+    pub fn opaque(&mut self, max: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
+        let at = self.at;
+        let len = self.u32(what)? as usize;
+        if len > max {
+            return Err(BadXdr { what, at });
+        }
+        let bytes = self.bytes(len, what)?;
+        self.padding(len, what)?;
+        Ok(bytes)
+    }
+
+    /// `opaque<max>` that may have arrived in a chunk. Its length is in the message either way.
+    ///
+    /// # Errors
+    /// Fewer bytes are left, the length exceeds `max`, or a chunk differs from it.
+    #[inline]
+    pub fn bulk(&mut self, max: usize, what: &'static str) -> Result<Bulk<'a>, BadXdr> {
+        let Some(received) = self.received else { return self.opaque(max, what).map(Bulk::from) };
+        let bad = BadXdr { what, at: self.at };
+        let Some(word) = self.rest().first_chunk() else { return Err(bad) };
+        let len = u32::from_be_bytes(*word) as usize;
+        let item = self.item;
+        self.item += 1;
+        match received.item(item, self.chunks, self.at + 4 + self.apart, len) {
+            None => self.opaque(max, what).map(Bulk::from),
+            Some(bytes) if bytes.len() == len && len <= max => {
+                self.at += 4;
+                self.chunks += 1;
+                self.apart += crate::padded(len);
+                Ok(Bulk::from(bytes))
+            }
+            Some(_) => Err(bad),
+        }
+    }
+
+    /// `unsigned int<>` in encoded form.
+    ///
+    /// # Errors
+    /// Fewer bytes are left.
+    pub fn words(&mut self, what: &'static str) -> Result<&'a [[u8; 4]], BadXdr> {
+        let at = self.at;
+        let count = self.u32(what)? as usize;
+        let len = count.checked_mul(4).ok_or(BadXdr { what, at })?;
+        Ok(self.bytes(len, what)?.as_chunks().0)
+    }
+
+    /// Error of a value that is none of its type's, in the word before.
+    #[cold]
+    #[must_use]
+    pub fn unknown(&self, what: &'static str) -> BadXdr {
+        BadXdr { what, at: self.at.saturating_sub(4) }
+    }
+}

@@ -1,0 +1,204 @@
+//! Writing.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::bulk::{Bulk, Place, Placed};
+use crate::padded;
+
+/// No room for an item, or a length above its bound. The output's content is unspecified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("needs {needed} bytes of space, found {available}")]
+pub struct NoSpace {
+    /// Minimum bytes needed.
+    pub needed: usize,
+    /// Bytes of the buffer.
+    pub available: usize,
+}
+
+/// A cursor over memory to send; never writes past it.
+pub struct Encoder<'b> {
+    out: &'b mut [u8],
+    at: usize,
+    /// Decides the way of eligible items; without it they are inline.
+    place: Option<&'b mut dyn Place>,
+    /// Index of the next eligible item.
+    item: usize,
+    /// Bytes of items in chunks, with round-up.
+    apart: usize,
+}
+
+impl<'b> Encoder<'b> {
+    /// A cursor at the first byte of `out`.
+    #[must_use]
+    pub const fn new(out: &'b mut [u8]) -> Self {
+        Self { out, at: 0, place: None, item: 0, apart: 0 }
+    }
+
+    /// The same, for a message whose DDP-eligible items may travel as chunks.
+    #[must_use]
+    pub fn placing(out: &'b mut [u8], place: &'b mut dyn Place) -> Self {
+        Self { place: Some(place), ..Self::new(out) }
+    }
+
+    /// Bytes written.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.at
+    }
+
+    /// Whether nothing was written.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.at == 0
+    }
+
+    /// The written bytes, for the lifetime of the buffer.
+    #[must_use]
+    pub fn into_written(self) -> &'b [u8] {
+        let (written, _) = self.out.split_at_mut(self.at);
+        written
+    }
+
+    /// Raw bytes, not padded.
+    ///
+    /// # Errors
+    /// No room.
+    #[inline]
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+        let end = self.at + bytes.len();
+        let available = self.out.len();
+        let space = self.out.get_mut(self.at..end).ok_or(NoSpace { needed: end, available })?;
+        space.copy_from_slice(bytes);
+        self.at = end;
+        Ok(())
+    }
+
+    /// `unsigned int`.
+    ///
+    /// # Errors
+    /// No room.
+    #[inline]
+    pub fn u32(&mut self, word: u32) -> Result<(), NoSpace> {
+        self.bytes(&word.to_be_bytes())
+    }
+
+    /// Writes several words with one length check.
+    ///
+    /// # Errors
+    /// No room.
+    #[inline(always)]
+    pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), NoSpace> {
+        self.bytes(words.map(u32::to_be_bytes).as_flattened())
+    }
+
+    /// Space for several words, with one length check.
+    ///
+    /// # Errors
+    /// No room.
+    #[inline(always)]
+    pub fn run<const N: usize>(&mut self) -> Result<&mut [[u8; 4]; N], NoSpace> {
+        let (at, available) = (self.at, self.out.len());
+        let (words, _) = self.out.get_mut(at..).unwrap_or_default().as_chunks_mut();
+        let words = words.first_chunk_mut().ok_or(NoSpace { needed: at + 4 * N, available })?;
+        self.at = at + 4 * N;
+        Ok(words)
+    }
+
+    /// `unsigned hyper`.
+    ///
+    /// # Errors
+    /// No room.
+    #[inline]
+    pub fn u64(&mut self, word: u64) -> Result<(), NoSpace> {
+        self.bytes(&word.to_be_bytes())
+    }
+
+    /// `bool`.
+    ///
+    /// # Errors
+    /// No room.
+    #[inline]
+    pub fn bool(&mut self, value: bool) -> Result<(), NoSpace> {
+        self.u32(value.into())
+    }
+
+    /// `opaque[N]`: the bytes, and zero padding.
+    ///
+    /// # Errors
+    /// No room.
+    #[inline]
+    pub fn fixed(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+        self.bytes(bytes)?;
+        self.padding(bytes.len())
+    }
+
+    #[inline(always)]
+    fn padding(&mut self, len: usize) -> Result<(), NoSpace> {
+        self.bytes(&[0; 3][..len.wrapping_neg() % 4])
+    }
+
+    /// A length or count, at most `max`.
+    ///
+    /// # Errors
+    /// It exceeds `max` or 2³² - 1, or there is no room.
+    #[inline]
+    pub fn count(&mut self, count: usize, max: usize) -> Result<(), NoSpace> {
+        match u32::try_from(count) {
+            Ok(word) if count <= max => self.u32(word),
+            _ => Err(NoSpace { needed: count, available: max.min(u32::MAX as usize) }),
+        }
+    }
+
+    /// `opaque<max>` or `string<max>`: length, bytes, zero padding.
+    ///
+    /// # Errors
+    /// More than `max` bytes, or no room.
+    #[inline]
+    pub fn opaque(&mut self, bytes: &[u8], max: usize) -> Result<(), NoSpace> {
+        self.count(bytes.len(), max)?;
+        self.fixed(bytes)
+    }
+
+    /// `opaque<max>` that may travel as a chunk. Its length is in the message either way.
+    ///
+    /// # Errors
+    /// More than `max` bytes, or no room in the message or chunk. Placed data in a message that places none.
+    pub fn bulk(&mut self, bulk: &Bulk<'_>, max: usize) -> Result<(), NoSpace> {
+        self.count(bulk.len(), max)?;
+        let position = self.at + self.apart;
+        let item = self.item;
+        self.item += 1;
+        let placed = match &mut self.place {
+            Some(place) => place.place(item, bulk, position)?,
+            None => Placed::Inline,
+        };
+        match placed {
+            Placed::Apart => self.apart += padded(bulk.len()),
+            Placed::Inline if bulk.is_placed() && !bulk.is_empty() => {
+                return Err(NoSpace { needed: bulk.len(), available: 0 });
+            }
+            Placed::Inline => self.fixed(bulk.bytes())?,
+            Placed::At(from) => {
+                let (to, available) = (self.at, self.out.len());
+                let (moved, end) = (from.saturating_add(bulk.len()), to.saturating_add(bulk.len()));
+                if moved.max(end) > available {
+                    return Err(NoSpace { needed: moved.max(end), available });
+                }
+                if from != to {
+                    self.out.copy_within(from..moved, to);
+                }
+                self.at = end;
+                self.padding(bulk.len())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Encoder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Encoder").field("at", &self.at).field("of", &self.out.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,156 @@
+//! Basic types.
+
+use crate::{BadXdr, Decode, Decoder, Encode, Encoder, NoSpace, padded};
+
+macro_rules! number {
+    ($($type:ty: $len:literal, $read:ident, $name:literal, |$word:ident| $value:expr, |$number:ident| $written:expr;)*) => {
+        $(
+            impl Decode<'_> for $type {
+                #[inline]
+                fn decode(from: &mut Decoder<'_>) -> Result<Self, BadXdr> {
+                    from.$read($name).map(|$word| $value)
+                }
+            }
+
+            impl Encode for $type {
+                #[inline]
+                fn encoded_len(&self) -> usize {
+                    $len
+                }
+
+                #[inline]
+                fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+                    let $number = *self;
+                    to.$read($written)
+                }
+            }
+        )*
+    };
+}
+
+number! {
+    u32: 4, u32, "unsigned int", |word| word, |number| number;
+    i32: 4, u32, "int", |word| word.cast_signed(), |number| number.cast_unsigned();
+    u64: 8, u64, "unsigned hyper", |word| word, |number| number;
+    i64: 8, u64, "hyper", |word| word.cast_signed(), |number| number.cast_unsigned();
+    f32: 4, u32, "float", |word| f32::from_bits(word), |number| number.to_bits();
+    f64: 8, u64, "double", |word| f64::from_bits(word), |number| number.to_bits();
+    bool: 4, bool, "bool", |word| word, |number| number;
+}
+
+impl Decode<'_> for () {
+    #[inline]
+    fn decode(_: &mut Decoder<'_>) -> Result<Self, BadXdr> {
+        Ok(())
+    }
+}
+
+impl Encode for () {
+    #[inline]
+    fn encoded_len(&self) -> usize {
+        0
+    }
+
+    #[inline]
+    fn encode(&self, _: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        Ok(())
+    }
+}
+
+/// `T *x`.
+impl<'a, T: Decode<'a>> Decode<'a> for Option<T> {
+    #[inline]
+    fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
+        Ok(if from.bool("optional data")? { Some(T::decode(from)?) } else { None })
+    }
+}
+
+impl<T: Encode> Encode for Option<T> {
+    #[inline]
+    fn encoded_len(&self) -> usize {
+        4 + self.as_ref().map_or(0, Encode::encoded_len)
+    }
+
+    #[inline]
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        to.bool(self.is_some())?;
+        self.as_ref().map_or(Ok(()), |value| value.encode(to))
+    }
+}
+
+/// `T x[N]`.
+impl<'a, T: Decode<'a>, const N: usize> Decode<'a> for [T; N] {
+    fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
+        let mut bad = None;
+        let elements: [Option<T>; N] = std::array::from_fn(|_| match bad {
+            None => T::decode(from).map_err(|error| bad = Some(error)).ok(),
+            Some(_) => None,
+        });
+        match bad {
+            None => Ok(elements.map(|element| element.expect("one error would be kept"))),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+impl<T: Encode, const N: usize> Encode for [T; N] {
+    fn encoded_len(&self) -> usize {
+        self.iter().map(Encode::encoded_len).sum()
+    }
+
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        self.iter().try_for_each(|element| element.encode(to))
+    }
+}
+
+/// `opaque x[N]`.
+impl<const N: usize> Decode<'_> for [u8; N] {
+    #[inline]
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, BadXdr> {
+        from.fixed("opaque")
+    }
+}
+
+impl<const N: usize> Encode for [u8; N] {
+    #[inline]
+    fn encoded_len(&self) -> usize {
+        padded(N)
+    }
+
+    #[inline]
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        to.fixed(self)
+    }
+}
+
+/// Several arguments of one procedure, in order (RFC 5531 §12).
+macro_rules! several {
+    ($($($name:ident)*;)*) => {
+        $(
+            impl<'a, $($name: Decode<'a>),*> Decode<'a> for ($($name,)*) {
+                #[inline]
+                fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
+                    Ok(($($name::decode(from)?,)*))
+                }
+            }
+
+            impl<$($name: Encode),*> Encode for ($($name,)*) {
+                #[inline]
+                #[expect(non_snake_case, reason = "named as their types")]
+                fn encoded_len(&self) -> usize {
+                    let ($($name,)*) = self;
+                    0 $(+ $name.encoded_len())*
+                }
+
+                #[inline]
+                #[expect(non_snake_case, reason = "named as their types")]
+                fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+                    let ($($name,)*) = self;
+                    $($name.encode(to)?;)*
+                    Ok(())
+                }
+            }
+        )*
+    };
+}
+several! { A B; A B C; A B C D; A B C D E; A B C D E F; }

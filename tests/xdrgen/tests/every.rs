@@ -1,0 +1,146 @@
+//! Generated types in use: names, bounds, unions, lists and eligible items.
+
+use rpcrdma_xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace, Place, Placed, Received, decode, encode};
+use rpcrdma_xdrgen_tests::every::*;
+
+/// Encodes a value, and checks that its bytes are `words`, and that they are this value.
+fn is<'a, T: Decode<'a> + Encode + PartialEq + std::fmt::Debug>(value: &T, words: &'a [[u8; 4]]) {
+    assert_eq!(encode(value).expect("within bounds"), words.as_flattened(), "{value:?}");
+    assert_eq!(decode::<T>(words.as_flattened()).as_ref(), Ok(value));
+}
+
+const fn word(word: u32) -> [u8; 4] {
+    word.to_be_bytes()
+}
+
+#[test]
+fn names_are_those_of_rust() {
+    let to = Numbers { small: -1, large: 2, wide: -3, wider: 4, single: 1.0, precise: -2.0 };
+    let words = Words {
+        r#type: 1,
+        r#gen: 2,
+        r#match: true,
+        self_: Color::Green,
+        from: 5,
+        words: 6,
+        to,
+        r#fn: [Color::Red, Color::Negative],
+    };
+    let numbers = [!0, 2, !0, !2, 0, 4, 0x3F80_0000, 0xC000_0000, 0].map(word);
+    let front = [1, 2, 1, 1, 5, 6].map(word);
+    is(&words, &[&front[..], &numbers, &[word(0), word(3_u32.wrapping_neg())]].concat());
+
+    let (first, second) = (SomeThing { a_b: 1, a_b_: 2 }, SomeThing_ { result: [3; 8] });
+    is(&first, &[word(1), word(2)]);
+    is(&second, &[[3; 4]; 2]);
+    is(&Option_ { some: 7 }, &[word(7)]);
+    assert_eq!((BOUND, HEX), (5, 16));
+    assert_eq!([Status4::Bad as i32, Status4::Worse as i32, Status4::Other as i32], [10020, 10021, 7]);
+    assert_eq!((Color::default(), Numbers::default().small), (Color::Red, 0));
+}
+
+#[test]
+fn views_live_as_long_as_the_message() {
+    fn called(message: &[u8]) -> &[u8] {
+        decode::<Entry>(message).expect("an entry").called.0
+    }
+    let message = encode(&Entry { called: Name(b"borrowed"), ..Entry::default() }).expect("within bounds");
+    assert_eq!(called(&message), b"borrowed");
+}
+
+#[test]
+fn bounds_of_typedefs_hold_wherever_they_are_used() {
+    let long = [b'x'; 33];
+    let fits = |items: &Items<'_>| encode(items).is_ok();
+    assert!(fits(&Items { called: Name(&long[..32]), token: &long[..5], ..Items::default() }));
+    assert!(!fits(&Items { called: Name(&long), ..Items::default() }));
+    assert!(!fits(&Items { part: Name(&long), ..Items::default() }));
+    assert!(!fits(&Items { few: &long[..6], ..Items::default() }));
+    assert!(!fits(&Items { short_text: &long[..17], ..Items::default() }));
+    let names = [Name(&long[..1]); 5];
+    assert!(encode(&Arrays { names: names[..4].into(), ..Arrays::default() }).is_ok());
+    assert!(encode(&Arrays { names: names[..].into(), ..Arrays::default() }).is_err());
+    let optional = |token| encode(&Optional { token, ..Optional::default() });
+    assert!(optional(Some(&long[..5])).is_ok());
+    assert!(optional(Some(&long[..6])).is_err());
+
+    let message = [0, 0, 1, 6].map(word);
+    let bad = BadXdr { what: "optional.token", at: 12 };
+    assert_eq!(decode::<Optional<'_>>(message.as_flattened()), Err(bad));
+    let bad = BadXdr { what: "path", at: 4 };
+    assert_eq!(decode::<MaybeNames<'_>>(message[2..].as_flattened()), Err(bad));
+}
+
+#[test]
+fn unions_have_the_variants_of_their_cases() {
+    is(&ByEnum::Worse, &[word(10021)]);
+    is(&ByEnum::Default(Status4::Other, Name(b"abcd")), &[word(7), word(4), *b"abcd"]);
+    is(&AllOfEnum::Green([1; 8]), &[word(1), [1; 4], [1; 4]]);
+    is(&ByInt::Bound(true), &[word(5), word(1)]);
+    is(&ByInt::CaseMinus2, &[word(2_u32.wrapping_neg())]);
+    is(&ByInt::Default(-7, 9), &[word(7_u32.wrapping_neg()), word(9)]);
+    is(&ByBool::False(3), &[word(0), word(3)]);
+    is::<MaybeHandle>(&Some([2; 8]), &[word(1), [2; 4], [2; 4]]);
+    is::<MaybeHandle>(&None, &[word(0)]);
+
+    let error = |at| BadXdr { what: "by_unsigned", at };
+    assert_eq!(decode::<ByUnsigned<'_>>(&word(3)), Err(error(0)));
+    assert_eq!(decode::<AllOfEnum<'_>>(&word(2)), Err(BadXdr { what: "color", at: 0 }));
+    assert!(decode::<ByEnum<'_>>(&[]).is_err());
+}
+
+#[test]
+fn lists_have_no_pointers() {
+    let value = Numbers { large: 8, ..Numbers::default() };
+    let entries = [Entry { called: Name(b"a"), value }, Entry { called: Name(b"bcde"), ..Entry::default() }];
+    let bytes = encode(&Directory { entries: entries[..].into(), eof: true }).expect("within bounds");
+    let directory: Directory<'_> = decode(&bytes).expect("a directory");
+    assert!(directory.entries.iter().eq(entries) && directory.eof);
+    assert_eq!(bytes.len(), 2 * (4 + 4 + 4 + 36) + 4 + 4);
+    is(&Chains::default(), &[word(0), word(0)]);
+}
+
+/// One chunk, with the second eligible item.
+#[derive(Debug)]
+struct Chunk(&'static [u8], usize);
+
+impl Received for Chunk {
+    fn item(&self, _: usize, used: usize, position: usize, len: usize) -> Option<&[u8]> {
+        (used == 0 && position == self.1 && len == self.0.len()).then_some(self.0)
+    }
+
+    fn is_complete(&self, used: usize) -> bool {
+        used == 1
+    }
+}
+
+/// Places items that are not inline.
+struct Apart(Vec<usize>);
+
+impl Place for Apart {
+    fn place(&mut self, _: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace> {
+        if !bulk.is_placed() {
+            return Ok(Placed::Inline);
+        }
+        self.0.push(position);
+        Ok(Placed::Apart)
+    }
+}
+
+#[test]
+fn eligible_items_travel_in_the_message_or_apart() {
+    let inline = Bulky { before: 1, data: b"data".as_slice().into(), between: 2, target: b"target".as_slice().into() };
+    is(&inline, &[word(1), word(4), *b"data", word(2), word(6), *b"targ", *b"et\0\0"]);
+    assert!(encode(&Bulky { data: (&[0; 4097][..]).into(), ..inline }).is_err());
+
+    let reduced = Bulky { target: Bulk::placed(6), ..inline };
+    let (mut message, mut apart) = ([0; 20], Apart(Vec::new()));
+    assert_eq!(reduced.encoded_len(), message.len());
+    reduced.encode(&mut Encoder::placing(&mut message, &mut apart)).expect("room");
+    assert_eq!(apart.0, [20]);
+
+    let chunk = Chunk(b"target", 20);
+    let mut from = Decoder::with_chunks(&message, &chunk);
+    assert_eq!(Bulky::decode(&mut from), Ok(inline));
+    assert_eq!(from.end(), Ok(()));
+}

@@ -1,0 +1,246 @@
+//! The same bytes as rpcgen: each type of each file decodes random values and encodes them again, in Rust and in C.
+
+use std::fmt::Write as _;
+use std::fs::{self, File as Opened};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rpcrdma_xdrgen_tests::{FILES, File};
+use xdrgen::schema::{Arm, Field, Form, Schema, Type, TypeId, Union};
+use xdrgen::{Source, parse};
+
+/// Values of each type.
+const VALUES: usize = 10_000;
+
+#[test]
+fn rust_and_c_encode_each_value_of_each_type_the_same() {
+    let missing = missing();
+    if let Some(reason) = missing {
+        println!("not run: {reason}");
+    }
+    for file in FILES {
+        let source = Source { name: file.name.into(), text: file.text.into() };
+        let schema = parse(&source, None).expect("it was compiled");
+        let is_narrow = ["char", "short"].iter().any(|ty| file.text.contains(ty));
+        let mut random = Random { schema: &schema, rng: fastrand::Rng::with_seed(1), is_narrow };
+        let mut values = Vec::new();
+        for (index, again) in file.types {
+            let name = &schema.types[*index].name.text;
+            for _ in 0..VALUES {
+                let mut bytes = Vec::new();
+                random.named(TypeId(*index), &mut bytes);
+                assert_eq!(again(&bytes).as_ref(), Ok(&bytes), "{name} of {}", file.name);
+                values.push((*index, bytes));
+            }
+        }
+        if missing.is_none() {
+            compare(file, &schema, &values);
+        }
+    }
+}
+
+/// What is not installed.
+fn missing() -> Option<&'static str> {
+    let runs = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    match () {
+        () if !runs("gcc") => Some("needs gcc"),
+        () if !runs("rpcgen") => Some("needs rpcgen"),
+        () if !Path::new("/usr/include/tirpc/rpc/xdr.h").exists() => Some("needs libtirpc-dev"),
+        () => None,
+    }
+}
+
+/// Encoded random values, written by the rules of RFC 4506 alone.
+struct Random<'s> {
+    schema: &'s Schema,
+    rng: fastrand::Rng,
+    /// The file has C types narrower than a word.
+    is_narrow: bool,
+}
+
+impl Random<'_> {
+    fn word(&mut self, word: u32, to: &mut Vec<u8>) {
+        to.extend_from_slice(&word.to_be_bytes());
+    }
+
+    /// A number of elements.
+    fn count(&mut self, max: Option<u32>, usual: u32) -> u32 {
+        self.rng.u32(0..=max.unwrap_or(usual).min(usual))
+    }
+
+    fn bytes(&mut self, len: u32, to: &mut Vec<u8>) {
+        // Text of C has no zero bytes.
+        to.extend((0..len).map(|_| self.rng.u8(1..)));
+        to.resize(to.len().next_multiple_of(4), 0);
+    }
+
+    fn named(&mut self, TypeId(index): TypeId, to: &mut Vec<u8>) {
+        match &self.schema.types[index].form {
+            Form::Enum(values) => {
+                let value = self.rng.choice(values).expect("an enum has values").value;
+                self.word(value as u32, to);
+            }
+            Form::Struct { fields, .. } => fields.iter().for_each(|field| self.value(&field.ty, to)),
+            Form::Union(union) => self.union(union, to),
+            Form::Alias(ty) => self.value(ty, to),
+        }
+    }
+
+    fn union(&mut self, union: &Union, to: &mut Vec<u8>) {
+        let at = to.len();
+        self.value(&union.switch.ty, to);
+        let cases = |arm: &Arm| arm.cases.iter().map(|case| case.value as u32).collect::<Vec<_>>();
+        let word = u32::from_be_bytes(to[at..].try_into().expect("a word"));
+        let mut arm = union.arms.iter().find(|arm| cases(arm).contains(&word));
+        // A random number is seldom a case, and must be one without a default arm.
+        if arm.is_none() && (union.default.is_none() || self.rng.bool()) {
+            arm = self.rng.choice(&union.arms);
+            let case = arm.and_then(|arm| self.rng.choice(cases(arm))).expect("a union has cases");
+            to.truncate(at);
+            self.word(case, to);
+        }
+        let field = arm.map_or(union.default.as_ref().and_then(Option::as_ref), |arm| arm.field.as_ref());
+        if let Some(Field { ty, .. }) = field {
+            self.value(ty, to);
+        }
+    }
+
+    fn value(&mut self, ty: &Type, to: &mut Vec<u8>) {
+        match ty {
+            Type::Void => {}
+            Type::Int | Type::UnsignedInt | Type::Float => {
+                let word = if self.is_narrow { self.rng.u32(0..128) } else { self.rng.u32(..) };
+                self.word(word, to);
+            }
+            Type::Hyper | Type::UnsignedHyper | Type::Double => to.extend(self.rng.u64(..).to_be_bytes()),
+            Type::Bool => {
+                let word = self.rng.u32(0..2);
+                self.word(word, to);
+            }
+            Type::FixedOpaque(len) => self.bytes(*len, to),
+            Type::Opaque { max, .. } | Type::Text { max, .. } => {
+                let len = self.count(*max, 20);
+                self.word(len, to);
+                self.bytes(len, to);
+            }
+            Type::FixedArray(of, count) => (0..*count).for_each(|_| self.value(of, to)),
+            Type::Array(of, max) => {
+                let count = self.count(*max, 3);
+                self.word(count, to);
+                (0..count).for_each(|_| self.value(of, to));
+            }
+            Type::Optional(of) => {
+                let is_some = self.rng.bool();
+                self.word(is_some.into(), to);
+                if is_some {
+                    self.value(of, to);
+                }
+            }
+            Type::List(id) => {
+                for _ in 0..self.count(None, 3) {
+                    self.word(1, to);
+                    self.named(*id, to);
+                }
+                self.word(0, to);
+            }
+            Type::Named(id) => self.named(*id, to),
+        }
+    }
+}
+
+/// Passes values through the code of rpcgen.
+fn compare(file: &File, schema: &Schema, values: &[(usize, Vec<u8>)]) {
+    let (dir, name) = (tempfile::tempdir().expect("a directory"), file.name);
+    let path = |name: &str| dir.path().join(name);
+    let mut program = format!("#include \"{name}.h\"\n{HEAD}");
+    let mut input = Vec::new();
+    let mut expected = Vec::new();
+    for (index, again) in values {
+        // The struct of C has the pointer to the next element.
+        let end: &[u8] = match schema.types[*index].form {
+            Form::Struct { is_list: true, .. } => &[0; 4],
+            _ => &[],
+        };
+        let bytes = [again, end].concat();
+        input.extend([*index as u32, bytes.len() as u32].map(u32::to_ne_bytes).as_flattened());
+        input.extend(&bytes);
+        expected.extend((bytes.len() as u32).to_ne_bytes());
+        expected.extend(&bytes);
+    }
+    for (index, _) in file.types {
+        let ty = &schema.types[*index].name.text;
+        let _ = writeln!(program, "case {index}: return again((xdrproc_t)xdr_{ty}, sizeof({ty}));");
+    }
+    program += TAIL;
+    fs::write(path("main.c"), program).expect("written");
+    // rpcgen takes no continued lines, which nis.x has.
+    fs::write(path(&format!("{name}.x")), file.text.replace("\\\n", " ")).expect("written");
+    fs::write(path("input"), input).expect("written");
+    let build = format!(
+        "rpcgen -h -o {name}.h {name}.x && rpcgen -c -o {name}.c {name}.x && \
+         gcc -w -O1 -I/usr/include/tirpc -o main main.c {name}.c -ltirpc"
+    );
+    let built = Command::new("sh").args(["-c", &build]).current_dir(&dir).output().expect("sh");
+    assert!(built.status.success(), "{name}: {}", String::from_utf8_lossy(&built.stderr));
+    let input = Stdio::from(Opened::open(path("input")).expect("written"));
+    let output = Command::new(path("main")).stdin(input).output().expect("it was built");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    if output.stdout != expected {
+        let at = output.stdout.iter().zip(&expected).take_while(|(c, rust)| c == rust).count();
+        let mut end = 0;
+        let is_it = |(_, bytes): &&(usize, Vec<u8>)| {
+            end += 4 + bytes.len();
+            end > at
+        };
+        let (index, bytes) = values.iter().find(is_it).expect("one of the values");
+        panic!("{name}: C differs in {}, {bytes:02x?}", schema.types[*index].name.text);
+    }
+}
+
+/// Start of the C program, up to the types.
+const HEAD: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char in[1 << 20], out[1 << 20];
+static u_int len;
+
+static int again(xdrproc_t proc, size_t size) {
+    XDR from, to;
+    void *value = calloc(1, size);
+    xdrmem_create(&from, in, len, XDR_DECODE);
+    xdrmem_create(&to, out, sizeof(out), XDR_ENCODE);
+    if (!proc(&from, value) || xdr_getpos(&from) != len) return 1;
+    if (!proc(&to, value)) return 2;
+    len = xdr_getpos(&to);
+    xdr_free(proc, value);
+    free(value);
+    fwrite(&len, sizeof(len), 1, stdout);
+    fwrite(out, 1, len, stdout);
+    return 0;
+}
+
+static int run(u_int type) {
+    switch (type) {
+"#;
+
+/// Its end.
+const TAIL: &str = r#"
+    }
+    return 3;
+}
+
+int main(void) {
+    u_int type;
+    while (fread(&type, sizeof(type), 1, stdin) == 1) {
+        if (fread(&len, sizeof(len), 1, stdin) != 1 || len > sizeof(in) || fread(in, 1, len, stdin) != len) return 4;
+        int failed = run(type);
+        if (failed) {
+            fprintf(stderr, "type %u: %d\n", type, failed);
+            return failed;
+        }
+    }
+    return 0;
+}
+"#;

@@ -1,0 +1,121 @@
+//! Definitions as they are written: names are not resolved.
+
+use crate::schema::{Name, Type};
+
+/// A definition.
+#[derive(Clone, Debug)]
+pub(crate) struct Definition {
+    pub(crate) name: Name,
+    pub(crate) doc: Vec<String>,
+    pub(crate) body: Body,
+}
+
+impl Definition {
+    pub(crate) fn new(name: Name, body: Body) -> Self {
+        Self { name, doc: Vec::new(), body }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Body {
+    /// `const`; `None` for a text.
+    Constant(Option<Value>),
+    Type(TypeBody),
+    Typedef(Declaration),
+    Program(Value, Vec<Version>),
+}
+
+/// What braces hold.
+#[derive(Clone, Debug)]
+pub(crate) enum TypeBody {
+    Enum(Vec<Member>),
+    Struct(Vec<Declaration>),
+    Union(Union),
+}
+
+/// A value of an enum. Without a number it is one more than the last one.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) name: Name,
+    pub(crate) doc: Vec<String>,
+    pub(crate) value: Option<Value>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Union {
+    pub(crate) switch: Box<Declaration>,
+    pub(crate) arms: Vec<Arm>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Arm {
+    /// `None` is the default.
+    pub(crate) cases: Vec<Option<Value>>,
+    /// `None` for `void`.
+    pub(crate) field: Option<Declaration>,
+}
+
+/// A number or a name of one.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Number(i64, Name),
+    Named(Name),
+}
+
+/// A field, arm, argument or typedef.
+#[derive(Clone, Debug)]
+pub(crate) struct Declaration {
+    /// Empty for arguments and results.
+    pub(crate) name: Name,
+    pub(crate) doc: Vec<String>,
+    pub(crate) base: Base,
+    pub(crate) shape: Shape,
+}
+
+/// The type in front of the name.
+#[derive(Clone, Debug)]
+pub(crate) enum Base {
+    Builtin(Type),
+    Opaque,
+    Text,
+    Named(Name),
+    /// A type of its own, without name.
+    Inline(TypeBody),
+}
+
+/// What stands around the name.
+#[derive(Clone, Debug)]
+pub(crate) enum Shape {
+    Single,
+    Fixed(Value),
+    Variable(Option<Value>),
+    Pointer,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Version {
+    pub(crate) name: Name,
+    pub(crate) doc: Vec<String>,
+    pub(crate) number: Value,
+    pub(crate) procedures: Vec<Procedure>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Procedure {
+    pub(crate) name: Name,
+    pub(crate) doc: Vec<String>,
+    pub(crate) number: Value,
+    /// None for `void`.
+    pub(crate) arguments: Vec<Declaration>,
+    /// `None` for `void`.
+    pub(crate) results: Option<Declaration>,
+}
+
+impl Value {
+    /// The number or name as written, and its place.
+    pub(crate) fn name(&self) -> &Name {
+        match self {
+            Self::Number(_, name) | Self::Named(name) => name,
+        }
+    }
+}

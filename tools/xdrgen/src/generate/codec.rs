@@ -1,0 +1,222 @@
+//! Code that reads and writes values.
+
+use proc_macro2::{Literal, TokenStream};
+use quote::quote;
+
+use super::model::{Facts, Model};
+use crate::schema::{Field, Form, Type};
+
+/// Most words that are read or written at once.
+const MAX_RUN: usize = 32;
+
+/// A value to encode: a place, or a reference.
+#[derive(Clone)]
+pub(super) struct Value {
+    name: TokenStream,
+    is_reference: bool,
+}
+
+impl Value {
+    pub(super) fn place(name: TokenStream) -> Self {
+        Self { name, is_reference: false }
+    }
+
+    pub(super) fn reference(name: TokenStream) -> Self {
+        Self { name, is_reference: true }
+    }
+
+    fn as_reference(&self) -> TokenStream {
+        let name = &self.name;
+        if self.is_reference { name.clone() } else { quote!(&#name) }
+    }
+
+    fn as_copy(&self) -> TokenStream {
+        let name = &self.name;
+        if self.is_reference { quote!(*#name) } else { name.clone() }
+    }
+}
+
+impl Model {
+    /// An expression that reads a value from `from`, or returns an error.
+    pub(super) fn decode(&self, ty: &Type, what: &str) -> TokenStream {
+        let xdr = &self.xdr;
+        match self.resolve(ty) {
+            Type::Int => quote!(from.u32(#what)?.cast_signed()),
+            Type::UnsignedInt => quote!(from.u32(#what)?),
+            Type::Hyper => quote!(from.u64(#what)?.cast_signed()),
+            Type::UnsignedHyper => quote!(from.u64(#what)?),
+            Type::Float => quote!(f32::from_bits(from.u32(#what)?)),
+            Type::Double => quote!(f64::from_bits(from.u64(#what)?)),
+            Type::Bool => quote!(from.bool(#what)?),
+            Type::FixedOpaque(_) => quote!(from.fixed(#what)?),
+            Type::Opaque { max, is_bulk } | Type::Text { max, is_bulk } => {
+                let max = bound(*max);
+                if *is_bulk { quote!(from.bulk(#max, #what)?) } else { quote!(from.opaque(#max, #what)?) }
+            }
+            Type::Array(_, max) => {
+                let max = bound(*max);
+                quote!(#xdr::Array::decode(from, #max, #what)?)
+            }
+            Type::Optional(of) => {
+                let of = self.decode(of, what);
+                quote!(if from.bool(#what)? { Some(#of) } else { None })
+            }
+            Type::Void | Type::FixedArray(..) | Type::List(_) | Type::Named(_) => quote!(#xdr::Decode::decode(from)?),
+        }
+    }
+
+    /// An expression that writes a value to `to`: a result.
+    pub(super) fn encode(&self, ty: &Type, value: &Value) -> TokenStream {
+        let (xdr, name, reference, copy) = (&self.xdr, &value.name, value.as_reference(), value.as_copy());
+        match self.resolve(ty) {
+            Type::Int => quote!(to.u32(#name.cast_unsigned())),
+            Type::UnsignedInt => quote!(to.u32(#copy)),
+            Type::Hyper => quote!(to.u64(#name.cast_unsigned())),
+            Type::UnsignedHyper => quote!(to.u64(#copy)),
+            Type::Float => quote!(to.u32(#name.to_bits())),
+            Type::Double => quote!(to.u64(#name.to_bits())),
+            Type::Bool => quote!(to.bool(#copy)),
+            Type::FixedOpaque(_) => quote!(to.fixed(#reference)),
+            Type::Opaque { max, is_bulk } | Type::Text { max, is_bulk } => {
+                let max = bound(*max);
+                if *is_bulk { quote!(to.bulk(#reference, #max)) } else { quote!(to.opaque(#name, #max)) }
+            }
+            Type::Array(_, max) => {
+                let max = bound(*max);
+                quote!(#name.encode(to, #max))
+            }
+            Type::Optional(of) if !self.encodes_itself(of) => {
+                let some = self.encode(of, &Value::reference(quote!(some)));
+                quote! {
+                    match #reference {
+                        Some(some) => {
+                            to.bool(true)?;
+                            #some
+                        }
+                        None => to.bool(false),
+                    }
+                }
+            }
+            _ => quote!(#xdr::Encode::encode(#reference, to)),
+        }
+    }
+
+    /// An expression of the encoded length of a value without fixed length.
+    pub(super) fn len(&self, ty: &Type, value: &Value) -> TokenStream {
+        let (xdr, name, reference) = (&self.xdr, &value.name, value.as_reference());
+        if let Some(len) = self.facts(ty).len {
+            let len = Literal::usize_unsuffixed(len);
+            return quote!(#len);
+        }
+        match self.resolve(ty) {
+            Type::Opaque { is_bulk, .. } | Type::Text { is_bulk, .. } if !is_bulk => {
+                quote!(4 + #xdr::padded(#name.len()))
+            }
+            Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => quote!(#name.encoded_len()),
+            Type::Optional(of) if !self.encodes_itself(of) => {
+                let some = self.len(of, &Value::reference(quote!(some)));
+                match self.facts(of).len {
+                    Some(_) => quote!(4 + #name.map_or(0, |_| #some)),
+                    None => quote!(4 + #name.as_ref().map_or(0, |some| #some)),
+                }
+            }
+            _ => quote!(#xdr::Encode::encoded_len(#reference)),
+        }
+    }
+}
+
+/// Fields that are read or written at once, or one field.
+pub(super) struct Run<'s> {
+    /// Index of the first field.
+    pub(super) at: usize,
+    pub(super) fields: &'s [Field],
+    /// Number of words; 0 for one field of any type.
+    pub(super) words: usize,
+}
+
+impl Model {
+    /// Divides fields into runs of words, where `is_words`, and other fields.
+    pub(super) fn runs<'s>(&self, fields: &'s [Field], is_words: impl Fn(Facts) -> bool) -> Vec<Run<'s>> {
+        let mut runs: Vec<Run<'s>> = Vec::new();
+        for (at, field) in fields.iter().enumerate() {
+            let facts = self.facts(&field.ty);
+            let words = if is_words(facts) { facts.len.unwrap_or(0) / 4 } else { 0 };
+            match runs.last_mut() {
+                Some(run) if words > 0 && run.words > 0 && run.words + words <= MAX_RUN => {
+                    run.words += words;
+                    run.fields = &fields[run.at..=at];
+                }
+                _ => runs.push(Run { at, fields: &fields[at..=at], words: if words > MAX_RUN { 0 } else { words } }),
+            }
+        }
+        runs
+    }
+
+    /// Adds the words of `place` to `words`, each a `u32`.
+    pub(super) fn to_words(&self, ty: &Type, place: &TokenStream, words: &mut Vec<TokenStream>) {
+        let mut long = |number: TokenStream| words.extend([quote!(((#number >> 32) as u32)), quote!((#number as u32))]);
+        match self.resolve(ty) {
+            Type::Int => words.push(quote!(#place.cast_unsigned())),
+            Type::Hyper | Type::UnsignedHyper => long(place.clone()),
+            Type::Float => words.push(quote!(#place.to_bits())),
+            Type::Double => long(quote!(#place.to_bits())),
+            Type::Bool => words.push(quote!(u32::from(#place))),
+            Type::Named(id) => match &self.types[id.0].form {
+                Form::Struct { fields, .. } => {
+                    for (field, ident) in fields.iter().zip(self.idents(fields)) {
+                        self.to_words(&field.ty, &quote!(#place.#ident), words);
+                    }
+                }
+                _ => words.push(quote!((#place as u32))),
+            },
+            _ => words.push(place.clone()),
+        }
+    }
+
+    /// A value made of `words`, from the `next` one on.
+    pub(super) fn of_words(&self, ty: &Type, next: &mut usize) -> TokenStream {
+        let mut word = || {
+            let index = Literal::usize_unsuffixed(*next);
+            *next += 1;
+            quote!(words[#index])
+        };
+        let long = |high: TokenStream, low: TokenStream| quote!((u64::from(#high) << 32) | u64::from(#low));
+        match self.resolve(ty) {
+            Type::Int => {
+                let word = word();
+                quote!(#word.cast_signed())
+            }
+            Type::Hyper => {
+                let long = long(word(), word());
+                quote!((#long).cast_signed())
+            }
+            Type::UnsignedHyper => long(word(), word()),
+            Type::Float => {
+                let word = word();
+                quote!(f32::from_bits(#word))
+            }
+            Type::Double => {
+                let long = long(word(), word());
+                quote!(f64::from_bits(#long))
+            }
+            Type::Named(id) => {
+                let Form::Struct { fields, .. } = &self.types[id.0].form else { return word() };
+                let (rust, idents) = (&self.names[id.0], self.idents(fields));
+                let values = fields.iter().map(|field| self.of_words(&field.ty, next));
+                quote!(#rust { #(#idents: #values),* })
+            }
+            _ => word(),
+        }
+    }
+}
+
+/// The bound of a length.
+fn bound(max: Option<u32>) -> TokenStream {
+    match max {
+        Some(max) => {
+            let max = Literal::u32_unsuffixed(max);
+            quote!(#max)
+        }
+        None => quote!(usize::MAX),
+    }
+}

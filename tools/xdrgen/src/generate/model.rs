@@ -1,0 +1,309 @@
+//! What the generated code of a type depends on.
+
+use std::cell::OnceCell;
+
+use proc_macro2::{Ident, TokenStream};
+use quote::quote;
+
+use super::names::{Scope, common_prefix};
+use crate::schema::{Constant, Field, Form, Name, Schema, Type, TypeDef, TypeId, Union};
+
+/// Names that types must not hide.
+const PRELUDE: [&str; 7] = ["Default", "Err", "None", "Ok", "Option", "Result", "Some"];
+
+/// A schema as it is generated.
+pub(super) struct Model {
+    pub(super) types: Vec<TypeDef>,
+    pub(super) names: Vec<Ident>,
+    /// Path of the crate `rpcrdma-xdr`.
+    pub(super) xdr: TokenStream,
+    /// Aliases that are structs around their type, as they are used where a type must encode itself.
+    wrapped: Vec<bool>,
+    facts: Vec<OnceCell<Facts>>,
+}
+
+/// Facts of a type.
+#[derive(Clone, Copy)]
+pub(super) struct Facts {
+    /// It borrows from the message.
+    pub(super) borrows: bool,
+    /// Its encoded length, if that is fixed.
+    pub(super) len: Option<usize>,
+    pub(super) has_default: bool,
+    pub(super) is_eq: bool,
+    /// Bytes of the Rust type, roughly.
+    pub(super) size: usize,
+    /// It is nothing but numbers, so that any words are such a value.
+    pub(super) reads_words: bool,
+    /// It is nothing but numbers, enums and bools.
+    pub(super) writes_words: bool,
+}
+
+impl Facts {
+    const fn word(len: usize) -> Self {
+        Self {
+            borrows: false,
+            len: Some(len),
+            has_default: true,
+            is_eq: true,
+            size: len,
+            reads_words: true,
+            writes_words: true,
+        }
+    }
+
+    const BORROWED: Self = Self { borrows: true, ..Self::word(24).apart() };
+
+    /// Its length varies.
+    const fn apart(self) -> Self {
+        Self { len: None, ..self.opaque() }
+    }
+
+    /// It is no sequence of words.
+    const fn opaque(self) -> Self {
+        Self { reads_words: false, writes_words: false, ..self }
+    }
+
+    /// Facts of `self` and `other`, one after the other.
+    fn and(self, other: Self) -> Self {
+        Self {
+            borrows: self.borrows || other.borrows,
+            len: self.len.zip(other.len).and_then(|(a, b)| a.checked_add(b)),
+            has_default: self.has_default && other.has_default,
+            is_eq: self.is_eq && other.is_eq,
+            size: self.size.saturating_add(other.size),
+            reads_words: self.reads_words && other.reads_words,
+            writes_words: self.writes_words && other.writes_words,
+        }
+    }
+}
+
+impl Model {
+    pub(super) fn new(schema: &Schema, xdr: TokenStream) -> Self {
+        let mut types = schema.types.clone();
+        for ty in &mut types {
+            if let Form::Union(union) = &ty.form
+                && let Some(value) = optional(union)
+            {
+                ty.form = Form::Alias(Type::Optional(Box::new(value)));
+            }
+        }
+        let mut scope = Scope::with(&PRELUDE);
+        let names = types.iter().map(|ty| scope.camel(&ty.name.text)).collect();
+        let wrapped = vec![false; types.len()];
+        let facts = types.iter().map(|_| OnceCell::new()).collect();
+        let mut model = Self { types, names, xdr, wrapped, facts };
+        model.wrap(schema, &mut scope);
+        model
+    }
+
+    /// Finds what must encode itself: elements, arguments and results.
+    fn wrap(&mut self, schema: &Schema, scope: &mut Scope) {
+        let mut elements = Vec::new();
+        for ty in &self.types {
+            match &ty.form {
+                Form::Enum(_) => {}
+                Form::Struct { fields, .. } => fields.iter().for_each(|field| inner(&field.ty, &mut elements)),
+                Form::Union(union) => fields(union).for_each(|field| inner(&field.ty, &mut elements)),
+                Form::Alias(ty) => inner(ty, &mut elements),
+            }
+        }
+        let procedures = schema.programs.iter().flat_map(|program| &program.versions).flat_map(|v| &v.procedures);
+        for procedure in procedures {
+            elements.extend(procedure.arguments.iter().chain([&procedure.results]).cloned());
+        }
+        // An alias of an alias that is a struct needs none.
+        let index = |ty: &Type| if let Type::Named(id) = ty { Some(id.0) } else { None };
+        elements.sort_by_key(index);
+        for ty in elements {
+            match index(&ty) {
+                _ if self.encodes_itself(&ty) => {}
+                Some(index) => self.wrapped[index] = true,
+                None if self.find(&ty).is_none() => {
+                    let name = if matches!(ty, Type::Text { .. }) { "text" } else { "data" };
+                    self.names.push(scope.camel(name));
+                    let name = Name { text: name.into(), at: 0..0 };
+                    let doc = vec!["An argument or result.".into()];
+                    self.types.push(TypeDef { name, doc, form: Form::Alias(ty) });
+                    self.wrapped.push(true);
+                    self.facts.push(OnceCell::new());
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The struct around a type that has no name.
+    fn find(&self, ty: &Type) -> Option<TypeId> {
+        let is_it =
+            |index: &usize| self.wrapped[*index] && matches!(&self.types[*index].form, Form::Alias(of) if of == ty);
+        (0..self.types.len()).find(is_it).map(TypeId)
+    }
+
+    pub(super) fn is_wrapped(&self, TypeId(index): TypeId) -> bool {
+        self.wrapped[index]
+    }
+
+    /// What an alias stands for, unless it is a type of its own.
+    pub(super) fn resolve<'s>(&'s self, ty: &'s Type) -> &'s Type {
+        match ty {
+            Type::Named(id) if !self.is_wrapped(*id) => match &self.types[id.0].form {
+                Form::Alias(ty) => self.resolve(ty),
+                _ => ty,
+            },
+            _ => ty,
+        }
+    }
+
+    /// Whether the Rust type implements `Decode` and `Encode`, with all bounds.
+    pub(super) fn encodes_itself(&self, ty: &Type) -> bool {
+        match self.resolve(ty) {
+            Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => false,
+            Type::Optional(ty) => self.encodes_itself(ty),
+            _ => true,
+        }
+    }
+
+    pub(super) fn facts(&self, ty: &Type) -> Facts {
+        match ty {
+            Type::Int | Type::UnsignedInt => Facts::word(4),
+            Type::Hyper | Type::UnsignedHyper => Facts::word(8),
+            Type::Float => Facts { is_eq: false, ..Facts::word(4) },
+            Type::Double => Facts { is_eq: false, ..Facts::word(8) },
+            Type::Bool => Facts { reads_words: false, ..Facts::word(4) },
+            Type::Void => Facts::word(0),
+            Type::FixedOpaque(len) => {
+                let bytes = (*len as usize).next_multiple_of(4);
+                Facts { has_default: *len <= 32, ..Facts::word(bytes).opaque() }
+            }
+            Type::Opaque { .. } | Type::Text { .. } => Facts::BORROWED,
+            Type::FixedArray(ty, count) => {
+                let of = self.facts(ty);
+                let len = of.len.and_then(|len| len.checked_mul(*count as usize));
+                let size = of.size.saturating_mul(*count as usize);
+                Facts { len, size, has_default: of.has_default && *count <= 32, ..of.opaque() }
+            }
+            Type::Array(..) | Type::List(_) => Facts { is_eq: false, ..Facts::BORROWED },
+            Type::Optional(ty) => Facts { has_default: true, ..self.facts(ty).apart() },
+            Type::Named(id) => *self.facts[id.0].get_or_init(|| self.facts_of(id.0)),
+        }
+    }
+
+    fn facts_of(&self, index: usize) -> Facts {
+        let all = |facts: Facts, field: &Field| facts.and(self.facts(&field.ty));
+        match &self.types[index].form {
+            Form::Enum(values) => {
+                let has_default = values.iter().any(|value| value.value == 0);
+                Facts { has_default, reads_words: false, ..Facts::word(4) }
+            }
+            Form::Struct { fields, .. } => fields.iter().fold(Facts::word(0), all),
+            Form::Union(union) => {
+                let facts = fields(union).fold(self.facts(&union.switch.ty), all);
+                Facts { has_default: false, ..facts.apart() }
+            }
+            Form::Alias(ty) => self.facts(ty),
+        }
+    }
+
+    /// The Rust type, with lifetime `life`; types of the file are in module `at`.
+    pub(super) fn rust(&self, ty: &Type, life: &TokenStream, at: &TokenStream) -> TokenStream {
+        let xdr = &self.xdr;
+        match ty {
+            Type::Int => quote!(i32),
+            Type::UnsignedInt => quote!(u32),
+            Type::Hyper => quote!(i64),
+            Type::UnsignedHyper => quote!(u64),
+            Type::Float => quote!(f32),
+            Type::Double => quote!(f64),
+            Type::Bool => quote!(bool),
+            Type::Void => quote!(()),
+            Type::FixedOpaque(len) => {
+                let len = *len as usize;
+                let len = proc_macro2::Literal::usize_unsuffixed(len);
+                quote!([u8; #len])
+            }
+            Type::Opaque { is_bulk, .. } | Type::Text { is_bulk, .. } if *is_bulk => quote!(#xdr::Bulk<#life>),
+            Type::Opaque { .. } | Type::Text { .. } => quote!(&#life [u8]),
+            Type::FixedArray(ty, count) => {
+                let ty = self.rust(ty, life, at);
+                let count = proc_macro2::Literal::u32_unsuffixed(*count);
+                quote!([#ty; #count])
+            }
+            Type::Array(ty, _) => {
+                let ty = self.rust(ty, life, at);
+                quote!(#xdr::Array<#life, #ty>)
+            }
+            Type::Optional(ty) => {
+                let ty = self.rust(ty, life, at);
+                quote!(Option<#ty>)
+            }
+            Type::List(id) => {
+                let ty = self.rust(&Type::Named(*id), life, at);
+                quote!(#xdr::List<#life, #ty>)
+            }
+            Type::Named(id) => {
+                let name = &self.names[id.0];
+                if self.facts(ty).borrows { quote!(#at #name<#life>) } else { quote!(#at #name) }
+            }
+        }
+    }
+
+    /// The Rust type of an argument or result.
+    pub(super) fn argument(&self, ty: &Type, life: &TokenStream) -> TokenStream {
+        let named = self.find(ty).filter(|_| !self.encodes_itself(ty)).map(Type::Named);
+        self.rust(named.as_ref().unwrap_or(ty), life, &quote!(super::))
+    }
+
+    /// Names of the fields of a struct.
+    pub(super) fn idents(&self, fields: &[Field]) -> Vec<Ident> {
+        let mut scope = Scope::default();
+        fields.iter().map(|field| scope.snake(&field.name.text)).collect()
+    }
+
+    /// Variants of an enum.
+    pub(super) fn variants(&self, values: &[Constant]) -> Vec<Ident> {
+        let names: Vec<_> = values.iter().map(|value| &*value.name.text).collect();
+        let prefix = common_prefix(&names);
+        let mut scope = Scope::default();
+        names.iter().map(|name| scope.camel(&name[prefix..])).collect()
+    }
+
+    /// The enum that `ty` is, and its values.
+    pub(super) fn enumeration(&self, ty: &Type) -> Option<(TypeId, &[Constant])> {
+        match (&self.types[id_of(ty)?.0].form, id_of(ty)?) {
+            (Form::Enum(values), id) => Some((id, values)),
+            (Form::Alias(ty), _) => self.enumeration(ty),
+            _ => None,
+        }
+    }
+}
+
+fn id_of(ty: &Type) -> Option<TypeId> {
+    if let Type::Named(id) = ty { Some(*id) } else { None }
+}
+
+/// Fields of all arms.
+pub(super) fn fields(union: &Union) -> impl Iterator<Item = &Field> {
+    let default = union.default.iter().flatten();
+    union.arms.iter().filter_map(|arm| arm.field.as_ref()).chain(default)
+}
+
+/// Types that are elements in `ty`.
+fn inner(ty: &Type, elements: &mut Vec<Type>) {
+    match ty {
+        Type::FixedArray(of, _) | Type::Array(of, _) => {
+            elements.push((**of).clone());
+            inner(of, elements);
+        }
+        Type::Optional(of) => inner(of, elements),
+        _ => {}
+    }
+}
+
+/// The type in the TRUE arm of a union that has nothing else: it is encoded like optional data.
+fn optional(union: &Union) -> Option<Type> {
+    let arm = |value| union.arms.iter().find(|arm| arm.cases.iter().any(|case| case.value == value));
+    let some = arm(1)?.field.as_ref()?;
+    let none = arm(0).map_or(union.default.as_ref(), |arm| Some(&arm.field))?;
+    (union.switch.ty == Type::Bool && none.is_none()).then(|| some.ty.clone())
+}

@@ -1,0 +1,330 @@
+//! Programs: signatures, server traits and clients.
+
+use proc_macro2::{Ident, Literal, TokenStream};
+use quote::{format_ident, quote};
+
+use super::docs;
+use super::model::Model;
+use super::names::{Scope, common_prefix};
+use crate::schema::{Eligible, Placement, Procedure, Program, Run, Schema, Type, Version};
+
+/// `max_inline_result` of a procedure that has none in the placement file, in bytes.
+const MAX_INLINE_RESULT: u32 = 4096;
+/// Names in a module of a version.
+const TAKEN: [&str; 9] = ["Binding", "Bindings", "Client", "Err", "Ok", "Refusal", "Result", "Server", "Signature"];
+
+/// A module for each version of each program.
+pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> Vec<TokenStream> {
+    let versions = || schema.programs.iter().flat_map(|program| program.versions.iter().map(move |of| (program, of)));
+    let mut scope = Scope::default();
+    let module = |(program, version): (&Program, &Version)| {
+        let same = versions().filter(|(_, other)| other.name.text == version.name.text).count();
+        let name = match same {
+            1 => scope.snake(&version.name.text),
+            _ => scope.snake(&format!("{}_{}", program.name.text, version.name.text)),
+        };
+        let doc = if version.doc.is_empty() { &program.doc } else { &version.doc };
+        let doc = docs(doc, &format!("{}.{}", program.name.text, version.name.text));
+        let body = Module::new(model, engine, program, version).code();
+        quote!(#doc pub mod #name { #body })
+    };
+    versions().map(module).collect()
+}
+
+/// Names and types of one procedure.
+struct Call<'s> {
+    procedure: &'s Procedure,
+    doc: TokenStream,
+    /// Type of the signature.
+    signature: Ident,
+    /// Method.
+    method: Ident,
+    /// Method of the client, with a request.
+    with: Ident,
+    text: &'s str,
+    /// Type of the arguments, if any.
+    args: Option<TokenStream>,
+}
+
+struct Module<'s> {
+    model: &'s Model,
+    engine: &'s TokenStream,
+    program: u32,
+    version: u32,
+    /// Procedures without the null procedure, which the engine answers.
+    calls: Vec<Call<'s>>,
+}
+
+impl<'s> Module<'s> {
+    fn new(model: &'s Model, engine: &'s TokenStream, program: &Program, version: &'s Version) -> Self {
+        let names: Vec<_> = version.procedures.iter().map(|procedure| &*procedure.name.text).collect();
+        let prefix = common_prefix(&names);
+        let (mut types, mut methods) = (Scope::with(&TAKEN), Scope::default());
+        let calls = version.procedures.iter().filter(|procedure| !is_null(procedure)).map(|procedure| {
+            let text = &procedure.name.text[prefix..];
+            let (signature, method) = (types.camel(text), methods.snake(text));
+            let doc = docs(&procedure.doc, &procedure.name.text);
+            let args = (!procedure.arguments.is_empty()).then(|| arguments(model, procedure, &quote!('_)));
+            let with = methods.snake(&format!("{text}_with"));
+            Call { procedure, doc, signature, method, with, text, args }
+        });
+        Self { model, engine, program: program.number, version: version.number, calls: calls.collect() }
+    }
+
+    fn code(&self) -> TokenStream {
+        let signatures = self.calls.iter().map(|call| self.signature(call));
+        let [program, version] = [self.program, self.version].map(Literal::u32_unsuffixed);
+        let (server, client, engine) = (self.server(), self.client(), self.engine);
+        let numbers = quote! {
+            /// Number of the program.
+            pub const PROGRAM: u32 = #program;
+            /// Version of the program.
+            pub const VERSION: u32 = #version;
+        };
+        if self.calls.is_empty() {
+            return numbers;
+        }
+        quote! {
+            use #engine::binding::{Binding, Bindings};
+            use #engine::typed::{self, Signature};
+            use #engine::{Refusal, service};
+
+            #numbers
+            #(#signatures)*
+            #server
+            #client
+        }
+    }
+
+    fn signature(&self, call: &Call<'_>) -> TokenStream {
+        let Call { procedure, doc, signature, text, .. } = call;
+        let arguments = arguments(self.model, procedure, &quote!('a));
+        let results = self.model.argument(&procedure.results, &quote!('a));
+        let Placement { arguments: sent, results: returned, max_inline_result, max_call, max_reply, head, .. } =
+            &procedure.placement;
+        let eligible = |name: &str, eligible: &Option<Eligible>| {
+            let name = format_ident!("{name}");
+            eligible.map(|Eligible { count, max_len }| {
+                let [count, max_len] = [count, max_len].map(Literal::u32_unsuffixed);
+                quote!(.#name(#count, #max_len))
+            })
+        };
+        let (sent, returned_items) = (eligible("arguments", sent), eligible("results", returned));
+        let all = returned.map_or(0, |of| of.max_len.next_multiple_of(4).saturating_mul(of.count));
+        let [number, max_call, max_reply, head, most] =
+            [procedure.number, *max_call, *max_reply, *head, max_inline_result.unwrap_or(all.min(MAX_INLINE_RESULT))]
+                .map(Literal::u32_unsuffixed);
+        quote! {
+            #doc
+            #[derive(Clone, Copy, Debug)]
+            pub enum #signature {}
+
+            impl Signature for #signature {
+                const PROGRAM: u32 = PROGRAM;
+                const VERSION: u32 = VERSION;
+                const NUMBER: u32 = #number;
+                const NAME: &'static str = #text;
+                const BINDING: Binding = Binding::inline(#max_call, #max_reply)#sent #returned_items;
+                const HEAD: usize = #head;
+                const MAX_INLINE_RESULT: usize = #most;
+                type Args<'a> = #arguments;
+                type Results<'a> = #results;
+            }
+        }
+    }
+
+    fn server(&self) -> TokenStream {
+        let methods = self.calls.iter().map(|call| {
+            let Call { doc, signature, method, procedure, args, .. } = call;
+            let named = args.iter().map(|_| quote!(args));
+            let args = args.iter();
+            let refuse = quote!(call.refuse(Refusal::ProcedureUnavailable));
+            match procedure.placement.run {
+                Run::Shard | Run::Workers => quote! {
+                    #doc
+                    fn #method(
+                        &self,
+                        call: typed::CallInfo<'_>,
+                        #(args: #args,)*
+                        answer: typed::Answer<'_, #signature>,
+                    ) -> Result<typed::Sent, Refusal> {
+                        let _ = (call, #(#named,)* answer);
+                        Err(Refusal::ProcedureUnavailable)
+                    }
+                },
+                Run::Deferred => quote! {
+                    #doc
+                    fn #method(&self, call: typed::Deferred<#signature>) {
+                        #refuse;
+                    }
+                },
+                Run::Async => quote! {
+                    #doc
+                    fn #method(&self, call: typed::Deferred<#signature>) -> impl Future<Output = ()> + 'static {
+                        async move { #refuse; }
+                    }
+                },
+            }
+        });
+        let adds = [self.add(false), self.add(true)];
+        let run = self.run();
+        let bindings = self.calls.iter().map(
+            |Call { signature, .. }| quote!(bindings.add(PROGRAM, VERSION, #signature::NUMBER, #signature::BINDING);),
+        );
+        quote! {
+            /// A server's procedures. Those that it does not have are refused with PROC_UNAVAIL.
+            pub trait Server {
+                #(#methods)*
+            }
+            #(#adds)*
+            #run
+            /// Upper-layer binding of the procedures, for clients.
+            #[must_use]
+            pub fn bindings() -> Bindings {
+                let mut bindings = Bindings::new();
+                #(#bindings)*
+                bindings
+            }
+        }
+    }
+
+    fn add(&self, is_local: bool) -> TokenStream {
+        let Self { engine, calls, .. } = self;
+        let adds = calls.iter().map(|call| {
+            let Call { signature, method, procedure, .. } = call;
+            let procedures = quote!(#engine::Procedure);
+            let made = match procedure.placement.run {
+                Run::Shard | Run::Workers => {
+                    let invoke = invoke(call, &quote!(held));
+                    quote!(#procedures::new(move |call| { #invoke }))
+                }
+                Run::Deferred => quote! {
+                    #procedures::deferred(move |call| { typed::take::<#signature>(call, |call| held.#method(call)) })
+                },
+                Run::Async => quote! {
+                    #procedures::asynchronous(move |call| {
+                        let held = held.clone();
+                        async move { typed::begin::<#signature, _>(call, |call| held.#method(call)).await }
+                    })
+                },
+            };
+            let bound = quote!(typed::bound::<#signature, _>(procedure));
+            let bound = if procedure.placement.cached { quote!(cache.on(#bound)) } else { bound };
+            let workers = (procedure.placement.run == Run::Workers && !is_local).then(|| quote!(.on_workers()));
+            quote! {
+                let held = server.clone();
+                let procedure = #made;
+                services.add(PROGRAM, VERSION, #signature::NUMBER, #bound #workers);
+            }
+        });
+        let cache = calls.iter().any(|call| call.procedure.placement.cached);
+        let cache = cache.then(|| quote!(, cache: &typed::Cache));
+        let (doc, name, services, bounds, shared) = match is_local {
+            false => (
+                " Adds the program to services of all shards.",
+                format_ident!("add"),
+                quote!(#engine::Services),
+                quote!(Send + Sync + 'static),
+                quote!(std::sync::Arc),
+            ),
+            true => (
+                " Adds the program to services of one shard, where all procedures run.",
+                format_ident!("add_local"),
+                quote!(service::LocalServices),
+                quote!('static),
+                quote!(std::rc::Rc),
+            ),
+        };
+        quote! {
+            #[doc = #doc]
+            pub fn #name<S: Server + #bounds>(services: &mut #services, server: &#shared<S> #cache) {
+                #(#adds)*
+            }
+        }
+    }
+
+    fn run(&self) -> Option<TokenStream> {
+        let at_once = |call: &&Call<'_>| matches!(call.procedure.placement.run, Run::Shard | Run::Workers);
+        let arm = |call: &Call<'_>| {
+            let (number, invoke) = (Literal::u32_unsuffixed(call.procedure.number), invoke(call, &quote!(server)));
+            quote!(#number => { #invoke })
+        };
+        let arms: Vec<_> = self.calls.iter().filter(at_once).map(arm).collect();
+        (!arms.is_empty()).then(|| {
+            quote! {
+                /// Runs a call of a procedure that answers when it returns, such as on a thread of the application.
+                ///
+                /// # Errors
+                /// The call is refused.
+                pub fn run<S: Server + ?Sized>(
+                    server: &S,
+                    call: &mut service::ServerCall,
+                ) -> Result<(), Refusal> {
+                    match call.info().procedure() {
+                        #(#arms)*
+                        _ => Err(Refusal::ProcedureUnavailable),
+                    }
+                }
+            }
+        })
+    }
+
+    fn client(&self) -> TokenStream {
+        let methods = self.calls.iter().map(|call| {
+            let Call { doc, signature, method: name, with, procedure, args, .. } = call;
+            let named = if args.is_some() { quote!(args) } else { quote!(&()) };
+            let args: Vec<_> = args.iter().collect();
+            let method = |name, note: Option<&str>, parameter, request| {
+                let note = note.iter();
+                quote! {
+                    #doc
+                    #(#[doc = ""] #[doc = #note])*
+                    ///
+                    /// # Errors
+                    /// The call failed or was refused, or the reply is invalid.
+                    pub fn #name(
+                        &mut self, #(args: &#args,)* #parameter
+                    ) -> Result<typed::Response<#signature>, typed::Error> {
+                        typed::call(&mut self.0, #request, #named)
+                    }
+                }
+            };
+            let plain = method(name, None, quote!(), quote!(typed::Request::new()));
+            let placement = &procedure.placement;
+            let with = (placement.arguments.is_some() || placement.results.is_some()).then(|| {
+                let note = " With memory for what travels apart, or a time-out.";
+                method(with, Some(note), quote!(request: typed::Request<#signature>), quote!(request))
+            });
+            quote!(#plain #with)
+        });
+        quote! {
+            /// A client, over a connection.
+            #[derive(Clone, Copy, Debug)]
+            pub struct Client<T>(pub T);
+
+            impl<T: typed::Transport> Client<T> {
+                #(#methods)*
+            }
+        }
+    }
+}
+
+/// Type of the arguments: `()`, one, or a tuple.
+fn arguments(model: &Model, procedure: &Procedure, life: &TokenStream) -> TokenStream {
+    let types: Vec<_> = procedure.arguments.iter().map(|ty| model.argument(ty, life)).collect();
+    match &types[..] {
+        [one] => one.clone(),
+        several => quote!((#(#several),*)),
+    }
+}
+
+/// Runs a call that is answered at once.
+fn invoke(Call { signature, method, args, .. }: &Call<'_>, server: &TokenStream) -> TokenStream {
+    let (pattern, args) = if args.is_some() { (quote!(args), quote!(args,)) } else { (quote!(()), quote!()) };
+    quote!(typed::run::<#signature>(call, |call, #pattern, answer| #server.#method(call, #args answer)))
+}
+
+/// Whether it is the null procedure.
+fn is_null(procedure: &Procedure) -> bool {
+    procedure.number == 0 && procedure.arguments.is_empty() && procedure.results == Type::Void
+}

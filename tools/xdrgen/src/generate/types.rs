@@ -1,0 +1,226 @@
+//! Types, and how they are read and written.
+
+use proc_macro2::{Ident, Literal, TokenStream};
+use quote::quote;
+
+use super::codec::{Run, Value};
+use super::docs;
+use super::model::{Facts, Model};
+use super::names::Scope;
+use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
+
+/// Constants that are no value of an enum.
+pub(super) fn constants(schema: &Schema) -> Vec<TokenStream> {
+    let is_value = |constant: &&Constant| {
+        !schema.types.iter().any(|ty| match &ty.form {
+            Form::Enum(values) => values.iter().any(|value| value.name.text == constant.name.text),
+            _ => false,
+        })
+    };
+    let mut scope = Scope::default();
+    let constant = |constant: &Constant| {
+        let (name, doc) = (scope.shouty(&constant.name.text), docs(&constant.doc, &constant.name.text));
+        let value = Literal::i64_unsuffixed(constant.value);
+        let ty = match constant.value {
+            0..=0xFFFF_FFFF => quote!(u32),
+            -0x8000_0000..0 => quote!(i32),
+            _ => quote!(i64),
+        };
+        quote!(#doc pub const #name: #ty = #value;)
+    };
+    schema.constants.iter().filter(is_value).map(constant).collect()
+}
+
+/// Code of one `Decode` and `Encode`.
+pub(super) struct Codec {
+    pub(super) decode: TokenStream,
+    pub(super) len: TokenStream,
+    pub(super) encode: TokenStream,
+    /// Number of fields or arms.
+    pub(super) parts: usize,
+}
+
+impl Model {
+    /// All types.
+    pub(super) fn types(&self) -> impl Iterator<Item = TokenStream> {
+        (0..self.types.len()).map(|index| self.item(TypeId(index)))
+    }
+
+    fn item(&self, id: TypeId) -> TokenStream {
+        let TypeDef { name, doc, form } = &self.types[id.0];
+        let (doc, facts) = (docs(doc, &name.text), self.facts(&Type::Named(id)));
+        let life = if facts.borrows { quote!(<'a>) } else { quote!() };
+        let rust = &self.names[id.0];
+        match form {
+            Form::Enum(values) => self.enum_item(id, &doc, values),
+            Form::Struct { fields, .. } => {
+                let idents = self.idents(fields);
+                let comments = fields.iter().map(|field| docs(&field.doc, &field.name.text));
+                let types = fields.iter().map(|field| self.rust(&field.ty, &quote!('a), &quote!()));
+                let derives = derives(facts);
+                let codec = self.struct_codec(&name.text, fields, &idents);
+                let codec = self.codec(id, facts, codec);
+                quote! {
+                    #doc
+                    #derives
+                    pub struct #rust #life {
+                        #(#comments pub #idents: #types,)*
+                    }
+                    #codec
+                }
+            }
+            Form::Union(union) => self.union(id, &doc, union),
+            Form::Alias(ty) if self.is_wrapped(id) => {
+                let (derives, of) = (derives(facts), self.rust(ty, &quote!('a), &quote!()));
+                let (decode, value) = (self.decode(ty, &name.text), Value::place(quote!(self.0)));
+                let (len, encode) = (self.len(ty, &value), self.encode(ty, &value));
+                let codec = Codec { decode: quote!(Ok(Self(#decode))), len, encode, parts: 1 };
+                let codec = self.codec(id, facts, codec);
+                quote!(#doc #derives pub struct #rust #life(pub #of); #codec)
+            }
+            Form::Alias(ty) => {
+                let ty = self.rust(ty, &quote!('a), &quote!());
+                quote!(#doc pub type #rust #life = #ty;)
+            }
+        }
+    }
+
+    fn struct_codec(&self, name: &str, fields: &[Field], idents: &[Ident]) -> Codec {
+        let what = |field: &Field| format!("{name}.{}", field.name.text);
+        let value = |ident| Value::place(quote!(self.#ident));
+        // A field may have the name of a variable.
+        let mut scope = Scope::with(&["from", "words"]);
+        let locals: Vec<_> = fields.iter().map(|field| scope.snake(&field.name.text)).collect();
+        let inits = idents.iter().zip(&locals);
+        let inits = inits.map(|(ident, local)| if ident == local { quote!(#ident) } else { quote!(#ident: #local) });
+        let mut decode = Vec::new();
+        for Run { at, fields, words } in self.runs(fields, |facts| facts.reads_words) {
+            let locals = &locals[at..][..fields.len()];
+            if locals.len() == 1 {
+                let (value, local) = (self.decode(&fields[0].ty, &what(&fields[0])), &locals[0]);
+                decode.push(quote!(let #local = #value;));
+            } else {
+                let (mut next, what, words) = (0, what(&fields[0]), Literal::usize_unsuffixed(words));
+                let values = fields.iter().map(|field| self.of_words(&field.ty, &mut next));
+                decode.push(quote!(let words = from.run::<#words>(#what)?; #(let #locals = #values;)*));
+            }
+        }
+        let decode = quote!(#(#decode)* Ok(Self { #(#inits),* }));
+        let fixed = fields.iter().filter_map(|field| self.facts(&field.ty).len).fold(0, usize::saturating_add);
+        let mut lens: Vec<_> = (fields.iter().zip(idents))
+            .filter(|(field, _)| self.facts(&field.ty).len.is_none())
+            .map(|(field, ident)| self.len(&field.ty, &value(ident)))
+            .collect();
+        if fixed > 0 || lens.is_empty() {
+            let fixed = Literal::usize_unsuffixed(fixed);
+            lens.insert(0, quote!(#fixed));
+        }
+        let (mut encode, mut last) = (Vec::new(), quote!(Ok(())));
+        for Run { at, fields: run, words } in self.runs(fields, |facts| facts.writes_words) {
+            if let [field] = run {
+                last = self.encode(&field.ty, &value(&idents[at]));
+                if at + 1 < fields.len() {
+                    encode.push(quote!(#last?;));
+                    last = quote!(Ok(()));
+                }
+            } else {
+                let (mut values, count) = (Vec::new(), Literal::usize_unsuffixed(words));
+                for (field, ident) in run.iter().zip(&idents[at..]) {
+                    self.to_words(&field.ty, &quote!(self.#ident), &mut values);
+                }
+                let indices = (0..words).map(Literal::usize_unsuffixed);
+                encode.push(quote!(let words = to.run::<#count>()?; #(words[#indices] = #values.to_be_bytes();)*));
+            }
+        }
+        let encode = quote!(#(#encode)* #last);
+        Codec { decode, len: quote!(#(#lens)+*), encode, parts: fields.len() }
+    }
+
+    fn enum_item(&self, id: TypeId, doc: &TokenStream, values: &[Constant]) -> TokenStream {
+        let rust = &self.names[id.0];
+        let idents = self.variants(values);
+        let (mut variants, mut numbers, mut names, mut others) = (vec![], vec![], vec![], vec![]);
+        for (index, (value, name)) in values.iter().zip(&idents).enumerate() {
+            let (number, doc) = (Literal::i64_unsuffixed(value.value), docs(&value.doc, &value.name.text));
+            let first = values.iter().position(|other| other.value == value.value).unwrap_or(index);
+            if first < index {
+                let (first, name) = (&idents[first], Scope::default().shouty(&name.to_string()));
+                others.push(quote!(#doc pub const #name: Self = Self::#first;));
+                continue;
+            }
+            let default = (value.value == 0).then(|| quote!(#[default]));
+            variants.push(quote!(#doc #default #name = #number));
+            numbers.push(number);
+            names.push(name);
+        }
+        let others = (!others.is_empty()).then(|| quote!(impl #rust { #(#others)* }));
+        let what = &self.types[id.0].name.text;
+        let default = values.iter().any(|value| value.value == 0).then(|| quote!(Default,));
+        let codec = Codec {
+            decode: quote! {
+                match from.u32(#what)?.cast_signed() {
+                    #(#numbers => Ok(Self::#names),)*
+                    _ => Err(from.unknown(#what)),
+                }
+            },
+            len: quote!(4),
+            encode: quote!(to.u32((*self as i32).cast_unsigned())),
+            parts: 1,
+        };
+        let codec = self.codec(id, self.facts(&Type::Named(id)), codec);
+        quote! {
+            #doc
+            #[repr(i32)]
+            #[derive(Clone, Copy, Debug, #default PartialEq, Eq, PartialOrd, Ord, Hash)]
+            pub enum #rust {
+                #(#variants,)*
+            }
+            #others
+            #codec
+        }
+    }
+
+    /// The implementations of `Decode` and `Encode`.
+    pub(super) fn codec(&self, id: TypeId, facts: Facts, codec: Codec) -> TokenStream {
+        let (xdr, rust) = (&self.xdr, &self.names[id.0]);
+        let Codec { decode, len, encode, parts } = codec;
+        let inline = (parts <= 8 || facts.len.is_some_and(|len| len <= 96)).then(|| quote!(#[inline]));
+        let (generics, life, elided) = match facts.borrows {
+            true => (quote!(<'a>), quote!(<'a>), quote!(<'_>)),
+            false => (quote!(), quote!(<'_>), quote!()),
+        };
+        let of = if facts.borrows { quote!(<'a>) } else { quote!() };
+        let (no_from, no_to) = match parts {
+            0 => (quote!(let _ = from;), quote!(let _ = to;)),
+            _ => (quote!(), quote!()),
+        };
+        quote! {
+            impl #generics #xdr::Decode #life for #rust #of {
+                #inline
+                fn decode(from: &mut #xdr::Decoder #life) -> Result<Self, #xdr::BadXdr> {
+                    #no_from
+                    #decode
+                }
+            }
+
+            impl #xdr::Encode for #rust #elided {
+                #[inline]
+                fn encoded_len(&self) -> usize {
+                    #len
+                }
+
+                #inline
+                fn encode(&self, to: &mut #xdr::Encoder<'_>) -> Result<(), #xdr::NoSpace> {
+                    #no_to
+                    #encode
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn derives(facts: Facts) -> TokenStream {
+    let default = facts.has_default.then(|| quote!(Default,));
+    let eq = facts.is_eq.then(|| quote!(, Eq));
+    quote!(#[derive(Clone, Copy, Debug, #default PartialEq #eq)])
+}

@@ -1,0 +1,103 @@
+//! Compiler for XDR and RPC language (RFC 4506, RFC 5531).
+//!
+//! [`parse`] reads a specification and its placement file. [`schema`] is what both say, checked. [`generate()`] makes
+//! Rust of it. Build scripts call [`compile()`].
+//!
+//! # Language
+//!
+//! RFC 4506 §6 and RFC 5531 §12, without `quadruple`. Comments in front of an item, or behind it on its line, are its
+//! documentation. Recursion is supported as a list: `NAME *next;` as the last field of `struct NAME`, also by a typedef
+//! of the pointer. Beyond the RFCs, the compiler reads:
+//! - `unsigned` alone, `char`, `short`, `long`, and the integers of C headers, such as `u_int` and `uint64_t`;
+//! - `netobj`, `des_block`, `MAXNETNAMELEN` of Sun's RPC library;
+//! - `struct NAME`, `union NAME` and `enum NAME` as types;
+//! - enum values without number: one more than the last one;
+//! - several arguments, and `string` and `opaque` without bounds as arguments and results;
+//! - names of procedures as numbers (RFC 1833 §2.1);
+//! - `struct *NAME { … }`, a pointer to a structure (RFC 1833 §3.1);
+//! - a name behind the last brace of a type (RFC 5531 §9), and constants that are texts: both have no effect.
+//!
+//! Lines of the C preprocessor:
+//! - `#define NAME value` is a constant if the value is a number, a known name, or a sum of these. Other `#define`
+//!   lines only make the name known to `#ifdef`.
+//! - `#ifdef NAME` is true if a `#define` of the file came before. So `RPC_HDR`, `RPC_XDR`, `RPC_SVC`, `RPC_CLNT` and
+//!   `RPC_TBL` are unknown, and the lines that `rpcgen` copies to one of its outputs are skipped.
+//! - `#if` takes a number, a name, `defined(NAME)`, and `!` before these.
+//! - `#include` and the other directives are dropped.
+//! - Lines with `%` in front are C code and dropped, but for `%#define NAME value`: the file may use the value.
+//!
+//! # Placement file
+//!
+//! `NAME.placement.toml` beside `NAME.x` has what the language cannot say. All keys are optional.
+//! ```toml
+//! # Items that the upper-layer binding allows in chunks (RFC 8166 §6): variable opaque or string.
+//! eligible = ["READ3resok.data"]      # TYPE.FIELD, or a typedef
+//! # Bounds that the specification leaves open, in bytes or elements: of a typedef or TYPE.FIELD.
+//! [bounds]
+//! filename3 = 255
+//! "READ3resok.data" = 1_048_576
+//! # A procedure, by the names of its version and its own.
+//! [NFS_V3.NFSPROC3_READ]
+//! max_call = 80                       # most bytes of arguments, eligible items left out (default: computed)
+//! max_reply = 104                     # the same of results
+//! max_inline_result = 3940            # most bytes of eligible results in a reply without Write chunk
+//! cached = false                      # run once, by the duplicate request cache
+//! run = "shard"                       # or "workers", "deferred", "async"
+//! ```
+//! With a placement file, a procedure without bound needs `max_call` or `max_reply`. Without one the default is 64 KiB.
+#![forbid(unsafe_code)]
+
+mod ast;
+mod compile;
+mod errors;
+mod generate;
+mod hoist;
+mod lexer;
+mod parser;
+mod placement;
+mod preprocessor;
+mod recursion;
+mod resolver;
+pub mod schema;
+mod sizes;
+
+pub use compile::{CompileError, compile, compile_or_exit, compile_with, load, placement_of};
+pub use errors::Errors;
+pub use generate::{Options, generate};
+pub use schema::Schema;
+
+use errors::Problems;
+
+/// A file: its name for messages, and its text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// Path or name.
+    pub name: String,
+    /// Content.
+    pub text: String,
+}
+
+/// Compiles a specification and its placement file.
+///
+/// # Errors
+/// All errors of the first stage that has any: syntax, names, recursion, placement.
+pub fn parse(xdr: &Source, placement: Option<&Source>) -> Result<Schema, Errors> {
+    let mut problems = Problems::default();
+    let schema = stages(xdr, placement, &mut problems);
+    schema.filter(|_| problems.is_empty()).ok_or_else(|| problems.into_errors(xdr, placement))
+}
+
+/// `None` if a stage has errors and the next one would only repeat them.
+fn stages(xdr: &Source, placement: Option<&Source>, problems: &mut Problems) -> Option<Schema> {
+    let (tokens, preprocessor) = lexer::lex(&xdr.text, problems);
+    problems.is_empty().then_some(())?;
+    let definitions = parser::parse(&tokens, problems);
+    problems.is_empty().then_some(())?;
+    let mut schema = resolver::resolve(hoist::hoist(definitions), preprocessor, problems);
+    problems.is_empty().then_some(())?;
+    recursion::find_lists(&mut schema, problems);
+    recursion::check(&schema, problems);
+    problems.is_empty().then_some(())?;
+    placement::apply(&mut schema, placement, problems);
+    Some(schema)
+}

@@ -1,0 +1,49 @@
+//! Compiles XDR and RPC language to Rust.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use xdrgen::{CompileError, Options, generate, load, placement_of};
+
+/// Compiles XDR and RPC language (RFC 4506, RFC 5531) to Rust.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Specification, `NAME.x`.
+    file: PathBuf,
+    /// Placement file; default: `NAME.placement.toml` beside the specification, if it exists.
+    #[arg(long, value_name = "FILE")]
+    placement: Option<PathBuf>,
+    /// Output; default: standard output.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Leaves out programs: the code depends on `rpcrdma-xdr` only.
+    #[arg(long)]
+    types_only: bool,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<(), CompileError> {
+    let placement = args.placement.or_else(|| Some(placement_of(&args.file)).filter(|path| path.exists()));
+    let schema = load(&args.file, placement.as_deref())?;
+    let options = if args.types_only { Options::types_only() } else { Options::default() };
+    let text = generate(&schema, &options);
+    match args.output {
+        Some(path) => fs::write(&path, text).map_err(|source| CompileError::File { path, source }),
+        None => {
+            print!("{text}");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Grammar of RFC 4506 §6.3 and RFC 5531 §12.2, and what the crate's documentation lists beyond it.
+//!
+//! Made with winnow, as `toml` brings it into the workspace already and its errors can be our own.
+
+use winnow::combinator::opt;
+use winnow::error::ParserError;
+use winnow::prelude::*;
+use winnow::stream::{Stream, TokenSlice};
+use winnow::token::any;
+
+use crate::ast::{Arm, Base, Body, Declaration, Definition, Member, Procedure, Shape, TypeBody, Union, Value, Version};
+use crate::errors::Problems;
+use crate::lexer::{Kind, Token, number};
+use crate::schema::{Name, Type};
+
+/// Most types without name inside each other.
+const MAX_DEPTH: usize = 16;
+
+/// Longest name, bytes.
+const MAX_NAME: usize = 255;
+
+/// Words that are no names.
+const KEYWORDS: [&str; 20] = [
+    "bool", "case", "char", "const", "default", "double", "enum", "float", "hyper", "int", "long", "opaque", "short",
+    "string", "struct", "switch", "typedef", "union", "unsigned", "void",
+];
+
+type Tokens<'t> = TokenSlice<'t, Token<'t>>;
+type Parsed<T> = Result<T, Unexpected>;
+
+/// Parses all definitions of a file.
+///
+/// After an error it goes on behind the definition.
+pub(crate) fn parse(tokens: &[Token<'_>], problems: &mut Problems) -> Vec<Definition> {
+    let mut definitions = Vec::new();
+    let mut input = TokenSlice::new(tokens);
+    while !input.is_empty() {
+        let start = tokens.len() - input.len();
+        match definition.parse_next(&mut input) {
+            Ok(found) => definitions.extend(found),
+            Err(error) => {
+                let at = tokens.len() - error.left;
+                let found = tokens.get(at);
+                let end = tokens[..at].last().map_or(0, |token| token.at.end);
+                // What is missing at the end of a line is missed on the next one.
+                let found_at = found.filter(|_| error.expected != "`;`");
+                problems.add(&found_at.map_or(end..end, |token| token.at.clone()), error.message(found));
+                input = TokenSlice::new(&tokens[recover(tokens, start, at)..]);
+            }
+        }
+    }
+    definitions
+}
+
+/// The first token behind the definition that starts at `start` and has an error at `at`.
+fn recover(tokens: &[Token<'_>], start: usize, at: usize) -> usize {
+    let mut depth = 0_usize;
+    for (i, token) in tokens.iter().enumerate().skip(start) {
+        match token.text {
+            "{" => depth += 1,
+            "}" => depth = depth.saturating_sub(1),
+            ";" if depth == 0 && i >= at => return i + 1,
+            // They are inside no definition.
+            "const" | "typedef" | "program" if i > start && i >= at => return i,
+            _ => {}
+        }
+    }
+    tokens.len()
+}
+
+/// What was expected at a token.
+#[derive(Debug)]
+struct Unexpected {
+    /// Tokens from there to the end.
+    left: usize,
+    expected: String,
+    /// `expected` is the whole message.
+    is_reason: bool,
+}
+
+impl Unexpected {
+    fn message(self, found: Option<&Token<'_>>) -> String {
+        let found = found.map_or("the end of the file".into(), |token| format!("`{}`", token.text));
+        if self.is_reason { self.expected } else { format!("expected {}, found {found}", self.expected) }
+    }
+}
+
+impl ParserError<Tokens<'_>> for Unexpected {
+    type Inner = Self;
+
+    fn from_input(input: &Tokens<'_>) -> Self {
+        Self { left: input.len(), expected: "more".into(), is_reason: false }
+    }
+
+    fn into_inner(self) -> Result<Self, Self> {
+        Ok(self)
+    }
+}
+
+/// An error at the next token: what should be there.
+fn expected<T>(input: &Tokens<'_>, what: impl Into<String>) -> Parsed<T> {
+    Err(Unexpected { left: input.len(), expected: what.into(), is_reason: false })
+}
+
+/// An error at the next token, for a stated reason.
+fn refuse<T>(input: &Tokens<'_>, reason: impl Into<String>) -> Parsed<T> {
+    Err(Unexpected { left: input.len(), expected: reason.into(), is_reason: true })
+}
+
+/// The text of the next token.
+fn next<'s>(input: &Tokens<'s>) -> &'s str {
+    input.first().filter(|token| token.kind != Kind::Text).map_or("", |token| token.text)
+}
+
+/// A keyword or sign.
+fn word<'t>(text: &str) -> impl FnMut(&mut Tokens<'t>) -> Parsed<&'t Token<'t>> {
+    move |input| if next(input) == text { any(input) } else { expected(input, format!("`{text}`")) }
+}
+
+/// Items up to a closing sign.
+fn until<'t, T>(
+    close: &'static str,
+    mut item: impl FnMut(&mut Tokens<'t>) -> Parsed<T>,
+) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Vec<T>> {
+    move |input| {
+        let mut items = Vec::new();
+        while opt(word(close)).parse_next(input)?.is_none() {
+            items.push(item(input)?);
+        }
+        Ok(items)
+    }
+}
+
+fn name(input: &mut Tokens<'_>) -> Parsed<Name> {
+    match input.first() {
+        Some(token) if token.text.len() > MAX_NAME => refuse(input, format!("name is longer than {MAX_NAME} bytes")),
+        Some(token) if token.kind == Kind::Word && !KEYWORDS.contains(&token.text) => {
+            any.map(to_name).parse_next(input)
+        }
+        _ => expected(input, "a name"),
+    }
+}
+
+fn to_name(token: &Token<'_>) -> Name {
+    Name { text: token.text.into(), at: token.at.clone() }
+}
+
+fn value(input: &mut Tokens<'_>) -> Parsed<Value> {
+    let Some(token) = input.first().filter(|token| token.kind == Kind::Number) else {
+        return name.map(Value::Named).parse_next(input).or_else(|_| expected(input, "a number or constant"));
+    };
+    match number(token.text) {
+        Some(number) => any.map(|token| Value::Number(number, to_name(token))).parse_next(input),
+        None => refuse(input, format!("`{}` is no signed integer of 64 bits", token.text)),
+    }
+}
+
+/// The comments in front of tokens, else those behind the last one or the separator.
+fn doc(tokens: &[Token<'_>]) -> Vec<String> {
+    let behind = || tokens.iter().rev().take(2).rev().flat_map(|token| token.after.clone()).collect();
+    tokens.first().filter(|first| !first.before.is_empty()).map_or_else(behind, |first| first.before.clone())
+}
+
+/// The tokens that were read since `start`.
+fn read<'t>(start: &Tokens<'t>, input: &Tokens<'t>) -> &'t [Token<'t>] {
+    start.clone().next_slice(start.len() - input.len())
+}
+
+/// A definition, and a second one in front of it where the grammar has one for both.
+fn definition(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
+    let start = input.clone();
+    let mut found = match next(input) {
+        "const" => vec![constant(input)?],
+        "typedef" => {
+            let (_, declaration, _) = (any, declaration(0), word(";")).parse_next(input)?;
+            vec![Definition::new(declaration.name.clone(), Body::Typedef(declaration))]
+        }
+        "enum" | "struct" | "union" => named_type(input)?,
+        "program" => vec![program(input)?],
+        _ => return expected(input, "a definition"),
+    };
+    let tokens = read(&start, input);
+    // Behind the first brace of a type or program.
+    let brace = tokens.iter().position(|token| token.text == "{").filter(|_| next(&start) != "typedef");
+    found[0].doc = doc(&tokens[..brace.map_or(tokens.len(), |brace| brace + 1)]);
+    Ok(found)
+}
+
+fn constant(input: &mut Tokens<'_>) -> Parsed<Definition> {
+    let (_, name, _) = (any, name, word("=")).parse_next(input)?;
+    let is_text = input.first().is_some_and(|token| token.kind == Kind::Text);
+    let value = if is_text { any.value(None).parse_next(input)? } else { Some(value(input)?) };
+    word(";").parse_next(input)?;
+    Ok(Definition::new(name, Body::Constant(value)))
+}
+
+fn named_type(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
+    let keyword = any(input)?.text;
+    let (pointer, mut name) = (opt(word("*")), name).parse_next(input)?;
+    let body = type_body(keyword, 0, input)?;
+    (opt(self::name), word(";")).parse_next(input)?;
+    if pointer.is_none() {
+        return Ok(vec![Definition::new(name, Body::Type(body))]);
+    }
+    let alias = name.clone();
+    name.text.push_str("_entry");
+    let base = Base::Named(name.clone());
+    let pointer = Declaration { name: alias.clone(), doc: Vec::new(), base, shape: Shape::Pointer };
+    Ok(vec![Definition::new(name, Body::Type(body)), Definition::new(alias, Body::Typedef(pointer))])
+}
+
+/// What stands behind `enum`, `struct` or `union` and the name.
+fn type_body(keyword: &str, depth: usize, input: &mut Tokens<'_>) -> Parsed<TypeBody> {
+    if depth > MAX_DEPTH {
+        return refuse(input, format!("more than {MAX_DEPTH} types inside each other"));
+    }
+    match keyword {
+        "enum" => (word("{"), members).map(|(_, members)| TypeBody::Enum(members)).parse_next(input),
+        "struct" => {
+            let (_, fields) = (word("{"), until("}", field(depth))).parse_next(input)?;
+            Ok(TypeBody::Struct(fields.into_iter().flatten().collect()))
+        }
+        _ => {
+            let (_, _, switch) = (word("switch"), word("("), declaration(depth)).parse_next(input)?;
+            let (_, _, arms) = (word(")"), word("{"), until("}", arm(depth))).parse_next(input)?;
+            Ok(TypeBody::Union(Union { switch: Box::new(switch), arms }))
+        }
+    }
+}
+
+fn members(input: &mut Tokens<'_>) -> Parsed<Vec<Member>> {
+    let mut members = Vec::new();
+    loop {
+        let start = input.clone();
+        let name = name(input)?;
+        let value = if opt(word("=")).parse_next(input)?.is_some() { Some(value(input)?) } else { None };
+        let more = opt(word(",")).parse_next(input)?.is_some();
+        members.push(Member { name, doc: doc(read(&start, input)), value });
+        if opt(word("}")).parse_next(input)?.is_some() {
+            return Ok(members);
+        }
+        if !more {
+            return expected(input, "`,` or `}`");
+        }
+    }
+}
+
+/// A field or arm with its `;`: `None` for `void`.
+fn field<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Option<Declaration>> {
+    move |input| {
+        if next(input) == "void" {
+            return (any, word(";")).value(None).parse_next(input);
+        }
+        let start = input.clone();
+        let (mut field, _) = (declaration(depth), word(";")).parse_next(input)?;
+        field.doc = doc(read(&start, input));
+        Ok(Some(field))
+    }
+}
+
+fn arm<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Arm> {
+    move |input| {
+        let mut cases = Vec::new();
+        loop {
+            match next(input) {
+                "case" => cases.push((any, value, word(":")).map(|(_, value, _)| Some(value)).parse_next(input)?),
+                "default" => cases.push((any, word(":")).value(None).parse_next(input)?),
+                _ if cases.is_empty() => return expected(input, "`case`, `default` or `}`"),
+                _ => return Ok(Arm { cases, field: field(depth)(input)? }),
+            }
+        }
+    }
+}
+
+fn declaration<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Declaration> {
+    move |input| {
+        let base = base(depth, input)?;
+        let is_bytes = matches!(base, Base::Opaque | Base::Text);
+        let pointer = if is_bytes { None } else { opt(word("*")).parse_next(input)? };
+        let name = name(input)?;
+        let shape = match (next(input), &base) {
+            _ if pointer.is_some() => Shape::Pointer,
+            ("[", Base::Text) => return expected(input, "`<`"),
+            ("[", _) => (any, value, word("]")).map(|(_, value, _)| Shape::Fixed(value)).parse_next(input)?,
+            ("<", _) => bound(input)?,
+            (_, Base::Text) => return expected(input, "`<`"),
+            (_, Base::Opaque) => return expected(input, "`[` or `<`"),
+            _ => Shape::Single,
+        };
+        Ok(Declaration { name, doc: Vec::new(), base, shape })
+    }
+}
+
+/// `<` and `>` and the number between.
+fn bound(input: &mut Tokens<'_>) -> Parsed<Shape> {
+    word("<").parse_next(input)?;
+    let max = if next(input) == ">" { None } else { Some(value(input)?) };
+    word(">").parse_next(input)?;
+    Ok(Shape::Variable(max))
+}
+
+/// The type in front of a name.
+fn base(depth: usize, input: &mut Tokens<'_>) -> Parsed<Base> {
+    let keyword = next(input);
+    let ty = match keyword {
+        "int" | "long" | "short" | "char" => Type::Int,
+        "hyper" => Type::Hyper,
+        "float" => Type::Float,
+        "double" => Type::Double,
+        "bool" => Type::Bool,
+        "unsigned" => {
+            any(input)?;
+            return Ok(Base::Builtin(match next(input) {
+                "int" | "long" | "short" | "char" => any.value(Type::UnsignedInt).parse_next(input)?,
+                "hyper" => any.value(Type::UnsignedHyper).parse_next(input)?,
+                _ => Type::UnsignedInt,
+            }));
+        }
+        "opaque" => return any.value(Base::Opaque).parse_next(input),
+        "string" => return any.value(Base::Text).parse_next(input),
+        "quadruple" => return refuse(input, "`quadruple` is not supported: Rust has no such type"),
+        "void" => return refuse(input, "`void` is no type of a named item"),
+        "enum" | "struct" | "union" => {
+            any(input)?;
+            return if matches!(next(input), "{" | "switch") {
+                type_body(keyword, depth + 1, input).map(Base::Inline)
+            } else {
+                name.map(Base::Named).parse_next(input)
+            };
+        }
+        _ => return name.map(Base::Named).parse_next(input).or_else(|_| expected(input, "a type")),
+    };
+    any.value(Base::Builtin(ty)).parse_next(input)
+}
+
+fn program(input: &mut Tokens<'_>) -> Parsed<Definition> {
+    let (_, name, _) = (any, name, word("{")).parse_next(input)?;
+    let versions = until("}", version).parse_next(input)?;
+    let (_, number, _) = (word("="), value, word(";")).parse_next(input)?;
+    Ok(Definition::new(name, Body::Program(number, versions)))
+}
+
+fn version(input: &mut Tokens<'_>) -> Parsed<Version> {
+    let start = input.clone();
+    let (_, name, _) = (word("version"), name, word("{")).parse_next(input)?;
+    let doc = doc(read(&start, input));
+    let procedures = until("}", procedure).parse_next(input)?;
+    let (_, number, _) = (word("="), value, word(";")).parse_next(input)?;
+    Ok(Version { name, doc, number, procedures })
+}
+
+fn procedure(input: &mut Tokens<'_>) -> Parsed<Procedure> {
+    let start = input.clone();
+    let (results, name, _) = (parameter, name, word("(")).parse_next(input)?;
+    let mut arguments = Vec::from_iter(parameter(input)?);
+    while !arguments.is_empty() && opt(word(",")).parse_next(input)?.is_some() {
+        match parameter(input)? {
+            Some(argument) => arguments.push(argument),
+            None => return refuse(input, "`void` is no further argument"),
+        }
+    }
+    let (_, _, number, _) = (word(")"), word("="), value, word(";")).parse_next(input)?;
+    Ok(Procedure { name, doc: doc(read(&start, input)), number, arguments, results })
+}
+
+/// An argument or result, without name: `None` for `void`.
+fn parameter(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
+    if next(input) == "void" {
+        return any.value(None).parse_next(input);
+    }
+    let at = input.first().map_or(0..0, |token| token.at.clone());
+    let base = base(0, input)?;
+    if matches!(base, Base::Inline(_)) {
+        return refuse(input, "arguments and results need a type with a name");
+    }
+    let shape = match (next(input), &base) {
+        ("<", _) => bound(input)?,
+        ("*", _) => any.value(Shape::Pointer).parse_next(input)?,
+        (_, Base::Opaque | Base::Text) => Shape::Variable(None),
+        _ => Shape::Single,
+    };
+    Ok(Some(Declaration { name: Name { text: String::new(), at }, doc: Vec::new(), base, shape }))
+}

@@ -1,0 +1,257 @@
+//! Placement files: what may travel in chunks, bounds, and how procedures run.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+use crate::Source;
+use crate::errors::Problems;
+use crate::schema::{Eligible, Form, Placement, Procedure, Run, Schema, Type, TypeId};
+use crate::sizes::{Size, Sizes, UNBOUNDED};
+
+/// Most eligible items in a message: `rpcrdma::service::MAX_CHUNKS`.
+const MAX_ITEMS: u64 = 4;
+/// Most bytes of a message without bound, where there is no placement file.
+const DEFAULT_MAX: u32 = 65536;
+
+type Table<V> = BTreeMap<Spanned<String>, V>;
+
+/// What the file says of a procedure.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Entry {
+    max_call: Option<Spanned<u32>>,
+    max_reply: Option<Spanned<u32>>,
+    max_inline_result: Option<Spanned<u32>>,
+    cached: Option<Spanned<bool>>,
+    run: Run,
+}
+
+/// Applies a placement file to a schema, and computes the limits of all procedures.
+pub(crate) fn apply(schema: &mut Schema, file: Option<&Source>, problems: &mut Problems) {
+    let (table, errors) = DeTable::parse_recoverable(file.map_or("", |file| file.text.as_str()));
+    let mut reader = Reader { problems, has_file: file.is_some(), eligible: Vec::new() };
+    errors.iter().for_each(|error| reader.toml_error(error));
+    if !errors.is_empty() {
+        return;
+    }
+    let (mut bounds, mut eligible, mut versions) = (Table::default(), Vec::new(), Table::default());
+    for (key, value) in table.into_inner() {
+        match &**key.get_ref() {
+            "bounds" => bounds = reader.read(value),
+            "eligible" => eligible = reader.read(value),
+            name => drop(versions.insert(Spanned::new(key.span(), name.to_owned()), reader.read(value))),
+        }
+    }
+    reader.bounds(schema, bounds);
+    reader.eligible(schema, eligible);
+    reader.procedures(schema, versions);
+}
+
+struct Reader<'p> {
+    problems: &'p mut Problems,
+    has_file: bool,
+    /// Keys of eligible items, the types that hold them, and their places.
+    eligible: Vec<(String, TypeId, Range<usize>)>,
+}
+
+impl Reader<'_> {
+    fn error(&mut self, at: &Range<usize>, message: impl Into<String>) {
+        self.problems.add_placement(at, message);
+    }
+
+    fn toml_error(&mut self, error: &toml::de::Error) {
+        self.error(&error.span().unwrap_or(0..0), error.message());
+    }
+
+    fn read<T: Default + DeserializeOwned>(&mut self, value: Spanned<DeValue<'_>>) -> T {
+        T::deserialize(ValueDeserializer::from(value)).unwrap_or_else(|error| {
+            self.toml_error(&error);
+            T::default()
+        })
+    }
+
+    fn bounds(&mut self, schema: &mut Schema, bounds: Table<Spanned<u32>>) {
+        let mut bounds: Vec<_> = bounds.into_iter().collect();
+        // Fields of a typedef's type get its bound first.
+        bounds.sort_by_key(|(key, _)| key.get_ref().contains('.'));
+        for (key, bound) in bounds {
+            let Some((_, mut ty)) = self.item(schema, key.get_ref(), &key.span()) else { continue };
+            let key_text = key.get_ref();
+            let (Type::Opaque { max, .. } | Type::Text { max, .. } | Type::Array(_, max)) = &mut ty else {
+                self.error(&key.span(), format!("`{key_text}` is no opaque, string or array of variable length"));
+                continue;
+            };
+            if let Some(max) = max.filter(|max| max < bound.get_ref()) {
+                self.error(&bound.span(), format!("{} exceeds {max}, the specification's bound", bound.get_ref()));
+            }
+            *max = Some(bound.into_inner());
+            set_item(schema, key_text, &ty);
+        }
+    }
+
+    fn eligible(&mut self, schema: &mut Schema, keys: Vec<Spanned<String>>) {
+        for key in keys {
+            let (at, key) = (key.span(), key.into_inner());
+            let Some((owner, mut ty)) = self.item(schema, &key, &at) else { continue };
+            let (Type::Opaque { max, is_bulk } | Type::Text { max, is_bulk }) = &mut ty else {
+                self.error(&at, format!("`{key}` is no opaque or string of variable length"));
+                continue;
+            };
+            if max.is_none() {
+                self.error(&at, format!("`{key}` has no bound: give one in `[bounds]`"));
+            }
+            *is_bulk = true;
+            set_item(schema, &key, &ty);
+            self.eligible.push((key, owner, at));
+        }
+    }
+
+    /// The item of a key, without typedefs, and the type that holds it.
+    fn item(&mut self, schema: &mut Schema, key: &str, at: &Range<usize>) -> Option<(TypeId, Type)> {
+        let (name, field) = split(key);
+        let Some((owner, items)) = items(schema, key) else {
+            self.error(at, format!("unknown type `{name}`"));
+            return None;
+        };
+        let Some(ty) = items.first().map(|ty| (**ty).clone()) else {
+            self.error(
+                at,
+                match field {
+                    Some(field) => format!("`{name}` has no field `{field}`"),
+                    None => format!("`{key}` is no typedef: name a field as `{key}.field`"),
+                },
+            );
+            return None;
+        };
+        Some((owner, schema.resolve(&ty).clone()))
+    }
+
+    /// Limits of all procedures.
+    fn procedures(&mut self, schema: &mut Schema, mut versions: Table<Table<Entry>>) {
+        let mut programs = std::mem::take(&mut schema.programs);
+        let mut sizes = Sizes::new(schema);
+        for version in programs.iter_mut().flat_map(|program| &mut program.versions) {
+            let mut entries = take(&mut versions, &version.name.text).unwrap_or_default();
+            for procedure in &mut version.procedures {
+                let entry = take(&mut entries, &procedure.name.text).unwrap_or_default();
+                procedure.placement = self.procedure(&mut sizes, procedure, &entry, &version.name.text);
+            }
+            for name in entries.keys() {
+                let message = format!("`{}` has no procedure `{}`", version.name.text, name.get_ref());
+                self.error(&name.span(), message);
+            }
+        }
+        for key in versions.keys() {
+            let message = format!("unknown key `{}`: expected `eligible`, `bounds` or a version", key.get_ref());
+            self.error(&key.span(), message);
+        }
+        let inside = sizes.inside_repeated();
+        for (key, _, at) in std::mem::take(&mut self.eligible).into_iter().filter(|(_, owner, _)| inside[owner.0]) {
+            self.error(&at, format!("`{key}` cannot be eligible inside an array, list or optional data"));
+        }
+        schema.programs = programs;
+    }
+
+    /// Limits of a procedure, and what its entry says.
+    fn procedure(&mut self, sizes: &mut Sizes<'_>, procedure: &Procedure, entry: &Entry, version: &str) -> Placement {
+        let call = sizes.sequence(&procedure.arguments);
+        let reply = sizes.of(&procedure.results);
+        let results = self.items(&reply, procedure, "replies");
+        if let Some(max) = &entry.max_inline_result {
+            let most = results.map_or(0, |results| u64::from(results.count) * u64::from(results.max_len));
+            if u64::from(*max.get_ref()) > most {
+                self.error(&max.span(), format!("{} exceeds {most}, all eligible results", max.get_ref()));
+            }
+        }
+        if let Some(cached) = entry.cached.as_ref().filter(|cached| *cached.get_ref() && results.is_some()) {
+            self.error(&cached.span(), "a procedure with eligible results cannot be cached");
+        }
+        Placement {
+            arguments: self.items(&call, procedure, "calls"),
+            results,
+            max_inline_result: entry.max_inline_result.as_ref().map(|max| *max.get_ref()),
+            max_call: self.limit(["calls", "max_call"], entry.max_call.as_ref(), &call, procedure, version),
+            max_reply: self.limit(["replies", "max_reply"], entry.max_reply.as_ref(), &reply, procedure, version),
+            head: u32::try_from(reply.head).unwrap_or(u32::MAX),
+            cached: entry.cached.as_ref().is_some_and(|cached| *cached.get_ref()),
+            run: entry.run,
+        }
+    }
+
+    /// The eligible items of one direction.
+    fn items(&mut self, size: &Size, procedure: &Procedure, what: &str) -> Option<Eligible> {
+        if size.count > MAX_ITEMS {
+            let name = &procedure.name;
+            let message = format!("{what} of `{}` have {} eligible items, limit {MAX_ITEMS}", name.text, size.count);
+            self.problems.add(&name.at, message);
+        }
+        let number = |value| u32::try_from(value).unwrap_or(u32::MAX);
+        (size.count > 0).then(|| Eligible { count: number(size.count), max_len: number(size.max_len) })
+    }
+
+    /// Most bytes of a message: as given, or computed.
+    fn limit(
+        &mut self,
+        [what, key]: [&str; 2],
+        given: Option<&Spanned<u32>>,
+        size: &Size,
+        procedure: &Procedure,
+        version: &str,
+    ) -> u32 {
+        if let Some(given) = given {
+            if u64::from(*given.get_ref()) > size.max {
+                self.error(&given.span(), format!("{} exceeds {}, the types' bound", given.get_ref(), size.max));
+            }
+            return *given.get_ref();
+        }
+        if let Ok(max) = u32::try_from(size.max) {
+            return max;
+        }
+        if self.has_file {
+            let why = match &size.open {
+                Some(open) if size.max == UNBOUNDED => format!("{open} has no bound"),
+                _ => format!("they have up to {} bytes", size.max),
+            };
+            let name = &procedure.name;
+            let help = format!("give `{key}` under `[{version}.{}]` in the placement file, or `[bounds]`", name.text);
+            self.problems.add(&name.at, format!("{what} of `{}` have no limit: {why}", name.text)).help(help);
+        }
+        DEFAULT_MAX
+    }
+}
+
+/// Removes an entry by its name.
+fn take<V>(table: &mut Table<V>, name: &str) -> Option<V> {
+    table.remove(&Spanned::new(0..0, name.to_owned()))
+}
+
+/// The type and the field of a key.
+fn split(key: &str) -> (&str, Option<&str>) {
+    key.split_once('.').map_or((key, None), |(name, field)| (name, Some(field)))
+}
+
+/// The type that holds an item, and the items of that name: several arms may have it.
+fn items<'s>(schema: &'s mut Schema, key: &str) -> Option<(TypeId, Vec<&'s mut Type>)> {
+    let (name, field) = split(key);
+    let id = schema.types.iter().position(|def| def.name.text == name)?;
+    let form = &mut schema.types[id].form;
+    let types = match (form, field) {
+        (Form::Alias(ty), None) => vec![ty],
+        (form, Some(field)) => {
+            form.fields_mut().into_iter().filter(|found| found.name.text == field).map(|found| &mut found.ty).collect()
+        }
+        _ => Vec::new(),
+    };
+    Some((TypeId(id), types))
+}
+
+fn set_item(schema: &mut Schema, key: &str, ty: &Type) {
+    for item in items(schema, key).into_iter().flat_map(|(_, items)| items) {
+        *item = ty.clone();
+    }
+}

@@ -1,0 +1,154 @@
+//! Sizes of types in XDR.
+
+use crate::schema::{Field, Form, Schema, Type, TypeId};
+
+/// Most bytes of what has no bound.
+pub(crate) const UNBOUNDED: u64 = u64::MAX;
+
+/// Worst case of a value.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Size {
+    /// Most bytes, eligible items left out.
+    pub(crate) max: u64,
+    /// An item that makes `max` unbounded.
+    pub(crate) open: Option<String>,
+    /// Most eligible items.
+    pub(crate) count: u64,
+    /// Most bytes of each.
+    pub(crate) max_len: u64,
+    /// Most bytes in front of the first eligible item, its length included.
+    pub(crate) head: u64,
+    /// There is always an eligible item.
+    always: bool,
+}
+
+impl Size {
+    fn bytes(max: u64) -> Self {
+        Self { max, ..Self::default() }
+    }
+
+    /// This value, then another one.
+    fn then(self, next: Self) -> Self {
+        let head = match (self.always, next.count) {
+            (true, _) | (_, 0) => self.head,
+            _ => self.head.max(self.max.saturating_add(next.head)),
+        };
+        Self {
+            max: self.max.saturating_add(next.max),
+            open: self.open.or(next.open),
+            count: self.count.saturating_add(next.count),
+            max_len: self.max_len.max(next.max_len),
+            head,
+            always: self.always || next.always,
+        }
+    }
+
+    /// This value or another one.
+    fn or(self, other: Self) -> Self {
+        Self {
+            max: self.max.max(other.max),
+            open: self.open.or(other.open),
+            count: self.count.max(other.count),
+            max_len: self.max_len.max(other.max_len),
+            head: self.head.max(other.head),
+            always: self.always && other.always,
+        }
+    }
+
+    /// An item of a name, if it has none.
+    fn open_at(mut self, name: impl FnOnce() -> String) -> Self {
+        if self.max == UNBOUNDED && self.open.is_none() {
+            self.open = Some(name());
+        }
+        self
+    }
+}
+
+/// Sizes of all types of a schema without recursion.
+pub(crate) struct Sizes<'s> {
+    schema: &'s Schema,
+    known: Vec<Option<Size>>,
+    /// Elements of arrays and lists, and optional data, that have eligible items.
+    repeated: Vec<bool>,
+}
+
+impl<'s> Sizes<'s> {
+    pub(crate) fn new(schema: &'s Schema) -> Self {
+        Self { schema, known: vec![None; schema.types.len()], repeated: vec![false; schema.types.len()] }
+    }
+
+    /// Values one behind the other.
+    pub(crate) fn sequence<'t>(&mut self, types: impl IntoIterator<Item = &'t Type>) -> Size {
+        types.into_iter().fold(Size::default(), |size, ty| size.then(self.of(ty)))
+    }
+
+    pub(crate) fn of(&mut self, ty: &Type) -> Size {
+        match ty {
+            Type::Void => Size::default(),
+            Type::Int | Type::UnsignedInt | Type::Float | Type::Bool => Size::bytes(4),
+            Type::Hyper | Type::UnsignedHyper | Type::Double => Size::bytes(8),
+            Type::FixedOpaque(len) => Size::bytes(u64::from(*len).next_multiple_of(4)),
+            Type::Opaque { max, is_bulk: true } | Type::Text { max, is_bulk: true } => {
+                let max_len = max.map_or(UNBOUNDED, u64::from);
+                Size { max: 4, open: None, count: 1, max_len, head: 4, always: true }
+            }
+            Type::Opaque { max, .. } | Type::Text { max, .. } => {
+                Size::bytes(max.map_or(UNBOUNDED, |max| 4 + u64::from(max).next_multiple_of(4)))
+            }
+            Type::FixedArray(inner, len) => self.repeat(inner, u64::from(*len), 0),
+            Type::Array(inner, max) => self.repeat(inner, max.map_or(UNBOUNDED, u64::from), 4),
+            Type::Optional(inner) => self.repeat(inner, 1, 4),
+            Type::List(id) => {
+                let size = self.repeat(&Type::Named(*id), UNBOUNDED, 4);
+                size.open_at(|| format!("list of `{}`", self.schema.types[id.0].name.text))
+            }
+            Type::Named(id) => self.named(*id),
+        }
+    }
+
+    /// At most `count` values behind a length.
+    fn repeat(&mut self, inner: &Type, count: u64, length: u64) -> Size {
+        let size = self.of(inner);
+        if let Some(id) = inner.named().filter(|_| size.count > 0) {
+            self.repeated[id.0] = true;
+        }
+        if count == UNBOUNDED {
+            return Size::bytes(UNBOUNDED);
+        }
+        Size { open: size.open, ..Size::bytes(size.max.saturating_mul(count).saturating_add(length)) }
+    }
+
+    /// Whether each type is inside an array, list or optional data that has eligible items.
+    pub(crate) fn inside_repeated(mut self) -> Vec<bool> {
+        let mut left: Vec<usize> = (0..self.repeated.len()).filter(|i| self.repeated[*i]).collect();
+        while let Some(i) = left.pop() {
+            for inner in self.schema.types[i].form.contained() {
+                if !std::mem::replace(&mut self.repeated[inner.0], true) {
+                    left.push(inner.0);
+                }
+            }
+        }
+        self.repeated
+    }
+
+    fn named(&mut self, id: TypeId) -> Size {
+        if let Some(size) = &self.known[id.0] {
+            return size.clone();
+        }
+        let def = &self.schema.types[id.0];
+        let owner = &def.name.text;
+        let mut field = |field: &Field| self.of(&field.ty).open_at(|| format!("`{owner}.{}`", field.name.text));
+        let size = match &def.form {
+            Form::Enum(_) => Size::bytes(4),
+            Form::Alias(ty) => self.of(ty).open_at(|| format!("`{owner}`")),
+            Form::Struct { fields, .. } => fields.iter().fold(Size::default(), |size, next| size.then(field(next))),
+            Form::Union(union) => {
+                let cases = union.arms.iter().map(|arm| &arm.field).chain(&union.default);
+                let arms: Vec<Size> = cases.map(|arm| arm.as_ref().map_or_else(Size::default, &mut field)).collect();
+                Size::bytes(4).then(arms.into_iter().reduce(Size::or).unwrap_or_default())
+            }
+        };
+        self.known[id.0] = Some(size.clone());
+        size
+    }
+}

@@ -1,0 +1,340 @@
+//! Each rule of RFC 4506 §6 and RFC 5531 §12, and what is read beyond them.
+
+use xdrgen::Schema;
+use xdrgen::schema::{Form, Type, TypeId};
+
+fn schema(text: &str) -> Schema {
+    crate::schema(text, None)
+}
+
+fn errors(text: &str) -> String {
+    crate::errors(text, None)
+}
+
+fn titles(text: &str) -> Vec<String> {
+    crate::titles(text, None)
+}
+
+/// The form of the type of a name.
+fn form<'s>(schema: &'s Schema, name: &str) -> &'s Form {
+    &schema.types.iter().find(|def| def.name.text == name).unwrap_or_else(|| panic!("no {name}")).form
+}
+
+/// The types of a structure's fields.
+fn fields(text: &str) -> Vec<Type> {
+    let schema = schema(&format!("const N = 3; struct other {{ int i; }}; struct t {{ {text} }};"));
+    match form(&schema, "t") {
+        Form::Struct { fields, .. } => fields.iter().map(|field| field.ty.clone()).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn field(text: &str) -> Type {
+    let mut fields = fields(text);
+    assert_eq!(fields.len(), 1);
+    fields.remove(0)
+}
+
+const OTHER: TypeId = TypeId(0);
+
+#[test]
+fn integers() {
+    let expected = [
+        ("int x;", Type::Int),
+        ("unsigned int x;", Type::UnsignedInt),
+        ("hyper x;", Type::Hyper),
+        ("unsigned hyper x;", Type::UnsignedHyper),
+        ("float x;", Type::Float),
+        ("double x;", Type::Double),
+        ("bool x;", Type::Bool),
+    ];
+    for (text, ty) in expected {
+        assert_eq!(field(text), ty, "{text}");
+    }
+}
+
+#[test]
+fn integers_of_c() {
+    let words = ["char x;", "short x;", "long x;", "int32_t x;"];
+    assert!(words.iter().all(|text| field(text) == Type::Int));
+    let words = ["unsigned x;", "unsigned char x;", "unsigned short x;", "unsigned long x;", "u_int x;", "uint32_t x;"];
+    assert!(words.iter().all(|text| field(text) == Type::UnsignedInt));
+    assert_eq!(fields("bool_t a; int64_t b; u_quad_t c;"), [Type::Bool, Type::Hyper, Type::UnsignedHyper]);
+    let own = schema("typedef hyper u_int; typedef u_int x;");
+    assert!(matches!(form(&own, "x"), Form::Alias(Type::Named(TypeId(0)))), "a definition goes before C's");
+}
+
+#[test]
+fn opaque_and_string() {
+    assert_eq!(field("opaque x[N];"), Type::FixedOpaque(3));
+    assert_eq!(field("opaque x[0];"), Type::FixedOpaque(0));
+    assert_eq!(field("opaque x<0x10>;"), Type::Opaque { max: Some(16), is_bulk: false });
+    assert_eq!(field("opaque x<>;"), Type::Opaque { max: None, is_bulk: false });
+    assert_eq!(field("string x<010>;"), Type::Text { max: Some(8), is_bulk: false });
+    assert_eq!(field("string x<>;"), Type::Text { max: None, is_bulk: false });
+}
+
+#[test]
+fn arrays_and_optional_data() {
+    let other = || Box::new(Type::Named(OTHER));
+    assert_eq!(field("other x[N];"), Type::FixedArray(other(), 3));
+    assert_eq!(field("other x<N>;"), Type::Array(other(), Some(3)));
+    assert_eq!(field("other x<>;"), Type::Array(other(), None));
+    assert_eq!(field("other *x;"), Type::Optional(other()));
+    assert_eq!(field("struct other x;"), Type::Named(OTHER));
+    assert_eq!(fields("void;"), []);
+}
+
+#[test]
+fn constants() {
+    let schema = schema(
+        "const A = 10; const B = -0x1F; const C = 017; const D = Z; const Z = 10; const T = \"text\";
+#define no\n#define E 5 /* five */
+#define F A2 + 1\n#define G E + 1\n enum e { H = A, I = -1, J, };",
+    );
+    let values: Vec<_> = schema.constants.iter().map(|found| (found.name.text.as_str(), found.value)).collect();
+    assert_eq!(values, [("A", 10), ("B", -31), ("C", 15), ("D", 10), ("Z", 10), ("E", 5), ("G", 6)]);
+    let Form::Enum(values) = form(&schema, "e") else { panic!() };
+    assert_eq!(values.iter().map(|value| value.value).collect::<Vec<_>>(), [10, -1, 0]);
+}
+
+#[test]
+fn nested_types_have_names() {
+    let schema = schema(
+        "struct a { enum { X = 1 } kind; union switch (bool b) { case TRUE: struct { int i; } c; default: void; } u; };
+        typedef enum { Y = 2 } named; typedef struct { int i; } many<5>;",
+    );
+    let names: Vec<_> = schema.types.iter().map(|def| def.name.text.as_str()).collect();
+    assert_eq!(names, ["a_kind", "a_u_c", "a_u", "a", "named", "many_item", "many"]);
+}
+
+#[test]
+fn unions() {
+    let schema = schema(
+        "enum e { A, B, C }; typedef e alias;
+        union u switch (alias tag) { case A: case 1: int x; case C: void; };
+        union v switch (int tag) { case 0: default: hyper y; };
+        union w switch (unsigned tag) { case 0xffffffff: int x; default: void; };",
+    );
+    let Form::Union(u) = form(&schema, "u") else { panic!() };
+    let cases: Vec<_> = u.arms[0].cases.iter().map(|case| (case.text.as_str(), case.value)).collect();
+    assert_eq!(cases, [("A", 0), ("1", 1)]);
+    assert!(u.arms[1].field.is_none() && u.default.is_none());
+    let Form::Union(v) = form(&schema, "v") else { panic!() };
+    let default = v.default.as_ref().and_then(Option::as_ref).expect("a default");
+    assert_eq!((v.arms.len(), &default.ty), (1, &Type::Hyper));
+    let Form::Union(w) = form(&schema, "w") else { panic!() };
+    assert!(matches!(w.default, Some(None)));
+}
+
+#[test]
+fn lists() {
+    let own = "struct node { int i; node *next; }; struct t { node *nodes; };";
+    let typedef = "typedef struct node *list; struct node { int i; list next; }; struct t { list nodes; };";
+    let rfc1833 = "struct *list { int i; list next; }; struct t { list nodes; };";
+    for text in [own, typedef, rfc1833] {
+        let schema = schema(text);
+        let lists: Vec<_> =
+            schema.types.iter().filter(|def| matches!(def.form, Form::Struct { is_list: true, .. })).collect();
+        assert_eq!(lists.len(), 1, "{text}");
+        assert!(matches!(&lists[0].form, Form::Struct { fields, .. } if fields.len() == 1), "{text}");
+        let Form::Struct { fields, .. } = form(&schema, "t") else { panic!() };
+        assert!(matches!(schema.resolve(&fields[0].ty), Type::List(_)), "{text}");
+    }
+}
+
+#[test]
+fn other_recursion() {
+    assert_eq!(titles("struct a { b x; }; struct b { a *x; int i; };"), ["`a` contains itself"]);
+    assert_eq!(titles("struct a { a *first; int i; };"), ["`a` contains itself"]);
+    assert_eq!(titles("typedef a b; typedef b a;"), ["`b` contains itself"]);
+    assert_eq!(titles("struct a { a x<>; };"), ["`a` contains itself"]);
+    let by_value = "struct a { int i; a *next; }; struct b { a x; }; typedef a c<>;";
+    assert_eq!(titles(by_value), ["`a` is an element of a list, not a type of one value"; 2]);
+}
+
+#[test]
+fn programs() {
+    let schema = schema(
+        "/* P's. */\nprogram P {\n version V1 { void NULL(void) = 0; int ADD(int, unsigned hyper) = 1; } = 1;
+        version V2 { string NAME(string) = 7; opaque RAW(opaque<5>) = 8; a A(struct a) = 9; } = 0x2;\n} = 0x20000000;
+        struct a { int i; };",
+    );
+    let program = &schema.programs[0];
+    assert_eq!((program.number, program.doc.as_slice()), (0x2000_0000, &["P's.".to_owned()][..]));
+    let [v1, v2] = program.versions.as_slice() else { panic!() };
+    assert_eq!((v1.number, v2.number), (1, 2));
+    assert_eq!(v1.procedures[0].arguments, []);
+    assert_eq!(v1.procedures[0].results, Type::Void);
+    assert_eq!(v1.procedures[1].arguments, [Type::Int, Type::UnsignedHyper]);
+    let text = Type::Text { max: None, is_bulk: false };
+    assert_eq!((&v2.procedures[0].arguments[0], &v2.procedures[0].results), (&text, &text));
+    assert_eq!(v2.procedures[1].arguments, [Type::Opaque { max: Some(5), is_bulk: false }]);
+    assert_eq!(v2.procedures[2].results, Type::Named(OTHER));
+}
+
+#[test]
+fn comments_are_documentation() {
+    let schema = schema(
+        "/* A licence. */\n\n/*\n * Two\n * lines.\n */\nstruct a { /* not this */\n  int x; /* behind x */\n  /* before y */\n  \
+        int y;\n\n  /* apart */\n\n  int z;\n};\nenum e { /* of e */\n A = 1, // first\n B = 2 /* last */\n};",
+    );
+    assert_eq!(schema.types[0].doc, ["Two", "lines."]);
+    let Form::Struct { fields, .. } = &schema.types[0].form else { panic!() };
+    let docs: Vec<_> = fields.iter().map(|field| field.doc.join("|")).collect();
+    assert_eq!(docs, ["behind x", "before y", ""]);
+    assert_eq!(schema.types[1].doc, ["of e"]);
+    let Form::Enum(values) = &schema.types[1].form else { panic!() };
+    assert_eq!([&values[0].doc[0], &values[1].doc[0]], ["first", "last"]);
+}
+
+#[test]
+fn preprocessor() {
+    let text = "%#define HIDDEN 4\n%#define SUM HIDDEN+1\n#include <a.h>\n#ifdef RPC_HDR\n%junk\n$ junk\n#else\ntypedef int a;\n#endif
+#define ON 1\n#if ON\n#ifndef OFF\ntypedef int b[SUM];\n#elif 1\njunk\n#endif\n#if !defined(ON)\n#if 1\njunk\n#endif\n#endif
+#else\njunk\n#endif\n#if 0\njunk\n#elif !OFF\ntypedef int c;\n#endif\n";
+    let schema = schema(text);
+    let names: Vec<_> = schema.types.iter().map(|def| def.name.text.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert!(matches!(form(&schema, "b"), Form::Alias(Type::FixedArray(_, 5))));
+    assert_eq!(schema.constants.len(), 1, "hidden ones are not the schema's");
+    assert_eq!(
+        titles("#endif\n#if A > 1\n#endif\n#ifdef B\n#foo\n"),
+        ["`#endif` without `#if`", "unsupported condition", "this condition has no `#endif`",]
+    );
+}
+
+#[test]
+fn syntax_errors() {
+    let cases = [
+        ("typedef quadruple q;", "`quadruple` is not supported: Rust has no such type"),
+        ("typedef void;", "`void` is no type of a named item"),
+        ("typedef string s;", "expected `<`, found `;`"),
+        ("typedef string s[3];", "expected `<`, found `[`"),
+        ("typedef opaque s;", "expected `[` or `<`, found `;`"),
+        ("typedef int struct;", "expected a name, found `struct`"),
+        ("typedef int x[];", "expected a number or constant, found `]`"),
+        ("typedef int x[1 2];", "expected `]`, found `2`"),
+        ("const A = 0x10000000000000000;", "`0x10000000000000000` is no signed integer of 64 bits"),
+        ("const A = 09;", "`09` is no signed integer of 64 bits"),
+        ("const A = ;", "expected a number or constant, found `;`"),
+        ("const A = 1", "expected `;`, found the end of the file"),
+        ("enum e { };", "expected a name, found `}`"),
+        ("enum e { A B };", "expected `,` or `}`, found `B`"),
+        ("union u switch (int i) { int x; };", "expected `case`, `default` or `}`, found `int`"),
+        ("union u (int i) { };", "expected `switch`, found `(`"),
+        ("program p { int x; } = 1;", "expected `version`, found `int`"),
+        ("program p { version v { void f(int, void) = 1; } = 1; } = 1;", "`void` is no further argument"),
+        ("program p { version v { void f(void, int) = 1; } = 1; } = 1;", "expected `)`, found `,`"),
+        (
+            "program p { version v { void f(struct { int i; }) = 1; } = 1; } = 1;",
+            "arguments and results need a type with a name",
+        ),
+        (&format!("const {} = 1;", "a".repeat(256)), "name is longer than 255 bytes"),
+        ("int x;", "expected a definition, found `int`"),
+        ("/* ", "comment has no end"),
+        ("const A = \"", "text has no end on its line"),
+        ("@", "unexpected character `@`"),
+    ];
+    for (text, title) in cases {
+        assert_eq!(titles(text)[0], title, "{text}");
+    }
+}
+
+#[test]
+fn errors_of_names_and_numbers() {
+    let cases = [
+        ("typedef a b;", "unknown type `a`"),
+        ("typedef int b[A];", "unknown constant `A`"),
+        ("const A = B; typedef int b[A];", "unknown constant `B`"),
+        ("const A = 1; typedef A b;", "`A` is a constant, not a type"),
+        ("typedef int a; const A = a;", "`a` is a type, not a constant"),
+        ("const A = \"a\"; typedef int b[A];", "`A` is a text, not a number"),
+        ("const A = 1; typedef int A;", "`A` is defined twice"),
+        ("enum a { A = 1 }; enum b { A = 1 };", "`A` is defined twice"),
+        ("typedef int a<-1>;", "bound `-1` is not in 0..=4294967295"),
+        ("const A = 0x100000000; typedef int a[A];", "length `A` (4294967296) is not in 0..=4294967295"),
+        ("enum a { A = 0x80000000 };", "value of `A` is not in -2147483648..=2147483647"),
+        ("enum a { A = 0x7fffffff, B };", "value of `B` is not in -2147483648..=2147483647"),
+        ("struct a { int x; int x; };", "`x`: the field name is used twice"),
+        ("union a switch (int i) { case 1: int x; case 2: int x; };", "`x`: the arm name is used twice"),
+        ("union a switch (int i) { case 1: int x; case 1: int y; };", "case `1` comes twice"),
+        ("union a switch (int i) { default: int x; default: int y; };", "the union by `i` has two defaults"),
+        ("union a switch (int i) { };", "union `a` has no case"),
+        ("union a switch (bool i) { case 2: void; };", "`2` is no value of `i`"),
+        ("union a switch (unsigned i) { case -1: void; };", "`-1` is no value of `i`"),
+        ("enum e { A }; union a switch (e i) { case 1: void; };", "`1` is no value of `i`"),
+        ("union a switch (hyper i) { case 1: void; };", "union `a` cannot switch on `i`"),
+        ("program a { } = 1; program b { } = 1;", "`b`: the program number is used twice"),
+        ("program a { version b { } = 1; version c { } = 1; } = 1;", "`c`: the version number is used twice"),
+        (
+            "program a { version b { void c(void) = 1; void d(void) = 1; } = 1; } = 1;",
+            "`d`: the procedure number is used twice",
+        ),
+    ];
+    for (text, title) in cases {
+        assert_eq!(titles(text), [title], "{text}");
+    }
+}
+
+#[test]
+fn nesting_is_bounded() {
+    let deep = "struct { ".repeat(20_000);
+    assert_eq!(titles(&format!("struct a {{ {deep}")), ["more than 16 types inside each other"]);
+    let chain: String = (0..2_000).map(|i| format!("typedef t{} t{i};\n", i + 1)).collect();
+    assert_eq!(titles(&(chain + "typedef int t2000;"))[0], "`t0` has more than 64 types inside each other");
+    assert_eq!(titles(&"$\n".repeat(20_000)).len(), 20);
+    assert!(errors(&"$\n".repeat(20_000)).ends_with("\n\n19980 more errors"));
+    assert!(titles(&"#if 1\n".repeat(20_000)).len() == 1);
+}
+
+#[test]
+fn golden_errors() {
+    let text = "/* Réseau */\nstruct a {\n\tint x\n};\nconst 5 = 1;\ntypedef int fine;\nprogram p {\n} = 1\n";
+    let expected = "\
+error: expected `;`, found `}`
+ --> t.x:3:7
+  |
+3 |     int x
+  |          ^
+
+error: expected a name, found `5`
+ --> t.x:5:7
+  |
+5 | const 5 = 1;
+  |       ^
+
+error: expected `;`, found the end of the file
+ --> t.x:8:6
+  |
+8 | } = 1
+  |      ^";
+    assert_eq!(errors(text), expected);
+    let text = "struct a {\n\tint x;\n\tmissing é;\n};\nstruct b { int i; };\n\n\n\n\nstruct a { int i; };\n";
+    assert_eq!(titles(text), ["unexpected character `é`"]);
+    let expected = "\
+error: unknown type `missing`
+ --> t.x:3:2
+  |
+3 |     missing y;
+  |     ^^^^^^^
+
+error: `a` is defined twice
+  --> t.x:10:8
+   |
+ 1 | struct a {
+   |        - first here
+...
+10 | struct a { int i; };
+   |        ^";
+    assert_eq!(errors(&text.replace('é', "y")), expected);
+    let expected = "\
+error: `tree` contains itself
+ --> t.x:1:8
+  |
+1 | struct tree { tree *left; tree *right; int value; };
+  |        ^^^^
+  |
+  = help: recursion is supported as a list only: `NAME *next;` as the last field of `struct NAME`";
+    assert_eq!(errors("struct tree { tree *left; tree *right; int value; };"), expected);
+}
