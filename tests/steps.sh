@@ -105,6 +105,9 @@ $logs/fetch.log"
         missing "cargo-nextest is missing: cargo install --locked cargo-nextest; see $logs/cargo-nextest.log"
     ! chosen fuzz || command -v c++ >/dev/null || apt g++ || echo "no C++ compiler: the fuzz targets are skipped"
     for tool in "${wanted[@]}"; do command -v "$tool" >/dev/null || optional+=("$tool"); done
+    # rpcgen, and its files.
+    [[ -e /usr/include/rpcsvc/nis.x && -e /usr/include/rpcsvc/rex.x ]] && command -v rpcgen >/dev/null ||
+        optional+=(rpcsvc-proto libnsl-dev libtirpc-dev)
     if ((${#optional[@]})); then
         apt "${optional[@]}" || echo "going on without ${optional[*]}; what needs them is skipped"
     fi
@@ -152,7 +155,7 @@ word() { printf %q "$1"; }
 # ---------------------------------------------------------------------------------------------------------------------
 step_tests() { nextest tests 1200 'not binary(/compile_fail|^documents$/)' SIM_SEEDS=500; }
 
-step_tcp() { nextest tcp 900 'package(rpcrdma-tests) & binary(it)' RPCRDMA_FABRIC=iwarp; }
+step_tcp() { nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
 step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=500; }
 

@@ -6,13 +6,15 @@
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
-//!     CALLS DEPTH [snapshots EVERY CONNECTIONS | active CONNECTIONS] [checked] [write|read|deferred|task] \
-//!     [v1|windowed|incremental] [verbs:HOST:PORT]
+//!     CALLS DEPTH [snapshots EVERY CONNECTIONS | active CONNECTIONS] [checked] \
+//!     [write|read|deferred|task|add|typed] [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
 //! without arguments. With `deferred` the handler takes its calls, and answers them at once; with `task` they are put
 //! into a list, and answered in the same turn by the application's task, as a store does whose I/O has completed. With
+//! `add` a call has two numbers, and their sum comes back, read and written by hand; `typed` is the same by
+//! `rpcrdma::typed`. With
 //! `checked` messages are not decoded by their layout (`poll.decode_by_layout`).
 //!
 //! With `snapshots` there are so many connections, of which one makes the calls; all calls are timed; and after each
@@ -33,6 +35,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpcrdma::binding::Binding;
 use rpcrdma::client::{ClientConfig, Connection, LocalClient};
 use rpcrdma::config::{PollConfig, WireConfig};
 use rpcrdma::fabric::Fabric;
@@ -42,6 +45,7 @@ use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::service::{Application, DeferredCall, ShardTask};
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::stats::ShardStats;
+use rpcrdma::typed::{self, Request, Response, Signature};
 use rpcrdma::{Address, Config, CreditMode, IdlePolicy, Procedure, Refusal, Services};
 
 const PROGRAM: u32 = 0x2052_5046;
@@ -51,7 +55,23 @@ const WRITE: u32 = 2;
 const READ: u32 = 3;
 const DEFERRED: u32 = 4;
 const BY_TASK: u32 = 5;
+const ADD: u32 = 6;
 const PAYLOAD: usize = 64;
+/// The sum of two numbers, as generated from `int ADD(int, int) = 7`.
+enum TypedAdd {}
+
+impl Signature for TypedAdd {
+    const PROGRAM: u32 = PROGRAM;
+    const VERSION: u32 = VERSION;
+    const NUMBER: u32 = 7;
+    const NAME: &'static str = "ADD";
+    const BINDING: Binding = Binding::inline(8, 4);
+    const HEAD: usize = 0;
+    const MAX_INLINE_RESULT: usize = 0;
+    type Args<'a> = (i32, i32);
+    type Results<'a> = i32;
+}
+
 /// What a turn of both sides takes.
 const TURN: Duration = Duration::from_micros(1);
 /// Credits of each connection where there are many.
@@ -142,6 +162,32 @@ fn client_side_start_chunks<F: Fabric>(
     Ok(())
 }
 
+/// Starts calls of ADD whose arguments are written by hand.
+#[inline(never)]
+fn client_side_start_add<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> Result<(), Box<dyn Error>> {
+    let connection = client.first();
+    for token in 0..depth {
+        let mut call = client.prepare(ADD, 8)?.expect_reply(4);
+        call.put_args(&(token as i32).to_be_bytes())?;
+        call.put_args(&1_i32.to_be_bytes())?;
+        client.start(connection, call, token);
+    }
+    client.flush();
+    Ok(())
+}
+
+/// The same by types.
+#[inline(never)]
+fn client_side_start_typed<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> Result<(), Box<dyn Error>> {
+    let connection = client.first();
+    for token in 0..depth {
+        let call = Request::<TypedAdd>::new().into_call(&mut (&mut *client, connection), &(token as i32, 1))?;
+        client.start(connection, call, token);
+    }
+    client.flush();
+    Ok(())
+}
+
 /// One turn; returns how many calls ended well.
 #[inline(never)]
 fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> u64 {
@@ -149,6 +195,34 @@ fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> 
     client.poll(|done| match done.result {
         Ok(reply) if reply.results().len() == expected => ended += 1,
         Ok(reply) => panic!("{} bytes of results, not {expected}", reply.results().len()),
+        Err(error) => panic!("a call failed: {error}"),
+    });
+    ended
+}
+
+/// One turn of ADD: the sum is read by hand.
+#[inline(never)]
+fn client_side_poll_add<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
+    let mut ended = 0;
+    client.poll(|done| match done.result {
+        Ok(reply) => match reply.results().try_into().map(i32::from_be_bytes) {
+            Ok(sum) if sum == done.token as i32 + 1 => ended += 1,
+            other => panic!("{other:?} instead of the sum"),
+        },
+        Err(error) => panic!("a call failed: {error}"),
+    });
+    ended
+}
+
+/// The same by types.
+#[inline(never)]
+fn client_side_poll_typed<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
+    let mut ended = 0;
+    client.poll(|done| match done.result {
+        Ok(reply) => match Response::<TypedAdd>::of(reply).results() {
+            Ok(sum) if sum == done.token as i32 + 1 => ended += 1,
+            other => panic!("{other:?} instead of the sum"),
+        },
         Err(error) => panic!("a call failed: {error}"),
     });
     ended
@@ -188,11 +262,18 @@ fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
     result.put(&[7; PAYLOAD]).map_err(|_| Refusal::GarbageArguments)
 }
 
+fn add(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
+    let args: [u8; 8] = call.args().try_into().map_err(|_| Refusal::GarbageArguments)?;
+    let [a, b] = [args[..4].try_into(), args[4..].try_into()].map(|word| i32::from_be_bytes(word.unwrap_or_default()));
+    call.reply_mut(4)?.copy_from_slice(&a.wrapping_add(b).to_be_bytes());
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
         let usage = "instructions CALLS DEPTH [snapshots EVERY CONNECTIONS | active CONNECTIONS] [checked] \
-                     [write|read|deferred|task] [v1|windowed|incremental] [ADDRESS]";
+                     [write|read|deferred|task|add|typed] [v1|windowed|incremental] [ADDRESS]";
         return Err(format!("usage: {usage}").into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
@@ -214,6 +295,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some((op, rest)) if op == "read" => (READ, rest),
         Some((op, rest)) if op == "deferred" => (DEFERRED, rest),
         Some((op, rest)) if op == "task" => (BY_TASK, rest),
+        Some((op, rest)) if op == "add" => (ADD, rest),
+        Some((op, rest)) if op == "typed" => (TypedAdd::NUMBER, rest),
         _ => (ECHO, rest),
     };
     let scheme = match rest.first().map(String::as_str) {
@@ -270,6 +353,10 @@ fn run<F: Fabric>(
     services.add(PROGRAM, VERSION, DEFERRED, Procedure::deferred(echo_deferred));
     services.add(PROGRAM, VERSION, WRITE, Procedure::new(write).read_chunks(1, PAYLOAD).uncounted());
     services.add(PROGRAM, VERSION, READ, Procedure::new(read).write_chunks(1, PAYLOAD));
+    services.add(PROGRAM, VERSION, ADD, Procedure::new(add).max_reply(4));
+    let typed_add =
+        Procedure::new(|call| typed::run::<TypedAdd>(call, |_, (a, b), answer| answer.send(&a.wrapping_add(b))));
+    services.add(PROGRAM, VERSION, TypedAdd::NUMBER, typed::bound::<TypedAdd, _>(typed_add));
     let mut server = Shard::open(server, config, Some(Arc::new(services.clone())))?;
     let time = SimulatedTime::new();
     server.simulate(&time);
@@ -312,13 +399,19 @@ fn run<F: Fabric>(
                 client_side_start_each(&mut client, next.by_ref().take(depth as usize), procedure, &mut number)?;
             }
             ECHO | DEFERRED | BY_TASK => client_side_start(&mut client, depth, procedure, &mut number)?,
+            ADD => client_side_start_add(&mut client, depth)?,
+            TypedAdd::NUMBER => client_side_start_typed(&mut client, depth)?,
             _ => client_side_start_chunks(&mut client, depth, procedure)?,
         }
         let mut ended = 0;
         while ended < depth {
             time.advance(TURN);
             server_side(&mut server);
-            ended += client_side_poll(&mut client, expected);
+            ended += match procedure {
+                ADD => client_side_poll_add(&mut client),
+                TypedAdd::NUMBER => client_side_poll_typed(&mut client),
+                _ => client_side_poll(&mut client, expected),
+            };
             turns += 1;
         }
         if let Some(every) = snapshot_every

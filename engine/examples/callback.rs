@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (sender, watchers) = mpsc::channel();
     let register = shared(sender);
     let mut services = Services::new();
-    services.add(PROGRAM, 1, WATCH, Procedure::new(move |call| register(call.caller())));
+    services.add(PROGRAM, 1, WATCH, Procedure::new(move |call| register(call.info().caller())));
     let server = Server::start(&address, services, &ServerConfig::default())?;
 
     // The client serves calls too. `limits.reverse_credits` bounds the calls that its server may have outstanding.

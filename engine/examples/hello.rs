@@ -17,10 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The server has a thread for each shard. The procedure runs on the shard that received the call.
     let echo = Procedure::new(|call| {
-        let len = call.args().len();
-        let (args, results) = call.args_and_reply(len)?;
-        results.copy_from_slice(args);
-        Ok(())
+        let (args, mut results) = call.args_and_writer();
+        Ok(results.put(args)?)
     });
     let mut services = Services::new();
     services.add(PROGRAM, 1, ECHO, echo);

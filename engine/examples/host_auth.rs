@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The server knows two hosts, each by a name and a key.
     let keys = PreSharedKey::new("alice", &KEY_OF_ALICE)?.and("bob", &KEY_OF_BOB)?;
     let who = Procedure::new(|call| {
-        let name = call.peer_identity().unwrap_or("unknown").to_owned();
+        let name = call.info().peer_identity().unwrap_or("unknown").to_owned();
         call.reply_writer().put(name.as_bytes())?;
         Ok(())
     });

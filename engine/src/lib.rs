@@ -92,6 +92,7 @@ pub mod config;
 pub mod server;
 pub mod service;
 pub mod stats;
+pub mod typed;
 
 // Rings and slots between shards and other threads.
 #[cfg(not(feature = "unstable-internals"))]
@@ -117,14 +118,9 @@ pub mod auth {
     pub use rpcrdma_proto::auth::{AuthPolicy, KeyError, Mechanism, PreSharedKey};
 }
 
-/// XDR (RFC 4506), for arguments and results.
-pub mod xdr {
-    pub use rpcrdma_proto::wire::xdr::{BadXdr, NoSpace, Reader, Writer, padded};
-}
-
 /// RPC credentials and verifiers (RFC 5531 §8).
 pub mod rpc {
-    pub use rpcrdma_proto::wire::rpc::{AuthStat, AuthSys, OpaqueAuth};
+    pub use rpcrdma_proto::wire::rpc::{AuthStat, AuthSys};
 }
 
 /// Upper-layer bindings: DDP-eligible items, which may travel as chunks (RFC 8166 §6).
@@ -139,6 +135,8 @@ pub use handoff::idle::IdlePolicy;
 pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, Refusal, Sent};
 pub use rpcrdma_fabric::FabricError;
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy, PageSize};
+#[doc(no_inline)]
+pub use rpcrdma_xdr as xdr;
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
 pub use shard::{CallResult, CloseReason, CloseReasonKind, FailedCall, Reply, ResizeError};

@@ -165,7 +165,7 @@ fn refuse(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 fn credential(call: &mut ServerCall) -> Result<(), Refusal> {
-    let (flavor, body) = call.credential();
+    let (flavor, body) = call.info().credential();
     let bytes = [&flavor.to_be_bytes()[..], body].concat();
     results(call, &bytes)
 }

@@ -2,17 +2,19 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use rpcrdma::wire::rpc::{Flavor, ProgramNumber};
 use rpcrdma::wire::{Revision, View};
 
+use crate::body::Bodies;
 use crate::capture::{self, CaptureError};
 use crate::command::{CommandError, Ended, Outcome};
 use crate::iwarp::{self, Found};
 use crate::json;
 use crate::message::Message;
-use crate::payload::RpcHeader;
+use crate::payload::{Rpc, RpcHeader};
 use crate::roce;
 
 /// Bytes that are read first. They suffice to identify the input. The parser needs the first block of a capture at
@@ -29,6 +31,11 @@ const HEAD: u64 = 4096;
 /// an error of the other, is printed on standard error.
 ///
 /// Each message gives one line. So does a message that cannot be decoded; the exit status is then 1.
+///
+/// Arguments and results are printed by field name, if their program is known: NFS version 3, MOUNT, rpcbind, and those
+/// of --xdr. A reply belongs to the last call with its XID between the same addresses, so the capture must contain the
+/// call. Long data is shortened: `bytes` is its length, `more` the number of further elements. Data in a chunk is shown
+/// by its length.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -45,10 +52,18 @@ pub struct Args {
     /// Write one JSON object per message and line
     ///
     /// Keys: vers, xid, credit, received, htype, flags, inv_handle, reads, writes, reply, error, props, payload_offset,
-    /// rpc; `optional` for optional operations; frame, source, destination, queue_pair (of iWARP: ports), invalidate
-    /// and immediate for messages of a capture. A message that cannot be decoded has error_kind and detail instead.
+    /// rpc, body; `optional` for optional operations; frame, source, destination, queue_pair (of iWARP: ports),
+    /// invalidate and immediate for messages of a capture. A message that cannot be decoded has error_kind and detail
+    /// instead. A body has procedure, arguments or results, and error.
     #[arg(long)]
     pub json: bool,
+
+    /// Definitions of a program in RPC language (RFC 5531), such as prot.x
+    ///
+    /// A file prot.placement.toml beside it names the results that travel in Write chunks. May be repeated; the first
+    /// file with a program counts.
+    #[arg(long, value_name = "FILE")]
+    pub xdr: Vec<PathBuf>,
 
     /// Draft that defines the code points of version 2 headers
     ///
@@ -75,7 +90,8 @@ pub fn run(args: &Args) -> Outcome {
     let is_capture = capture::is_capture(&head);
     let source = io::Cursor::new(head).chain(source);
 
-    let mut decoder = Decoder::new(args, BufWriter::new(io::stdout().lock()));
+    let bodies = Bodies::new(&args.xdr).map_err(|(name, reason)| CommandError::Input { name, reason })?;
+    let mut decoder = Decoder::new(args, bodies, BufWriter::new(io::stdout().lock()));
     let result = if is_capture { decoder.capture(source) } else { decoder.lines(BufReader::new(source)) };
     match result {
         Err(DecodeError::Output(error)) => return Err(error.into()),
@@ -102,13 +118,14 @@ impl From<CaptureError> for DecodeError {
 
 struct Decoder<'a, W> {
     args: &'a Args,
+    bodies: Bodies,
     output: W,
     failures: u64,
 }
 
 impl<'a, W: Write> Decoder<'a, W> {
-    fn new(args: &'a Args, output: W) -> Self {
-        Decoder { args, output, failures: 0 }
+    fn new(args: &'a Args, bodies: Bodies, output: W) -> Self {
+        Decoder { args, bodies, output, failures: 0 }
     }
 
     fn capture(&mut self, source: impl Read + Send) -> Result<(), DecodeError> {
@@ -181,13 +198,19 @@ impl<'a, W: Write> Decoder<'a, W> {
             Ok(view) => view,
             Err(error) => return self.failure(error.kind.name(), &error.to_string(), send),
         };
+        let rpc = Rpc::of(&view);
+        let body = self.bodies.of(&view, rpc.as_ref(), send.map(|send| &send.flow));
+        self.failures += u64::from(body.as_ref().is_some_and(|body| body.is_bad()));
         if self.args.json {
-            return self.object(json::message(&view), send);
+            return self.object(json::message(&view, rpc.as_ref(), body), send);
         }
         self.prefix(send)?;
         write!(self.output, "{view}")?;
-        if let Some(header) = RpcHeader::of(&view) {
-            write!(self.output, " | {}", rpc_text(&header))?;
+        if let Some(rpc) = rpc {
+            write!(self.output, " | {}", rpc_text(&rpc.header))?;
+        }
+        if let Some(body) = body {
+            write!(self.output, " | {body}")?;
         }
         writeln!(self.output)
     }

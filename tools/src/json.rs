@@ -6,11 +6,12 @@ use rpcrdma::wire::rpc::{AcceptStat, AuthStat, MessageType, RejectStat, ReplyBod
 use rpcrdma::wire::{ErrorBody, Segment, View, ViewBody};
 use serde_json::{Map, Value, json};
 
+use crate::body::Body;
 use crate::message::{Flow, Message};
-use crate::payload::RpcHeader;
+use crate::payload::{Rpc, RpcHeader};
 
 /// A decoded message.
-pub(crate) fn message(view: &View<'_>) -> Map<String, Value> {
+pub(crate) fn message(view: &View<'_>, rpc: Option<&Rpc<'_>>, rpc_body: Option<Body>) -> Map<String, Value> {
     let body = view.body();
     let reads: Vec<Value> = view
         .reads()
@@ -38,7 +39,8 @@ pub(crate) fn message(view: &View<'_>) -> Map<String, Value> {
         put("optional", json!({"opttype": opttype, "name": name, "optinfo": hex(optinfo)}));
     }
     put("payload_offset", view.payload_offset().into());
-    put("rpc", RpcHeader::of(view).as_ref().map(rpc_header).into());
+    put("rpc", rpc.map(|rpc| rpc_header(&rpc.header)).into());
+    put("body", rpc_body.map(Body::json).into());
     object
 }
 

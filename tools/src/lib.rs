@@ -3,6 +3,7 @@
 //! Each subcommand has its own file with its arguments and its `run`.
 #![forbid(unsafe_code)]
 
+mod body;
 pub mod capture;
 pub mod command;
 pub mod decode;

@@ -1,7 +1,7 @@
 //! Messages of a capture, and their locations.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::tcp::Direction;
 
@@ -19,6 +19,18 @@ pub enum Flow {
     },
     /// Of an iWARP connection over TCP.
     Stream(Direction),
+}
+
+impl Flow {
+    /// Sender and receiver. A queue pair has no port: its number is that of one end.
+    pub(crate) fn ends(&self) -> (SocketAddr, SocketAddr) {
+        match *self {
+            Self::QueuePair { source, destination, .. } => {
+                (SocketAddr::new(source, 0), SocketAddr::new(destination, 0))
+            }
+            Self::Stream(Direction { source, destination }) => (source, destination),
+        }
+    }
 }
 
 /// `source > destination`, with the queue pair or the ports.

@@ -9,17 +9,31 @@ pub(crate) enum RpcHeader<'a> {
     Reply(ReplyHeader<'a>),
 }
 
-impl<'a> RpcHeader<'a> {
-    /// The RPC header, if the payload starts with one. Later parts of a continued message have none, so the header's
+/// An RPC message.
+pub(crate) struct Rpc<'a> {
+    pub(crate) header: RpcHeader<'a>,
+    /// Offset of the arguments or results in the message.
+    pub(crate) body: usize,
+}
+
+impl<'a> Rpc<'a> {
+    /// The RPC message, if the payload starts with one. Later parts of a continued message have none, so the header's
     /// XID must equal the transport's.
-    pub(crate) fn of(view: &View<'a>) -> Option<RpcHeader<'a>> {
+    pub(crate) fn of(view: &View<'a>) -> Option<Self> {
         let (xid, message_type) = rpc::peek(view.payload())?;
         if xid != view.xid() {
             return None;
         }
-        match message_type {
-            MessageType::Call => Some(RpcHeader::Call(CallHeader::parse(view.payload()).ok()?.0)),
-            MessageType::Reply => Some(RpcHeader::Reply(ReplyHeader::parse(view.payload()).ok()?.0)),
-        }
+        let (header, body) = match message_type {
+            MessageType::Call => {
+                let (call, body) = CallHeader::parse(view.payload()).ok()?;
+                (RpcHeader::Call(call), body)
+            }
+            MessageType::Reply => {
+                let (reply, body) = ReplyHeader::parse(view.payload()).ok()?;
+                (RpcHeader::Reply(reply), body)
+            }
+        };
+        Some(Self { header, body })
     }
 }

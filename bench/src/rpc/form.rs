@@ -7,6 +7,7 @@ use rpcrdma::wire::xdr::padded;
 use rpcrdma::wire::{Version, msg_len, private_data};
 
 use super::payload::Shape;
+use super::protocol::rpcperf_v5::{PROGRAM, VERSION};
 use super::service;
 use crate::cli::{Direction, Form, RpcOp};
 use crate::counters::Counters;
@@ -168,8 +169,8 @@ impl Travel {
 fn call_header_len() -> usize {
     let header = rpc::CallHeader {
         xid: 0,
-        program: service::PROGRAM,
-        version: service::VERSION,
+        program: PROGRAM,
+        version: VERSION,
         procedure: service::ECHO,
         credential: rpc::OpaqueAuth::NONE,
         verifier: rpc::OpaqueAuth::NONE,

@@ -3,9 +3,12 @@
 
 use rpcrdma::Reply;
 use rpcrdma::mempool::Buf;
-use rpcrdma::wire::xdr::padded;
+use rpcrdma::typed::Signature;
+use rpcrdma::xdr::{decode, padded};
 use serde::{Deserialize, Serialize};
 
+use super::protocol::rpcperf_v5::{Read, ReadMessage, Write, WriteMessage};
+use super::protocol::{self, Received};
 use super::service;
 use crate::cli::{Form, RpcOp};
 
@@ -45,10 +48,10 @@ impl Shape {
             (RpcOp::Null, _) => service::NULL,
             (RpcOp::Echo, _) if padded(self.size) <= service::SMALL => service::ECHO_SMALL,
             (RpcOp::Echo, _) => service::ECHO,
-            (RpcOp::Read, Form::Chunk) => service::READ,
-            (RpcOp::Read, _) => service::READ_MESSAGE,
-            (RpcOp::Write, Form::Chunk) => service::WRITE,
-            (RpcOp::Write, _) => service::WRITE_MESSAGE,
+            (RpcOp::Read, Form::Chunk) => Read::NUMBER,
+            (RpcOp::Read, _) => ReadMessage::NUMBER,
+            (RpcOp::Write, Form::Chunk) => Write::NUMBER,
+            (RpcOp::Write, _) => WriteMessage::NUMBER,
         }
     }
 
@@ -57,7 +60,6 @@ impl Shape {
         match self.op {
             RpcOp::Null => 0,
             RpcOp::Echo => padded(self.size),
-            RpcOp::Read if self.form == Form::Chunk => 0,
             RpcOp::Read => 4,
             RpcOp::Write if self.form == Form::Chunk => 4,
             RpcOp::Write => 4 + padded(self.size),
@@ -102,22 +104,18 @@ impl Shape {
                 if self.form == Form::Chunk {
                     payload.chunk = reply.take_sent().next();
                 }
-                let (len, tail) = ((self.size as u32).to_be_bytes(), payload.expected.to_be_bytes());
-                reply.results().split_first_chunk() == Some((&len, &tail[..]))
+                decode(reply.results()) == Ok(Received { len: self.size as u32, tail: payload.expected })
             }
         }
     }
 
     fn is_right_read(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
-        let len = (self.size as u32).to_be_bytes();
+        let is_right = |came: &[u8]| came.len() == self.size && ends_as_pattern(came);
         if self.form == Form::Chunk {
             payload.chunk = reply.take_chunks().next();
-            let came = payload.chunk.as_deref().unwrap_or(&[]);
-            return reply.results() == len && came.len() == self.size && ends_as_pattern(came);
+            return decode(reply.results()) == Ok(self.size as u32) && payload.chunk.as_deref().is_some_and(is_right);
         }
-        let results = reply.results();
-        let came = results.get(4..4 + self.size);
-        results.len() == 4 + padded(self.size) && results.starts_with(&len) && came.is_some_and(ends_as_pattern)
+        decode(reply.results()).is_ok_and(|protocol::Payload(came)| is_right(came))
     }
 }
 

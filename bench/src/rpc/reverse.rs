@@ -11,11 +11,14 @@ use rpcrdma::client::{Client, ClientCall, ClientConfig, Pending};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
 use rpcrdma::mempool::Buf;
 use rpcrdma::service::Caller;
-use rpcrdma::{CallResult, Refusal, Server, ServerCall};
+use rpcrdma::typed::{Answer, Sent};
+use rpcrdma::{CallResult, Refusal, Server};
 use serde::{Deserialize, Serialize};
 
 use super::payload::{Payload, Shape};
-use super::service::{self, PAGE};
+use super::protocol::rpcperf_v5;
+use super::protocol::{OUTCOME_PAGE, OutcomePage};
+use super::service;
 use super::target::{failed, wrong};
 use crate::cli;
 use crate::clock::Clock;
@@ -76,29 +79,27 @@ impl Reverser {
         (Self { state: Arc::clone(&state), runs: send, most }, Orders { state, runs })
     }
 
-    /// [`service::START_REVERSE`].
-    pub(crate) fn start(&self, call: &mut ServerCall) -> Result<(), Refusal> {
-        let run: Run = serde_json::from_slice(call.args()).map_err(|_| Refusal::GarbageArguments)?;
+    /// Passes an order on. Returns the outstanding calls of its run; 0 while another runs.
+    pub(crate) fn start(&self, caller: Caller, run: &[u8]) -> Result<u32, Refusal> {
+        let run: Run = serde_json::from_slice(run).map_err(|_| Refusal::GarbageArguments)?;
         let run = Run { outstanding: run.outstanding.clamp(1, self.most), ..run };
-        let mut outstanding = run.outstanding as u32;
+        let outstanding = run.outstanding as u32;
         let mut state = locked(&self.state);
         if matches!(*state, State::Running) {
-            outstanding = 0;
-        } else {
-            self.runs.send((call.caller(), run)).map_err(|_| Refusal::SystemError)?;
-            *state = State::Running;
+            return Ok(0);
         }
-        service::reply(call, &outstanding.to_be_bytes())
+        self.runs.send((caller, run)).map_err(|_| Refusal::SystemError)?;
+        *state = State::Running;
+        Ok(outstanding)
     }
 
-    /// [`service::OUTCOME`].
-    pub(crate) fn tell(&self, call: &mut ServerCall) -> Result<(), Refusal> {
-        let at = service::word(call.args()).ok_or(Refusal::GarbageArguments)? as usize;
+    /// Answers with a page of the last outcome.
+    pub(crate) fn tell(&self, at: usize, answer: Answer<'_, rpcperf_v5::Outcome>) -> Result<Sent, Refusal> {
         let state = locked(&self.state);
-        let State::Done(outcome) = &*state else { return service::reply(call, &0u32.to_be_bytes()) };
+        let State::Done(outcome) = &*state else { return answer.send(&OutcomePage::default()) };
         let rest = outcome.get(at..).unwrap_or_default();
-        let page = &rest[..rest.len().min(PAGE - 4)];
-        service::reply(call, &[&(outcome.len() as u32).to_be_bytes(), page].concat())
+        let text = &rest[..rest.len().min(OUTCOME_PAGE as usize)];
+        answer.send(&OutcomePage { len: outcome.len() as u32, text })
     }
 }
 
@@ -109,10 +110,7 @@ impl Orders {
             let clock = Clock::new();
             for (caller, run) in &self.runs {
                 let outcome: Outcome = measure(&server, caller, &run, &clock).map_err(|failure| failure.to_string());
-                let mut told = serde_json::to_vec(&outcome).unwrap_or_default();
-                // XDR pads to a multiple of 4.
-                told.resize(told.len().next_multiple_of(4), b' ');
-                *locked(&self.state) = State::Done(told);
+                *locked(&self.state) = State::Done(serde_json::to_vec(&outcome).unwrap_or_default());
             }
         };
         let thread = thread::Builder::new().name("reverse".to_owned()).spawn(work);
@@ -126,7 +124,7 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 fn measure(server: &Server, caller: Caller, run: &Run, clock: &Clock) -> Result<Figures, Failure> {
     pin::pin(run.core)?;
-    let config = ClientConfig::new(service::PROGRAM, service::VERSION);
+    let config = ClientConfig::new(rpcperf_v5::PROGRAM, rpcperf_v5::VERSION);
     let client = server.call_back(caller, config);
     let client = client.ok_or_else(|| Failure::Run("the client is not connected here".to_owned()))?;
     let mut target = ReverseTarget::new(client, run)?;

@@ -4,19 +4,18 @@
 use std::sync::Arc;
 
 use rpcrdma::mempool::{Arena, ArenaConfig, Class, Frozen, Pool, PoolConfig};
-use rpcrdma::wire::xdr::padded;
+use rpcrdma::typed::{Answer, CallInfo, Sent, Signature};
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 
 use super::config::Load;
 use super::place::Place;
+use super::protocol::rpcperf_v5::{
+    self, Outcome, PROGRAM, Read, ReadMessage, StartReverse, VERSION, Write, WriteMessage,
+};
+use super::protocol::{BulkPayload, CreditScheme, IdlePolicy, Payload, PayloadForm, Received, Run, ServerInfo};
 use super::reverse::Reverser;
 use crate::cli::{Defer, Form, Idle};
 use crate::failure::Failure;
-
-/// In the user-defined range (RFC 5531 §14.3).
-pub(crate) const PROGRAM: u32 = 0x2052_5046;
-/// Sides with different versions refuse each other.
-pub(crate) const VERSION: u32 = 4;
 
 /// No arguments, no results.
 pub(crate) const NULL: u32 = 0;
@@ -24,27 +23,6 @@ pub(crate) const NULL: u32 = 0;
 pub(crate) const ECHO_SMALL: u32 = 1;
 /// As [`ECHO_SMALL`], up to the message length.
 pub(crate) const ECHO: u32 = 2;
-/// Fills one Write chunk with [`pattern`]. Results: its length.
-pub(crate) const READ: u32 = 3;
-/// Arguments: the length of one opaque in a Read chunk at position 4. Results: that length, and the [`tail`] of the
-/// received bytes.
-pub(crate) const WRITE: u32 = 4;
-/// Results: [`Info`].
-pub(crate) const INFO: u32 = 5;
-
-/// As [`READ`], without a chunk. Arguments: the length. Results: one opaque.
-pub(crate) const READ_MESSAGE: u32 = 6;
-/// As [`WRITE`], without a chunk. Arguments: one opaque.
-pub(crate) const WRITE_MESSAGE: u32 = 7;
-/// The server starts to call the client. Arguments: a [`Run`](super::reverse::Run), as JSON. Results: the number of
-/// outstanding calls; 0 if the server calls another client already.
-pub(crate) const START_REVERSE: u32 = 8;
-/// Arguments: a position. Results: the length of the last run's outcome as JSON, or 0 without an outcome; then up to
-/// [`PAGE`] bytes from that position.
-pub(crate) const OUTCOME: u32 = 9;
-
-/// Bytes of results of [`OUTCOME`]: they fit the shortest message.
-pub(crate) const PAGE: usize = 512;
 /// Results up to this size use small buffers.
 pub(crate) const SMALL: usize = 256;
 
@@ -70,78 +48,70 @@ pub(crate) struct Info {
     pub(crate) load: Load,
 }
 
-/// Bytes of an [`Info`].
-const INFO_BYTES: usize = 52;
-/// The index is the code on the wire.
-const SCHEME_CODES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
-/// The index is the code on the wire.
-const FORM_CODES: [Form; 4] = [Form::Inline, Form::Continued, Form::Chunk, Form::Long];
-/// The index is the code on the wire.
-const IDLE_CODES: [Idle; 4] = [Idle::Poll, Idle::Adaptive, Idle::Event, Idle::Yield];
+/// Conversions between enumerations with the same variants.
+macro_rules! same {
+    ($($ours:ident, $theirs:ident: $($variant:ident)*;)*) => {
+        $(
+            impl From<$ours> for $theirs {
+                fn from(ours: $ours) -> Self {
+                    match ours { $($ours::$variant => Self::$variant),* }
+                }
+            }
 
-impl Info {
-    fn encode(&self) -> [u8; INFO_BYTES] {
-        let idle = IDLE_CODES.iter().position(|&idle| idle == self.idle).unwrap_or_default() as u32;
-        let Load { connections, outstanding, bulk, message, form } = self.load;
-        let scheme = SCHEME_CODES.iter().position(|&code| code == self.scheme).unwrap_or_default() as u32;
-        let form = FORM_CODES.iter().position(|&code| code == form).unwrap_or_default() as u32;
-        let words = [
-            self.core,
-            self.shards,
-            idle,
-            self.workers,
-            self.credits,
-            self.inline_threshold,
-            connections as u32,
-            outstanding as u32,
-            bulk as u32,
-            message as u32,
-            form,
-            scheme,
-            self.defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)),
-        ];
-        let mut out = [0; INFO_BYTES];
-        for (bytes, word) in out.chunks_exact_mut(4).zip(words) {
-            bytes.copy_from_slice(&word.to_be_bytes());
+            impl From<$theirs> for $ours {
+                fn from(theirs: $theirs) -> Self {
+                    match theirs { $($theirs::$variant => Self::$variant),* }
+                }
+            }
+        )*
+    };
+}
+same! {
+    Idle, IdlePolicy: Poll Adaptive Event Yield;
+    Form, PayloadForm: Inline Continued Chunk Long;
+    CreditMode, CreditScheme: V2Windowed V2Incremental V1;
+}
+
+impl From<Info> for ServerInfo {
+    fn from(info: Info) -> Self {
+        Self {
+            core: info.core,
+            shards: info.shards,
+            idle: info.idle.into(),
+            workers: info.workers,
+            credits: info.credits,
+            inline_threshold: info.inline_threshold,
+            connections: info.load.connections as u32,
+            outstanding: info.load.outstanding as u32,
+            bulk: info.load.bulk as u32,
+            message: info.load.message as u32,
+            form: info.load.form.into(),
+            scheme: info.scheme.into(),
+            defer: info.defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)),
         }
-        out
     }
+}
 
-    /// Decodes a server's description.
-    pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
-        let (words, rest) = data.as_chunks::<4>();
-        let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
-        let &[
-            core,
-            shards,
-            idle,
-            workers,
-            credits,
-            inline_threshold,
-            connections,
-            outstanding,
-            bulk,
-            message,
-            form,
-            scheme,
-            defer,
-        ] = words.as_slice()
-        else {
-            return Err(format!("the server says of itself {} bytes instead of {INFO_BYTES}", data.len()));
-        };
-        let idle = IDLE_CODES.get(idle as usize).filter(|_| rest.is_empty());
-        let idle = *idle.ok_or("the server has an idle policy that is not known here")?;
-        let form = *FORM_CODES.get(form as usize).ok_or("the server has a form that is not known here")?;
+impl From<ServerInfo> for Info {
+    fn from(info: ServerInfo) -> Self {
         let load = Load {
-            connections: connections.max(1) as usize,
-            outstanding: outstanding as usize,
-            bulk: bulk as usize,
-            message: message as usize,
-            form,
+            connections: info.connections.max(1) as usize,
+            outstanding: info.outstanding as usize,
+            bulk: info.bulk as usize,
+            message: info.message as usize,
+            form: info.form.into(),
         };
-        let scheme = *SCHEME_CODES.get(scheme as usize).ok_or("the server has a version that is not known here")?;
-        let defer = defer.checked_sub(1).map(Defer);
-        Ok(Self { core, shards, idle, workers, defer, credits, inline_threshold, scheme, load })
+        Self {
+            core: info.core,
+            shards: info.shards,
+            idle: info.idle.into(),
+            workers: info.workers,
+            defer: info.defer.checked_sub(1).map(Defer),
+            credits: info.credits,
+            inline_threshold: info.inline_threshold,
+            scheme: info.scheme.into(),
+            load,
+        }
     }
 }
 
@@ -169,87 +139,94 @@ impl Program {
         self.arena.clone()
     }
 
-    /// The procedures, run at `place`.
+    /// The procedures, run at `place`. Their memory is that of the load, not the protocol's most.
     pub(crate) fn services<P: Place>(&self, place: &P) -> Services<P::Sharing> {
-        let Self { info, reverser, content, longest, .. } = self;
+        let program = Arc::new(self.clone());
+        let typed = || {
+            let program = Arc::clone(&program);
+            place.procedure(move |call| rpcperf_v5::run(&*program, call))
+        };
         let mut services = Services::new();
         let mut add = |number, procedure: Procedure<P::Sharing>| {
             services.add(PROGRAM, VERSION, number, procedure);
         };
         add(NULL, place.procedure(|_| Ok(())));
         add(ECHO_SMALL, place.procedure(echo).max_reply(SMALL));
-        add(ECHO, place.procedure(echo).max_reply(*longest));
-        let says = info.encode();
-        add(INFO, place.procedure(move |call| reply(call, &says)));
-        if let Some(reverser) = reverser {
-            let (starts, tells) = (reverser.clone(), reverser.clone());
-            add(START_REVERSE, place.procedure(move |call| starts.start(call)));
-            add(OUTCOME, place.procedure(move |call| tells.tell(call)).max_reply(PAGE));
+        add(ECHO, place.procedure(echo).max_reply(self.longest));
+        add(rpcperf_v5::Info::NUMBER, typed());
+        if self.reverser.is_some() {
+            add(StartReverse::NUMBER, typed());
+            add(Outcome::NUMBER, typed().max_reply(Outcome::BINDING.max_reply));
         }
-        let whole = content.part(0, content.len());
-        add(READ_MESSAGE, place.procedure(move |call| read_message(call, &whole)).max_reply(*longest));
-        add(WRITE_MESSAGE, place.procedure(write_message));
-        let bulk = info.load.bulk;
+        add(ReadMessage::NUMBER, typed().max_reply(self.longest));
+        add(WriteMessage::NUMBER, typed());
+        let bulk = self.info.load.bulk;
         if bulk > 0 {
-            let content = content.part(0, content.len());
-            let read = place.procedure(move |call| read(call, &content));
-            add(READ, read.write_chunks(1, bulk).results_from_handler());
-            add(WRITE, place.procedure(write).read_chunks(1, bulk));
+            add(Read::NUMBER, typed().write_chunks(1, bulk).results_from_handler());
+            add(Write::NUMBER, typed().read_chunks(1, bulk));
         }
         services
+    }
+
+    /// The first `len` bytes of the content, if it has as many.
+    fn content(&self, len: u32) -> Result<&[u8], Refusal> {
+        self.content.get(..len as usize).ok_or(Refusal::GarbageArguments)
+    }
+}
+
+impl rpcperf_v5::Server for Program {
+    fn read(&self, _: CallInfo<'_>, len: u32, mut answer: Answer<'_, Read>) -> Result<Sent, Refusal> {
+        let len = self.content(len)?.len();
+        let data = answer.lend(self.content.part(0, len))?;
+        answer.send(&BulkPayload(data))
+    }
+
+    fn write(&self, _: CallInfo<'_>, data: BulkPayload<'_>, answer: Answer<'_, Write>) -> Result<Sent, Refusal> {
+        answer.send(&Received::of(data.0.bytes()))
+    }
+
+    fn info(&self, _: CallInfo<'_>, answer: Answer<'_, rpcperf_v5::Info>) -> Result<Sent, Refusal> {
+        answer.send(&self.info.into())
+    }
+
+    fn read_message(&self, _: CallInfo<'_>, len: u32, answer: Answer<'_, ReadMessage>) -> Result<Sent, Refusal> {
+        answer.send(&Payload(self.content(len)?))
+    }
+
+    fn write_message(
+        &self,
+        _: CallInfo<'_>,
+        data: Payload<'_>,
+        answer: Answer<'_, WriteMessage>,
+    ) -> Result<Sent, Refusal> {
+        answer.send(&Received::of(data.0))
+    }
+
+    fn start_reverse(
+        &self,
+        info: CallInfo<'_>,
+        run: Run<'_>,
+        answer: Answer<'_, StartReverse>,
+    ) -> Result<Sent, Refusal> {
+        let reverser = self.reverser.as_ref().ok_or(Refusal::ProcedureUnavailable)?;
+        answer.send(&reverser.start(info.caller(), run.0)?)
+    }
+
+    fn outcome(&self, _: CallInfo<'_>, at: u32, answer: Answer<'_, Outcome>) -> Result<Sent, Refusal> {
+        self.reverser.as_ref().ok_or(Refusal::ProcedureUnavailable)?.tell(at as usize, answer)
+    }
+}
+
+impl Received {
+    /// What tells a sender that `data` arrived.
+    fn of(data: &[u8]) -> Self {
+        Self { len: data.len() as u32, tail: tail(data) }
     }
 }
 
 fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
     let (args, mut results) = call.args_and_writer();
     results.put(args).map_err(|_| Refusal::GarbageArguments)
-}
-
-fn read(call: &mut ServerCall, content: &Frozen) -> Result<(), Refusal> {
-    let len = call.write_chunk_capacity(0).filter(|&len| len <= content.len());
-    let len = len.ok_or(Refusal::GarbageArguments)?;
-    call.set_result(0, content.part(0, len))?;
-    reply(call, &(len as u32).to_be_bytes())
-}
-
-fn write(call: &mut ServerCall) -> Result<(), Refusal> {
-    let chunk = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-    let len = (chunk.len() as u32).to_be_bytes();
-    if call.args() != len {
-        return Err(Refusal::GarbageArguments);
-    }
-    let mut results = [0; 8];
-    results[..4].copy_from_slice(&len);
-    results[4..].copy_from_slice(&tail(chunk).to_be_bytes());
-    reply(call, &results)
-}
-
-fn read_message(call: &mut ServerCall, content: &[u8]) -> Result<(), Refusal> {
-    let len = word(call.args());
-    let content = len.and_then(|len| content.get(..len as usize)).ok_or(Refusal::GarbageArguments)?;
-    let mut results = call.reply_writer();
-    let padding = padded(content.len()) - content.len();
-    let written = results.put(&(content.len() as u32).to_be_bytes()).and_then(|()| results.put(content));
-    written.and_then(|()| results.put_zeroes(padding)).map_err(|_| Refusal::SystemError)
-}
-
-fn write_message(call: &mut ServerCall) -> Result<(), Refusal> {
-    let opaque = |args: &[u8]| {
-        let (len, rest) = args.split_first_chunk()?;
-        let size = u32::from_be_bytes(*len) as usize;
-        let whole = rest.len() == padded(size);
-        Some((*len, tail(rest.get(..size).filter(|_| whole)?)))
-    };
-    let (len, tail) = opaque(call.args()).ok_or(Refusal::GarbageArguments)?;
-    let mut results = [0; 8];
-    results[..4].copy_from_slice(&len);
-    results[4..].copy_from_slice(&tail.to_be_bytes());
-    reply(call, &results)
-}
-
-pub(super) fn reply(call: &mut ServerCall, results: &[u8]) -> Result<(), Refusal> {
-    let mut room = call.reply_writer();
-    room.put(results).map_err(|_| Refusal::SystemError)
 }
 
 /// `len` bytes of [`pattern`], immutable from here on.
@@ -269,11 +246,6 @@ pub(crate) fn pattern(at: usize) -> u8 {
 
 /// Period of [`pattern`], in bytes.
 const PERIOD: usize = 251;
-
-/// The number, if `bytes` is exactly one word.
-pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
-    bytes.try_into().ok().map(u32::from_be_bytes)
-}
 
 /// Fills memory with [`pattern`].
 pub(crate) fn fill(bytes: &mut [u8]) {
@@ -310,27 +282,20 @@ mod tests {
     #[test]
     fn info_there_and_back() {
         let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
-        for (idle, form) in IDLE_CODES.into_iter().zip(FORM_CODES) {
-            let load = Load { form, ..load };
+        for defer in [None, Some(Defer(0)), Some(Defer(700))] {
             let info = Info {
                 core: 3,
                 shards: 2,
-                idle,
+                idle: Idle::Event,
                 workers: 2,
-                defer: None,
+                defer,
                 credits: 64,
                 inline_threshold: 4096,
                 scheme: CreditMode::V1,
                 load,
             };
-            assert_eq!(Info::decode(&info.encode()), Ok(info));
-            for defer in [0, 700] {
-                let info = Info { defer: Some(Defer(defer)), ..info };
-                assert_eq!(Info::decode(&info.encode()), Ok(info));
-            }
-            assert!(Info::decode(&info.encode()[..28]).is_err());
+            assert_eq!(Info::from(ServerInfo::from(info)), info);
         }
-        assert!(Info::decode(&[9; INFO_BYTES]).unwrap_err().contains("idle"));
     }
 
     #[test]

@@ -7,12 +7,16 @@ use std::time::{Duration, Instant};
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::config::ConnectConfig;
 use rpcrdma::handoff::idle::{Idle, IdleStep};
+use rpcrdma::typed::{self, Error, Request, Response, Signature};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{Address, CallError, Config, Knob, Reply, Services};
+use rpcrdma::xdr::Bulk;
+use rpcrdma::{Address, CallError, Config, Services};
 
 use super::form::Travel;
 use super::payload::{Payload, Shape};
 use super::place::AtOnce;
+use super::protocol::rpcperf_v5::{self, PROGRAM, Read, StartReverse, VERSION, Write};
+use super::protocol::{self, BulkPayload};
 use super::reverse::{Outcome, Run};
 use super::service::{self, Info, Program};
 use crate::cli::{Form, RpcOp};
@@ -25,6 +29,8 @@ use crate::target::Target;
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// Time limit for calls outside the measurement.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// What the client does while the server calls it.
+const ASKING: &str = "asking the server for calls of its own";
 /// Payload bytes from which a chunk takes longer than the call around it.
 const BULK: usize = 16 << 10;
 /// Polls per clock reading while this side only serves the server's calls.
@@ -99,19 +105,22 @@ pub(crate) fn connect(
     let scheme = config.wire.credit_mode;
     config.poll.sample_latency = 0;
     let services = services.map(Arc::new);
-    let config =
-        ClientConfig { shard: config, connect, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
+    let config = ClientConfig { shard: config, connect, services, ..ClientConfig::new(PROGRAM, VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
-    let mut call = client.prepare(service::INFO, 0).map_err(|e| Failure::run("call", e))?;
-    call = call.timeout(PATIENCE);
-    let reply = client.call(call).map_err(|error| {
+    let info = ask::<rpcperf_v5::Info>(&mut client, &()).and_then(|reply| reply.results().map(Info::from));
+    let info = info.map_err(|error| {
         Failure::Run(format!(
             "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
             super::config::scheme_name(scheme)
         ))
     })?;
-    let info = Info::decode(reply.results()).map_err(Failure::Run)?;
     Ok((client, info))
+}
+
+/// Makes a call outside the measurement.
+fn ask<P: Signature>(client: &mut LocalClient, args: &P::Args<'_>) -> Result<Response<P>, Error> {
+    let connection = client.first();
+    typed::call(&mut (client, connection), Request::new().timeout(PATIENCE), args)
 }
 
 impl RpcTarget {
@@ -191,22 +200,19 @@ impl RpcTarget {
     }
 
     /// Prepares a call with a stamped payload in a chunk.
-    fn prepare_chunk(&mut self, token: u32) -> Result<ClientCall, CallError> {
-        let mut call = self.client.prepare(self.procedure, self.args)?;
+    fn prepare_chunk(&mut self, token: u32) -> Result<ClientCall, Error> {
         self.stamp = self.stamp.wrapping_add(1);
-        let lane = &mut self.lanes[token as usize].payload;
-        let mut payload = lane.chunk.take().expect("a lane has one call at a time");
-        Ok(if self.shape.receives_chunk() {
+        let lane = &mut self.lanes[token as usize];
+        let mut payload = lane.payload.chunk.take().expect("a lane has one call at a time");
+        let (len, to) = (payload.len(), &mut (&mut self.client, lane.connection));
+        if self.shape.receives_chunk() {
             // Old bytes must not pass for received data.
             service::stamp(&mut payload, 0);
-            call.write_chunk_into(payload)
+            Request::<Read>::new().room_in(payload).into_call(to, &(len as u32))
         } else {
-            let count = (payload.len() as u32).to_be_bytes();
-            let too_long = |_| CallError::TooLong { needed: 4, limit: self.args, knob: Knob::MESSAGE_BUFFERS };
-            call.put_args(&count).map_err(too_long)?;
-            lane.expected = service::stamp(&mut payload, self.stamp);
-            call.read_chunk(4, payload)
-        })
+            lane.payload.expected = service::stamp(&mut payload, self.stamp);
+            Request::<Write>::new().lend(payload).into_call(to, &BulkPayload(Bulk::placed(len)))
+        }
     }
 
     /// Returns true after a sleep.
@@ -246,25 +252,15 @@ impl RpcTarget {
         }
     }
 
-    /// Makes a call outside the measurement.
-    fn ask(&mut self, procedure: u32, args: &[u8]) -> Result<Reply, Failure> {
-        let what = "asking the server for calls of its own";
-        let mut call = self.client.prepare(procedure, args.len()).map_err(|e| Failure::run(what, e))?;
-        call.args_mut().copy_from_slice(args);
-        call = call.timeout(PATIENCE);
-        self.client.call(call).map_err(|e| Failure::run(what, e))
-    }
-
     /// Outcome of the server's run as JSON, once available.
-    fn outcome(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+    fn outcome(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let mut text: Vec<u8> = Vec::new();
         loop {
-            let reply = self.ask(service::OUTCOME, &(text.len() as u32).to_be_bytes())?;
-            let (len, page) = reply.results().split_first_chunk().unwrap_or((&[0; 4], &[]));
-            let len = u32::from_be_bytes(*len) as usize;
-            text.extend_from_slice(page);
-            if text.len() >= len || page.is_empty() {
-                return Ok((len > 0).then_some(text));
+            let reply = ask::<rpcperf_v5::Outcome>(&mut self.client, &(text.len() as u32))?;
+            let page = reply.results()?;
+            text.extend_from_slice(page.text);
+            if text.len() >= page.len as usize || page.text.is_empty() {
+                return Ok((page.len > 0).then_some(text));
             }
         }
     }
@@ -299,11 +295,13 @@ impl Target for RpcTarget {
     #[inline]
     fn start(&mut self, token: u32) -> Result<(), Failure> {
         let call = match self.kind {
-            Kind::Plain => self.prepare_plain(token),
-            Kind::Chunk => self.prepare_chunk(token),
-            Kind::Message => self.prepare_message(token),
-        };
-        let call = call.map_err(|error| failed(&error))?;
+            Kind::Plain => self.prepare_plain(token).map_err(|error| failed(&error)),
+            Kind::Chunk => self.prepare_chunk(token).map_err(|error| match error {
+                Error::Call(call) => failed(&call.error),
+                other => Failure::run("a call", other),
+            }),
+            Kind::Message => self.prepare_message(token).map_err(|error| failed(&error)),
+        }?;
         let connection = self.lanes[token as usize].connection;
         // The next poll reports a call that fails to start, like any other failed call.
         self.client.start(connection, call, u64::from(token));
@@ -353,20 +351,15 @@ impl Target for RpcTarget {
     }
     fn start_reverse(&mut self) -> Result<(), Failure> {
         let run = self.reverse.as_ref().ok_or_else(|| Failure::Run("there is no such run".to_owned()))?;
-        let mut text = serde_json::to_vec(run).map_err(|e| Failure::run("the server's run", e))?;
-        // XDR pads to a multiple of 4.
-        text.resize(text.len().next_multiple_of(4), b' ');
+        let text = serde_json::to_vec(run).map_err(|e| Failure::run("the server's run", e))?;
         let wanted = run.outstanding as u32;
-        let reply = self.ask(service::START_REVERSE, &text)?;
-        match service::word(reply.results()) {
-            Some(0) => Err(Failure::Run("the server calls another client already".to_owned())),
-            Some(most) if most >= wanted => Ok(()),
-            most => {
-                let most = most.unwrap_or_default();
-                Err(Failure::Run(format!(
-                    "the server has {most} calls of its own under way at a time, and not {wanted}: start it with a larger -t"
-                )))
-            }
+        let reply = ask::<StartReverse>(&mut self.client, &protocol::Run(&text));
+        match reply.and_then(|reply| reply.results()).map_err(|error| Failure::run(ASKING, error))? {
+            0 => Err(Failure::Run("the server calls another client already".to_owned())),
+            most if most >= wanted => Ok(()),
+            most => Err(Failure::Run(format!(
+                "the server has {most} calls of its own under way at a time, and not {wanted}: start it with a larger -t"
+            ))),
         }
     }
 
@@ -374,7 +367,7 @@ impl Target for RpcTarget {
         let mut patience = Duration::from_millis(1);
         let text = loop {
             self.serve(patience);
-            if let Some(text) = self.outcome()? {
+            if let Some(text) = self.outcome().map_err(|error| Failure::run(ASKING, error))? {
                 break text;
             }
             // Each query takes time from the measurement.

@@ -14,7 +14,7 @@ mod tests;
 
 use crate::wire::ErrorBody;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor};
-use crate::wire::xdr::{Reader, padded};
+use crate::wire::xdr::{Decoder, padded};
 
 /// The DDP-eligible items of a procedure's arguments or results: those that may travel as chunks (RFC 8166 §6.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -278,7 +278,7 @@ pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
     if flavor != Flavor::Gss.code() {
         return true;
     }
-    let mut reader = Reader::new(credential);
+    let mut reader = Decoder::new(credential);
     let mut word = |what| reader.u32(what).ok();
     let head = [word("version"), word("gss_proc"), word("seq_num"), word("service")];
     let whole = reader.opaque(usize::MAX, "handle").is_ok() && reader.rest().is_empty();

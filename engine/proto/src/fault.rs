@@ -218,6 +218,8 @@ pub enum Failing {
     Shared,
     /// The pool has no memory for the Write chunk.
     NoMemory,
+    /// A typed result names more placed bytes than the handler wrote.
+    Unwritten,
 }
 
 /// Results that do not fit are a system error: the procedure declared less. The log names the lengths.
@@ -245,6 +247,7 @@ impl Refusal {
             Failing::Space | Failing::Reply => {
                 format!("inline results of {needed} bytes exceed {limit} (Procedure::max_reply)")
             }
+            Failing::Unwritten => format!("result names {needed} placed bytes, {limit} were written (Bulk::placed)"),
             Failing::Undeclared => format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks)"),
             Failing::NoChunk => format!("result in undeclared Write chunk {needed} (Procedure::write_chunks)"),
             Failing::Shared => "Write chunk written after ServerCall::set_result gave it other memory".to_owned(),

@@ -107,6 +107,21 @@ impl ClientCall {
         Ok(())
     }
 
+    /// Memory of all arguments, uninitialized: to be written in full, then [counted](Self::args_written).
+    #[inline]
+    pub(crate) fn args_room(&mut self) -> &mut [u8] {
+        match &mut self.message {
+            Some(message) => message.get_mut(self.args_at..).unwrap_or_default(),
+            None => self.memory.get_mut().map(|memory| &mut memory.args[..]).unwrap_or_default(),
+        }
+    }
+
+    /// All arguments are written.
+    #[inline]
+    pub(crate) fn args_written(&mut self) {
+        self.filled = self.message.as_ref().map_or(0, |message| message.len());
+    }
+
     /// Clears the unwritten rest.
     #[inline]
     pub(super) fn fill(&mut self) {

@@ -84,6 +84,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// See [`StartError`].
+    #[doc(hidden)]
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, StartError> {
         let template = Template::new(config.program, config.version, &config.credential);
         let shard =
@@ -99,6 +100,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// See [`ConnectError`].
+    #[doc(hidden)]
     pub fn with_fabric(fabric: F, address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
         let mut client = Self::open(fabric, config)?;
         client.add_connection(address)?;

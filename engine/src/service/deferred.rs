@@ -154,6 +154,9 @@ impl DerefMut for DeferredCall {
 
 impl fmt::Debug for DeferredCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeferredCall").field("xid", &self.xid()).field("procedure", &self.procedure()).finish()
+        f.debug_struct("DeferredCall")
+            .field("xid", &self.info().xid())
+            .field("procedure", &self.info().procedure())
+            .finish()
     }
 }

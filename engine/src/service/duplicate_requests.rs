@@ -71,11 +71,11 @@ impl Client {
     }
 }
 
-/// Identifies the client by its [authenticated host](ServerCall::peer_identity).
+/// Identifies the client by its [authenticated host](super::CallInfo::peer_identity).
 ///
 /// All users of a host are then one client: right if the host numbers its calls.
 pub fn by_host(call: &ServerCall) -> Option<Client> {
-    call.peer_identity().map(|name| Client::named(name.as_bytes()))
+    call.info().peer_identity().map(|name| Client::named(name.as_bytes()))
 }
 
 /// Identifies the client by its credential; `None` for AUTH_NONE.
@@ -83,7 +83,7 @@ pub fn by_host(call: &ServerCall) -> Option<Client> {
 /// Right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does.
 /// [`Credential::sys`](crate::client::Credential::sys) stamps 0: its machine names must differ then.
 pub fn by_credential(call: &ServerCall) -> Option<Client> {
-    let (flavor, body) = call.credential();
+    let (flavor, body) = call.info().credential();
     (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
 }
 
@@ -104,8 +104,8 @@ impl CallKey {
     /// A call that reuses an XID soon does not get the old reply. Inline arguments, without the RPC header, are one
     /// argument; each Read chunk is another.
     pub(super) fn of(client: Client, call: &ServerCall, checksummed: usize) -> Self {
-        let (program, version, procedure) = (call.program(), call.version(), call.procedure());
-        let inline = Self { client, xid: call.xid(), program, version, procedure, checksum: 0 };
+        let (program, version, procedure) = (call.info().program(), call.info().version(), call.info().procedure());
+        let inline = Self { client, xid: call.info().xid(), program, version, procedure, checksum: 0 };
         let inline = inline.with(call.args(), checksummed);
         (0..call.read_chunks()).fold(inline, |key, n| key.with(call.read_chunk(n).unwrap_or_default(), checksummed))
     }

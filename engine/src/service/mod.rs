@@ -15,16 +15,16 @@ mod writer;
 
 pub(crate) use boxes::CallBoxes;
 pub(crate) use call::{
-    Admitted, Answered, Arrived, Call, CallParts, Chunks, Header, Long, Miscounted, Ready, Refused, ReplyMessage,
-    Replying, RpcMessage, Stamp, Unready,
+    Admitted, Answered, Arrived, Call, CallParts, Chunks, Header, Incoming, Long, Miscounted, Outgoing, Ready, Refused,
+    ReplyMessage, Replying, Results, RpcMessage, Stamp, Unready,
 };
-pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
+pub use call::{CallInfo, Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
 pub use deferred::DeferredCall;
 pub(crate) use deferred::{CallsHome, CameHome, Origin};
 pub(crate) use handler::Task;
 #[doc(hidden)]
 pub use handler::{Local, Sharing, Threads};
+pub(crate) use procedure::{Identify, NO_ENTRY, REFUSAL_LEN, ResultMemory, RunOn};
 pub use procedure::{LocalProcedure, LocalServices, MAX_PROCEDURE, Procedure, Services};
-pub(crate) use procedure::{NO_ENTRY, REFUSAL_LEN, ResultMemory, RunOn};
 pub use task::{Application, ShardSetup, ShardTask};
 pub use writer::{ResultTooLong, ResultWriter};

@@ -77,7 +77,7 @@ pub(crate) struct Cached {
 }
 
 /// Identifies the caller of a call, for a [`DuplicateRequestCache`].
-type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
+pub(crate) type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
     /// Looks a call up. `None` if it is new, which stores its ticket in the call, or if its caller is unknown.

@@ -72,7 +72,7 @@ pub(super) fn chunk_too_short(index: u32, needed: usize, declared: u32) -> Refus
 impl<'a> ResultWriter<'a> {
     /// Starts at the beginning.
     #[inline]
-    pub(super) fn new(room: &'a mut [u8], len: &'a mut usize) -> Self {
+    pub(crate) fn new(room: &'a mut [u8], len: &'a mut usize) -> Self {
         *len = 0;
         Self { room, len, told: None, chunk: None }
     }

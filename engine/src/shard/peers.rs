@@ -25,7 +25,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Its connection, as in [`ServerCall::caller`](crate::ServerCall::caller).
+    /// Its connection, as in [`CallInfo::caller`](crate::service::CallInfo::caller).
     pub fn caller(&self) -> Caller {
         self.caller
     }

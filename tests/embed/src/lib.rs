@@ -4,8 +4,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `protocol` | the procedures, and their arguments and results |
-//! | `xdr` | the required part of XDR (RFC 4506) |
+//! | `protocol` | types and procedures, generated from `kv.x` |
 //! | `log` | the values: a log per shard, and one index over all of them |
 //! | `ring` | an io_uring, and the memory of its operations |
 //! | `server` | the procedures of one shard, and the task that writes its log and reads all logs |
@@ -19,4 +18,3 @@ mod log;
 pub mod protocol;
 mod ring;
 pub mod server;
-mod xdr;

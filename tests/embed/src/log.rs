@@ -94,7 +94,7 @@ impl Store {
             let sequence = u64::from(word(&head, 4)) << 32 | u64::from(word(&head, 8));
             let (key_len, value_len) = (word(&head, 12) as usize, word(&head, 16));
             let value_len = (value_len != NONE).then_some(value_len);
-            let bounded = key_len <= MAX_KEY && value_len.unwrap_or(0) as usize <= MAX_VALUE;
+            let bounded = key_len <= MAX_KEY as usize && value_len.unwrap_or(0) <= MAX_VALUE;
             let record_end = end + (HEAD + key_len) as u64 + u64::from(value_len.unwrap_or(0));
             if word(&head, 0) != MAGIC || !bounded || record_end > len {
                 break;
@@ -141,7 +141,7 @@ impl Store {
             if entry.place.is_none() {
                 continue;
             }
-            let needed = 4 + key.len() + crate::xdr::padding(key.len());
+            let needed = 4 + rpcrdma::xdr::padded(key.len());
             match room.checked_sub(needed) {
                 Some(left) => room = left,
                 None => return (names, true),

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types::Fd};
-use rpcrdma::Frozen;
-use rpcrdma::service::DeferredCall;
+use rpcrdma::typed::Deferred;
 
 use crate::log::Record;
+use crate::protocol::kv_v1;
 
 /// Outstanding jobs.
 const ENTRIES: u32 = 128;
@@ -19,7 +19,7 @@ const DSYNC: i32 = 2;
 
 /// Job for the kernel.
 pub(crate) enum Job {
-    /// Reads a value into the Write chunk of its call.
+    /// Reads a value into the memory that its call answers from.
     Read(Get),
     /// Appends records to a log.
     Write(Batch),
@@ -27,7 +27,7 @@ pub(crate) enum Job {
 
 /// A read in progress.
 pub(crate) struct Get {
-    pub(crate) call: DeferredCall,
+    pub(crate) call: Deferred<kv_v1::Get>,
     file: Arc<File>,
     at: u64,
     pub(crate) len: usize,
@@ -36,39 +36,37 @@ pub(crate) struct Get {
 }
 
 impl Get {
-    /// A read for a call whose Write chunk has room for the value.
-    pub(crate) fn new(call: DeferredCall, file: Arc<File>, at: u64, len: usize) -> Self {
+    /// A read for a call that has room for the value.
+    pub(crate) fn new(call: Deferred<kv_v1::Get>, file: Arc<File>, at: u64, len: usize) -> Self {
         Self { call, file, at, len, done: 0 }
     }
 
-    /// True if the whole value is in the chunk.
+    /// True if the whole value is there.
     pub(crate) fn is_whole(&self) -> bool {
         self.done == self.len
     }
 }
 
-/// Value of a record in a write.
-pub(crate) enum Value {
-    None,
-    Inline(Vec<u8>),
-    Chunk(Frozen),
-}
-
-impl Value {
-    pub(crate) fn bytes(&self) -> &[u8] {
-        match self {
-            Self::None => &[],
-            Self::Inline(bytes) => bytes,
-            Self::Chunk(bytes) => bytes,
-        }
-    }
+/// Call of a change.
+pub(crate) enum Change {
+    Put(Deferred<kv_v1::Put>),
+    Delete(Deferred<kv_v1::Delete>),
 }
 
 /// A record in a write, and its call.
 pub(crate) struct Put {
     pub(crate) record: Record,
-    pub(crate) value: Value,
-    pub(crate) call: DeferredCall,
+    pub(crate) call: Change,
+}
+
+impl Put {
+    /// The value, in the memory that it arrived in: the message, or the target of an RDMA Read.
+    fn value(&self) -> &[u8] {
+        match &self.call {
+            Change::Put(call) => call.args().value.bytes(),
+            Change::Delete(_) => &[],
+        }
+    }
 }
 
 /// Layout of `struct iovec`.
@@ -91,7 +89,7 @@ impl Batch {
     pub(crate) const MOST: usize = 256;
 
     pub(crate) fn new(file: Arc<File>, at: u64, puts: Vec<Put>) -> Self {
-        let pieces = puts.iter().flat_map(|put| [&put.record.front[..], put.value.bytes()]);
+        let pieces = puts.iter().flat_map(|put| [&put.record.front[..], put.value()]);
         let pieces = pieces.map(|bytes| Piece { base: bytes.as_ptr(), len: bytes.len() }).collect();
         Self { file, at, puts, pieces }
     }
@@ -126,7 +124,7 @@ impl Ring {
         let entry: squeue::Entry = match &mut job {
             Job::Read(Get { call, file, at, len, done }) => {
                 // `Get::new` requires room for `len` bytes.
-                let Ok(mut room) = call.result_writer(0) else { return Err(job) };
+                let Ok(mut room) = call.data() else { return Err(job) };
                 let memory = room.as_mut_ptr().wrapping_add(*done);
                 let (left, at) = ((*len - *done) as u32, *at + *done as u64);
                 opcode::Read::new(Fd(file.as_raw_fd()), memory, left).offset(at).build()
@@ -138,8 +136,8 @@ impl Ring {
             }
         };
         // SAFETY: the kernel uses the job's file and memory. `jobs` keeps the job untouched until its completion; see
-        // also `Drop`. Moving the job does not move the memory: results of a kept call (`ResultWriter::as_mut_ptr`),
-        // buffers, and vectors whose length does not change.
+        // also `Drop`. Moving the job does not move the memory: arguments and results of a kept call, and vectors
+        // whose length does not change.
         if unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }.is_err() {
             return Err(job);
         }
@@ -171,7 +169,7 @@ impl Ring {
         if let (Job::Read(get), Ok(moved)) = (&mut job, &moved) {
             get.done += moved;
             if get.is_whole()
-                && let Ok(mut value) = get.call.result_writer(0)
+                && let Ok(mut value) = get.call.data()
             {
                 // SAFETY: the kernel has written all of these bytes, from the start, and has completed.
                 unsafe { value.advance(get.len) };

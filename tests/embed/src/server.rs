@@ -11,13 +11,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rpcrdma::server::ServerConfig;
-use rpcrdma::service::{Application, DeferredCall, ShardTask};
-use rpcrdma::{Address, Config, Procedure, Refusal, Server, ServerCall, Services};
+use rpcrdma::service::{Application, LocalServices, ShardTask};
+use rpcrdma::typed::{Answer, CallInfo, Deferred, Sent};
+use rpcrdma::xdr::Bulk;
+use rpcrdma::{Address, Config, Refusal, Server};
 
 use crate::log::Store;
-use crate::protocol::{DELETE, GET, LIST, MAX_KEY, MAX_PAGE, MAX_VALUE, PROGRAM, PUT, VERSION};
-use crate::ring::{Batch, Get, Job, Put, Ring, Value};
-use crate::xdr::{Reader, put_opaque};
+use crate::protocol::{Found, KvKey, MAX_VALUE, Page, Query, kv_v1};
+use crate::ring::{Batch, Change, Get, Job, Put, Ring};
 
 /// Checks that io_uring is available.
 ///
@@ -35,7 +36,7 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
     let store = Arc::new(Store::open(directory, shards)?);
     // Each shard has buffers for values in transfer.
     let mut shard = Config::default();
-    (shard.memory.receives, shard.memory.bulk_buffers) = (1024, vec![(16 << 10, 64), (MAX_VALUE, 32)]);
+    (shard.memory.receives, shard.memory.bulk_buffers) = (1024, vec![(16 << 10, 64), (MAX_VALUE as usize, 32)]);
     let config = ServerConfig { shard, shards, ..ServerConfig::default() };
     Ok(Server::start_with(
         address,
@@ -43,46 +44,44 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
             let disk = Rc::new(RefCell::new(Disk::new(&store, setup.index)?));
             let descriptor = disk.borrow().ring.descriptor().try_clone_to_owned()?;
             let task = Task { disk: Rc::clone(&disk), descriptor };
-            Ok(Application { services: services(&store, &disk), task: Some(Box::new(task)) })
+            let mut services = LocalServices::new();
+            kv_v1::add_local(&mut services, &Rc::new(Shard { store: Arc::clone(&store), disk }));
+            Ok(Application { services, task: Some(Box::new(task)) })
         },
         &config,
     )?)
 }
 
 /// Procedures of one shard.
-fn services(store: &Arc<Store>, disk: &Rc<RefCell<Disk>>) -> rpcrdma::service::LocalServices {
-    let mut services = Services::new();
-    let on = Rc::clone(disk);
-    let get = Procedure::deferred(move |call| refuse(on.borrow_mut().get(call)));
-    services.add(PROGRAM, VERSION, GET, get.write_chunks(1, MAX_VALUE));
-    let on = Rc::clone(disk);
-    let put = Procedure::deferred(move |call| refuse(on.borrow_mut().put(call)));
-    services.add(PROGRAM, VERSION, PUT, put.read_chunks(1, MAX_VALUE));
-    let on = Rc::clone(disk);
-    services.add(PROGRAM, VERSION, DELETE, Procedure::deferred(move |call| refuse(on.borrow_mut().delete(call))));
-    let store = Arc::clone(store);
-    services.add(PROGRAM, VERSION, LIST, Procedure::new(move |call| list(&store, call)).max_reply(MAX_PAGE + 8));
-    services
+struct Shard {
+    store: Arc<Store>,
+    disk: Rc<RefCell<Disk>>,
 }
 
-/// Answers at once with a refusal.
-fn refuse(outcome: Result<(), (DeferredCall, Refusal)>) {
-    if let Err((call, refusal)) = outcome {
-        call.answer(Err(refusal));
+impl kv_v1::Server for Shard {
+    fn get(&self, call: Deferred<kv_v1::Get>) {
+        self.disk.borrow_mut().get(call);
     }
-}
 
-fn list(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
-    let mut args = Reader(call.args());
-    let (Some(prefix), Some(after)) = (args.opaque(MAX_KEY), args.opaque(MAX_KEY)) else {
-        return Err(Refusal::GarbageArguments);
-    };
-    let (names, more) = store.list(prefix, after);
-    let mut page = (names.len() as u32).to_be_bytes().to_vec();
-    names.iter().for_each(|name| put_opaque(&mut page, name));
-    page.extend(u32::from(more).to_be_bytes());
-    call.reply_mut(page.len())?.copy_from_slice(&page);
-    Ok(())
+    fn put(&self, call: Deferred<kv_v1::Put>) {
+        let args = call.args();
+        let record = self.store.record(args.key.0, Some(args.value.len() as u32));
+        self.disk.borrow_mut().puts.push_back(Put { record, call: Change::Put(call) });
+    }
+
+    fn delete(&self, call: Deferred<kv_v1::Delete>) {
+        if self.store.find(call.args().0).is_none() {
+            return call.send(&false);
+        }
+        let record = self.store.record(call.args().0, None);
+        self.disk.borrow_mut().puts.push_back(Put { record, call: Change::Delete(call) });
+    }
+
+    fn list(&self, _: CallInfo<'_>, query: Query<'_>, answer: Answer<'_, kv_v1::List>) -> Result<Sent, Refusal> {
+        let (names, more) = self.store.list(query.prefix.0, query.after.0);
+        let names: Vec<_> = names.iter().map(|name| KvKey(name)).collect();
+        answer.send(&Page { names: names[..].into(), more })
+    }
 }
 
 /// Disk state of one shard.
@@ -106,48 +105,18 @@ impl Disk {
         Ok(Self { store: Arc::clone(store), ring: Ring::new()?, index, log, end, writing: false, puts, gets })
     }
 
-    fn get(&mut self, mut call: DeferredCall) -> Result<(), (DeferredCall, Refusal)> {
-        let Some(key) = Reader(call.args()).opaque(MAX_KEY) else { return Err((call, Refusal::GarbageArguments)) };
-        let Some(place) = self.store.find(key) else {
-            answer(call, &[0]);
-            return Ok(());
-        };
+    fn get(&mut self, mut call: Deferred<kv_v1::Get>) {
+        let Some(place) = self.store.find(call.args().0) else { return call.send(&Found(None)) };
         let len = place.len as usize;
         if len == 0 {
-            answer(call, &[1, 0]);
-        } else if call.result_writer(0).is_ok_and(|room| room.room() >= len) {
+            call.send(&Found(Some(Bulk::default())));
+        } else if call.data().is_ok_and(|room| room.room() >= len) {
             let file = Arc::clone(&self.store.logs()[place.log]);
             self.gets.push_back(Get::new(call, file, place.at, len));
         } else {
-            return Err((call, Refusal::GarbageArguments));
+            // The caller offers no room for it.
+            call.refuse(Refusal::GarbageArguments);
         }
-        Ok(())
-    }
-
-    fn put(&mut self, mut call: DeferredCall) -> Result<(), (DeferredCall, Refusal)> {
-        let chunk = call.take_read_chunk(0);
-        let mut args = Reader(call.args());
-        let key = args.opaque(MAX_KEY);
-        let value = match chunk {
-            // The length precedes the chunk's position.
-            Some(chunk) => args.number().filter(|&len| len as usize == chunk.len()).map(|_| Value::Chunk(chunk)),
-            None => args.opaque(MAX_VALUE).map(|bytes| Value::Inline(bytes.to_vec())),
-        };
-        let (Some(key), Some(value)) = (key, value) else { return Err((call, Refusal::GarbageArguments)) };
-        let record = self.store.record(key, Some(value.bytes().len() as u32));
-        self.puts.push_back(Put { record, value, call });
-        Ok(())
-    }
-
-    fn delete(&mut self, call: DeferredCall) -> Result<(), (DeferredCall, Refusal)> {
-        let Some(key) = Reader(call.args()).opaque(MAX_KEY) else { return Err((call, Refusal::GarbageArguments)) };
-        if self.store.find(key).is_none() {
-            answer(call, &[0]);
-            return Ok(());
-        }
-        let record = self.store.record(key, None);
-        self.puts.push_back(Put { record, value: Value::None, call });
-        Ok(())
     }
 
     /// Submits work to the kernel, and answers completed calls.
@@ -184,10 +153,10 @@ impl Disk {
 
     fn was_read(&mut self, get: Get, moved: io::Result<usize>) {
         match moved {
-            Ok(_) if get.is_whole() => answer(get.call, &[1, get.len as u32]),
-            Ok(0) => get.call.answer(Err(failed("a log is shorter than it was"))),
+            Ok(_) if get.is_whole() => get.call.send(&Found(Some(Bulk::placed(get.len)))),
+            Ok(0) => get.call.refuse(failed("a log is shorter than it was")),
             Ok(_) => self.gets.push_front(get),
-            Err(error) => get.call.answer(Err(failed(&error.to_string()))),
+            Err(error) => get.call.refuse(failed(&error.to_string())),
         }
     }
 
@@ -195,10 +164,13 @@ impl Disk {
         self.writing = false;
         let why = match moved {
             Ok(moved) if moved as u64 == batch.len() => {
-                for Put { record, call, .. } in batch.puts {
+                for Put { record, call } in batch.puts {
                     self.store.written(self.index, self.end, &record);
                     self.end += record.len();
-                    if call.procedure() == DELETE { answer(call, &[1]) } else { answer(call, &[]) }
+                    match call {
+                        Change::Put(call) => call.send(&()),
+                        Change::Delete(call) => call.send(&true),
+                    }
                 }
                 return;
             }
@@ -206,7 +178,12 @@ impl Disk {
             Ok(_) => "a log has no room for more".into(),
             Err(error) => error.to_string(),
         };
-        batch.puts.into_iter().for_each(|put| put.call.answer(Err(failed(&why))));
+        for put in batch.puts {
+            match put.call {
+                Change::Put(call) => call.refuse(failed(&why)),
+                Change::Delete(call) => call.refuse(failed(&why)),
+            }
+        }
     }
 }
 
@@ -214,15 +191,6 @@ impl Disk {
 fn failed(why: &str) -> Refusal {
     eprintln!("kv-server: {why}");
     Refusal::SystemError
-}
-
-/// Answers with these words.
-fn answer(mut call: DeferredCall, words: &[u32]) {
-    let room = call.reply_mut(4 * words.len());
-    let written = room.map(|results| {
-        results.as_chunks_mut().0.iter_mut().zip(words).for_each(|(room, word)| *room = word.to_be_bytes());
-    });
-    call.answer(written.map_err(Refusal::from));
 }
 
 /// Task of the shard.

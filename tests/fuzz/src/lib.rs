@@ -13,3 +13,4 @@ pub mod private_data;
 pub mod properties;
 pub mod ring;
 pub mod rpc;
+pub mod xdrgen;

@@ -342,7 +342,7 @@ fn results_in_write_chunks_and_running_once_exclude_each_other() {
 fn a_callers_host_is_known_where_there_are_addresses() {
     let mut services = standard_services();
     let host = Procedure::new(|call| {
-        let host = call.peer_host().map_or_else(String::new, |host| host.to_string());
+        let host = call.info().peer_host().map_or_else(String::new, |host| host.to_string());
         call.reply_mut(host.len())?.copy_from_slice(host.as_bytes());
         Ok(())
     });

@@ -17,7 +17,7 @@ const WHO: u32 = 40;
 fn services() -> Services {
     let mut services = standard_services();
     let who = Procedure::new(|call| {
-        let name = call.peer_identity().unwrap_or_default().to_owned();
+        let name = call.info().peer_identity().unwrap_or_default().to_owned();
         call.reply_mut(name.len()).expect("a short name").copy_from_slice(name.as_bytes());
         Ok(())
     })

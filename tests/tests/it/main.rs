@@ -55,6 +55,7 @@ mod slow_peers;
 mod stale;
 mod stats_socket;
 mod threads;
+mod typed;
 mod verifiers;
 mod version_1;
 mod wake_ups;

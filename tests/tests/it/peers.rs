@@ -52,9 +52,9 @@ impl Log {
         let (open, gate) = mpsc::channel();
         let (gate, calls, ends) = (Mutex::new(gate), self.clone(), self.clone());
         let echo = Procedure::new(move |call| {
-            calls.add(Told::Begins(call.caller()));
+            calls.add(Told::Begins(call.info().caller()));
             let opened = gate.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
-            calls.add(Told::Ends(call.caller()));
+            calls.add(Told::Ends(call.info().caller()));
             opened.map_err(|_| rpcrdma::Refusal::SystemError)
         });
         let hook = PeerHook::new(move |event| match event {

@@ -23,7 +23,7 @@ pub(super) fn telling_services() -> (Services, Receiver<Caller>) {
     let tell = Mutex::new(tell);
     let mut services = standard_services();
     let hello = Procedure::new(move |call| {
-        let told = tell.lock().map(|tell| tell.send(call.caller()));
+        let told = tell.lock().map(|tell| tell.send(call.info().caller()));
         told.is_ok().then_some(()).ok_or(rpcrdma::Refusal::SystemError)
     });
     services.add(PROGRAM, VERSION, HELLO, hello);

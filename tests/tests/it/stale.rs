@@ -40,7 +40,7 @@ const INLINE: [(Handler, usize); 5] = [
     (|call, len| call.reply_mut(len).map(drop).map_err(Refusal::from), 0),
     (
         |call, len| {
-            let (_, results) = call.args_and_reply(len)?;
+            let results = call.reply_mut(len)?;
             results[..3].fill(1);
             Ok(())
         },

@@ -12,7 +12,7 @@ use serde_json::Value;
 /// The crates that export items. The first is the checked one.
 const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdma-mempool"];
 /// Most modules, types, traits, functions, constants and methods.
-const MOST_ITEMS: usize = 339;
+const MOST_ITEMS: usize = 350;
 /// Most fields and variants.
 const MOST_FIELDS: usize = 215;
 const LIST: &str = "engine/api.txt";
@@ -94,6 +94,10 @@ impl<'a> Face<'a> {
             if item["visibility"] == "public" || item["visibility"] == "default" {
                 self.add(of, item, &join(path, item["name"].as_str().expect("a name")));
             }
+            return;
+        }
+        // A crate of its own, which its own page describes.
+        if inner["source"] == "rpcrdma_xdr" {
             return;
         }
         let target = crates[of].item(&inner["id"]).map(|item| (of, item));

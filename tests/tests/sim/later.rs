@@ -25,7 +25,7 @@ impl Later {
     ) -> Procedure {
         let (later, work): (_, Work) = (self.clone(), Arc::new(work));
         Procedure::deferred(move |mut call| {
-            if call.xid() & 1 == 0 {
+            if call.info().xid() & 1 == 0 {
                 later.calls().push((call, Arc::clone(&work)));
             } else {
                 let outcome = work(&mut call);

@@ -6,14 +6,16 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use nfs3_types::xdr_codec::{Pack, Unpack, Void};
 use rpcrdma::Buf;
 use rpcrdma::auth::AuthPolicy;
-use rpcrdma::client::{ClientCall, ClientConfig};
+use rpcrdma::client::{ClientCall, ClientConfig, Connection};
+use rpcrdma::typed::{self, Request, Response, Signature};
+use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, CallError, FailedCall, LocalClient, Reply};
 use rpcrdma_proto::wire::ErrorBody;
 
-use crate::codec::{self, Info, ReadArgs, ReadData, WriteArgs, Written};
+use crate::protocol::blockstore_v1::{self, Flush, Read, Write};
+use crate::protocol::{Info, ReadArgs, ReadData, Status, WriteArgs, Written};
 
 /// Time limit of a call. FLUSH may have much to write.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,15 +73,16 @@ impl BlockClient {
         depth: usize,
         host_auth: AuthPolicy,
     ) -> anyhow::Result<Self> {
-        let mut config = ClientConfig::new(codec::PROGRAM, codec::VERSION);
+        let mut config = ClientConfig::new(blockstore_v1::PROGRAM, blockstore_v1::VERSION);
         config.shard.memory.bulk_buffers = vec![(block, depth)];
         config.shard.limits.max_calls = depth;
         let hint = if matches!(host_auth, AuthPolicy::Off) { "; the server may require --host-key" } else { "" };
         config.shard.wire.host_auth = host_auth;
         let client = LocalClient::connect(address, config)?;
-        let info = Info { size: 0, block_max: 0, writable: false };
-        let mut this = Self { client, info, block, depth, buffers: Vec::new() };
-        this.info = this.simple(codec::INFO, PATIENCE).with_context(|| format!("call of procedure INFO{hint}"))?;
+        let mut this = Self { client, info: Info::default(), block, depth, buffers: Vec::new() };
+        let reply = this.simple::<blockstore_v1::Info>(PATIENCE);
+        let reply = reply.with_context(|| format!("call of procedure INFO{hint}"))?;
+        this.info = Result::from(reply.results()?)?;
         let most = this.info.block_max;
         ensure!(block <= most as usize, "blocks of {block} bytes: the store takes no more than {most}");
         Ok(this)
@@ -91,17 +94,18 @@ impl BlockClient {
     }
 
     /// A call without arguments.
-    fn simple<T: Unpack>(&mut self, procedure: u32, patience: Duration) -> anyhow::Result<T> {
-        let call = self.client.prepare(procedure, 0)?.timeout(patience);
-        let reply = self.client.call(call).map_err(|failed| explain(failed.error))?;
-        Ok(codec::decode_result(reply.results())??)
+    fn simple<P: for<'a> Signature<Args<'a> = ()>>(&mut self, patience: Duration) -> anyhow::Result<Response<P>> {
+        let connection = self.client.first();
+        typed::call(&mut (&mut self.client, connection), Request::new().timeout(patience), &()).map_err(explain)
     }
 
     /// Makes earlier writes stable.
     pub(crate) fn flush(&mut self) -> anyhow::Result<Duration> {
         let start = now();
-        let Void = self.simple(codec::FLUSH, FLUSH_PATIENCE).context("FLUSH")?;
-        Ok(start.elapsed())
+        match self.simple::<Flush>(FLUSH_PATIENCE).context("FLUSH")?.results()? {
+            Status::Ok => Ok(start.elapsed()),
+            status => Err(status).context("FLUSH"),
+        }
     }
 
     /// Writes a file to the start of the store. It is stable only after [`flush`](Self::flush).
@@ -109,18 +113,12 @@ impl BlockClient {
         let room = self.info.size;
         ensure!(size <= room, "the source has {size} bytes, and the store holds {room}");
         let order: Vec<u32> = (0..self.blocks(size)?).collect();
-        let prepare = |client: &mut LocalClient, block: Block, mut data: Buf| {
+        let prepare = |to: &mut To<'_>, block: Block, mut data: Buf| {
             // The only copy at this side: from the file to exposed memory.
             source.read_exact_at(&mut data, block.offset).context("the source")?;
-            let args = WriteArgs { offset: block.offset, count: block.len as u32 };
-            Ok(prepare(client, codec::WRITE, &args)?.read_chunk(WriteArgs::DATA_AT, data))
+            write(to, block, data)
         };
-        let finish = |block: Block, reply: &mut Reply| {
-            let Written { count, stable: _ } = codec::decode_result(reply.results())??;
-            ensure!(count as usize == block.len, "{count} bytes of {} were written", block.len);
-            reply.take_sent().next().context("its buffer did not come back")
-        };
-        self.transfer("WRITE", &order, size, prepare, finish)
+        self.transfer("WRITE", &order, size, prepare, written)
     }
 
     /// Reads the blocks in an order given by `seed`, and compares their checksums with the file's. Also returns the
@@ -130,19 +128,13 @@ impl BlockClient {
         let mut order: Vec<u32> = (0..self.blocks(size)?).collect();
         let (sums, whole) = checksums(source, size, block, order.len())?;
         fastrand::Rng::with_seed(seed).shuffle(&mut order);
-        let prepare = |client: &mut LocalClient, block: Block, room: Buf| {
-            let args = ReadArgs { offset: block.offset, count: block.len as u32 };
-            Ok(prepare(client, codec::READ, &args)?.write_chunk_into(room))
-        };
-        let finish = |at: Block, reply: &mut Reply| {
-            let ReadData { count, eof: _ } = codec::decode_result(reply.results())??;
-            let data = reply.take_chunks().next().context("its buffer did not come back")?;
-            ensure!(count as usize == at.len && data.len() == at.len, "{count} bytes of {} came", at.len);
+        let finish = |at: Block, reply| {
+            let data = data(at, reply)?;
             let (is, should) = (crc32fast::hash(&data), sums[(at.offset / block as u64) as usize]);
             ensure!(is == should, "its checksum is {is:08x}, that of the source {should:08x}");
             Ok(data)
         };
-        Ok((self.transfer("READ", &order, size, prepare, finish)?, whole))
+        Ok((self.transfer("READ", &order, size, read, finish)?, whole))
     }
 
     /// Reads or writes whole blocks of the first `size` bytes for a time, in order or at random. Returns their number,
@@ -162,27 +154,9 @@ impl BlockClient {
             next += 1;
             (start.elapsed() < time).then_some(Block { offset: n * block as u64, len: block, tries: 0 })
         });
-        let prepare_block = |client: &mut LocalClient, block: Block, memory: Buf| {
-            let Block { offset, len, .. } = block;
-            let count = len as u32;
-            Ok(match write {
-                true => {
-                    prepare(client, codec::WRITE, &WriteArgs { offset, count })?.read_chunk(WriteArgs::DATA_AT, memory)
-                }
-                false => prepare(client, codec::READ, &ReadArgs { offset, count })?.write_chunk_into(memory),
-            })
-        };
-        let finish = |block: Block, reply: &mut Reply| {
-            let count = match write {
-                true => codec::decode_result::<Written>(reply.results())??.count,
-                false => codec::decode_result::<ReadData>(reply.results())??.count,
-            };
-            ensure!(count as usize == block.len, "{count} bytes of {} were moved", block.len);
-            let buffer = if write { reply.take_sent().next() } else { reply.take_chunks().next() };
-            buffer.context("its buffer did not come back")
-        };
+        let (prepare, finish): (Prepare, Finish) = if write { (self::write, written) } else { (read, data) };
         let (mut ended, mut retried) = (0, 0);
-        self.pipeline(blocks, prepare_block, finish, (&mut ended, &mut retried))?;
+        self.pipeline(blocks, prepare, finish, (&mut ended, &mut retried))?;
         Ok((ended, start.elapsed()))
     }
 
@@ -197,8 +171,8 @@ impl BlockClient {
         what: &str,
         order: &[u32],
         size: u64,
-        prepare: impl FnMut(&mut LocalClient, Block, Buf) -> anyhow::Result<ClientCall>,
-        finish: impl FnMut(Block, &mut Reply) -> anyhow::Result<Buf>,
+        prepare: impl FnMut(&mut To<'_>, Block, Buf) -> anyhow::Result<ClientCall>,
+        finish: impl FnMut(Block, Reply) -> anyhow::Result<Buf>,
     ) -> anyhow::Result<Figures> {
         let start = now();
         let (mut ended, mut retried, block) = (0, 0, self.block);
@@ -212,8 +186,8 @@ impl BlockClient {
     fn pipeline(
         &mut self,
         mut blocks: impl Iterator<Item = Block>,
-        mut prepare: impl FnMut(&mut LocalClient, Block, Buf) -> anyhow::Result<ClientCall>,
-        mut finish: impl FnMut(Block, &mut Reply) -> anyhow::Result<Buf>,
+        mut prepare: impl FnMut(&mut To<'_>, Block, Buf) -> anyhow::Result<ClientCall>,
+        mut finish: impl FnMut(Block, Reply) -> anyhow::Result<Buf>,
         (ended, retried): (&mut u64, &mut u64),
     ) -> anyhow::Result<()> {
         let connection = self.client.first();
@@ -231,7 +205,7 @@ impl BlockClient {
                 };
                 buffer.set_window(0, block.len);
                 let at = || format!("at {}", block.offset);
-                let call = prepare(&mut self.client, block, buffer).with_context(at)?;
+                let call = prepare(&mut (&mut self.client, connection), block, buffer).with_context(at)?;
                 under_way[token] = Some(block);
                 free.pop();
                 self.client.start(connection, call, token as u64);
@@ -249,8 +223,8 @@ impl BlockClient {
                 free.push(token);
                 let at = || format!("{} bytes at {}", block.len, block.offset);
                 match end.result {
-                    Ok(mut reply) => {
-                        self.buffers.push(finish(block, &mut reply).with_context(at)?);
+                    Ok(reply) => {
+                        self.buffers.push(finish(block, reply).with_context(at)?);
                         *ended += 1;
                     }
                     // No buffer at the server. Both procedures are idempotent.
@@ -260,7 +234,7 @@ impl BlockClient {
                         again.push(Block { tries: block.tries + 1, ..block });
                         *retried += 1;
                     }
-                    Err(failed) => return Err(explain(failed.error)).with_context(at),
+                    Err(failed) => return Err(explain(failed.into())).with_context(at),
                 }
             }
         }
@@ -271,17 +245,43 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// A call with its arguments in place.
-fn prepare(client: &mut LocalClient, procedure: u32, args: &impl Pack) -> anyhow::Result<ClientCall> {
-    let mut call = client.prepare(procedure, args.packed_size())?;
-    args.pack(&mut call.args_mut())?;
-    Ok(call.timeout(PATIENCE))
+/// Way to the server.
+type To<'a> = (&'a mut LocalClient, Connection);
+type Prepare = fn(&mut To<'_>, Block, Buf) -> anyhow::Result<ClientCall>;
+type Finish = fn(Block, Reply) -> anyhow::Result<Buf>;
+
+/// A call that writes a block.
+fn write(to: &mut To<'_>, Block { offset, len, .. }: Block, data: Buf) -> anyhow::Result<ClientCall> {
+    let args = WriteArgs { offset, data: Bulk::placed(len) };
+    Ok(Request::<Write>::new().lend(data).timeout(PATIENCE).into_call(to, &args)?)
+}
+
+/// The buffer of a written block.
+fn written(block: Block, reply: Reply) -> anyhow::Result<Buf> {
+    let response = Response::<Write>::of(reply);
+    let Written { count, stable: _ } = Result::from(response.results()?)?;
+    ensure!(count as usize == block.len, "{count} bytes of {} were written", block.len);
+    response.into_reply().take_sent().next().context("its buffer did not come back")
+}
+
+/// A call that reads a block.
+fn read(to: &mut To<'_>, Block { offset, len, .. }: Block, room: Buf) -> anyhow::Result<ClientCall> {
+    let args = ReadArgs { offset, count: len as u32 };
+    Ok(Request::<Read>::new().room_in(room).timeout(PATIENCE).into_call(to, &args)?)
+}
+
+/// The data of a read block.
+fn data(block: Block, reply: Reply) -> anyhow::Result<Buf> {
+    let response = Response::<Read>::of(reply);
+    let ReadData { data, eof: _ } = Result::from(response.results()?)?;
+    ensure!(data.len() == block.len, "{} bytes of {} came", data.len(), block.len);
+    response.into_reply().take_chunks().next().context("its buffer did not come back")
 }
 
 /// Explains a failure.
-fn explain(error: CallError) -> anyhow::Error {
+fn explain(error: typed::Error) -> anyhow::Error {
     match error {
-        CallError::ConnectionLost { .. } => {
+        typed::Error::Call(FailedCall { error: error @ CallError::ConnectionLost { .. }, .. }) => {
             anyhow!("{error}: the server has ended, or has ended the connection")
         }
         error => error.into(),

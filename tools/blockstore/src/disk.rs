@@ -13,9 +13,9 @@ use rpcrdma::Arena;
 use rpcrdma::service::ShardTask;
 use rustix::io::Errno;
 
-use crate::codec::Status;
+use crate::protocol::Status;
 use crate::store::{self, Store};
-use crate::sys::{Job, Ring, What};
+use crate::sys::{Job, Ring};
 
 /// Indexes of the files in the ring.
 const FILE: u32 = 0;
@@ -113,8 +113,8 @@ impl Inner {
     /// Starts the writes that the gate admits.
     fn start_held(&mut self) -> bool {
         let mut any = false;
-        while let Some(mut job) = self.held.pop_front() {
-            let direct = self.goes_direct(&mut job);
+        while let Some(job) = self.held.pop_front() {
+            let direct = self.goes_direct(&job);
             if let Err(job) = self.start_write(job, direct) {
                 self.held.push_front(job);
                 return any;
@@ -125,9 +125,9 @@ impl Inner {
     }
 
     /// Submits a job, or queues it for the gate. Returns it if the ring is full.
-    fn admit(&mut self, mut job: Job) -> Result<(), Job> {
-        let direct = self.goes_direct(&mut job);
-        if job.what() != What::Write {
+    fn admit(&mut self, job: Job) -> Result<(), Job> {
+        let direct = self.goes_direct(&job);
+        if !job.is_write() {
             return self.ring.start(job, if direct { DIRECT } else { FILE });
         }
         let job = match self.held.is_empty() {
@@ -160,28 +160,24 @@ impl Inner {
         started
     }
 
-    /// True if the rest of a job uses O_DIRECT.
-    fn goes_direct(&self, job: &mut Job) -> bool {
-        let Some(direct) = self.store.direct() else { return false };
-        if self.no_direct || job.what() == What::Sync {
-            return false;
-        }
-        let (at, left) = (job.at(), job.left());
-        job.memory().is_some_and(|memory| direct.takes(memory, at, left))
+    /// True if the rest of a job uses O_DIRECT: data in a message is rarely aligned.
+    fn goes_direct(&self, job: &Job) -> bool {
+        let direct = self.store.direct().filter(|_| !self.no_direct && job.left() > 0);
+        direct.is_some_and(|direct| direct.takes(job.memory(), job.at(), job.left()))
     }
 
     fn ended(&mut self, job: Job, moved: Result<usize, Errno>) {
-        let (what, went_direct) = (job.what(), job.file() == DIRECT);
-        if what == What::Write {
+        let (name, went_direct) = (job.name(), job.file() == DIRECT);
+        if job.is_write() {
             self.store.gate.leave(went_direct);
         }
         let outcome = match moved {
             Ok(_) if job.left() == 0 => Ok(()),
             // The file was truncated.
-            Ok(0) if what != What::Sync => Err(store::status(name(what), &io::ErrorKind::UnexpectedEof.into())),
+            Ok(0) => Err(store::status(name, &io::ErrorKind::UnexpectedEof.into())),
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => return self.waiting.push_back(job),
             Err(Errno::INVAL) if went_direct => return self.without_direct(job),
-            Err(error) => Err(store::status(name(what), &error.into())),
+            Err(error) => Err(store::status(name, &error.into())),
         };
         (self.finish)(&self.store, job, outcome);
     }
@@ -202,17 +198,9 @@ impl Drop for Inner {
         let gate = &self.store.gate;
         gate.no_longer_waits(&mut self.waits);
         self.ring.wait_for_all(|job| {
-            if job.what() == What::Write {
+            if job.is_write() {
                 gate.leave(job.file() == DIRECT);
             }
         });
-    }
-}
-
-fn name(what: What) -> &'static str {
-    match what {
-        What::Read => "read",
-        What::Write => "write",
-        What::Sync => "fdatasync",
     }
 }

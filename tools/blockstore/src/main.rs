@@ -10,7 +10,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `codec` | the protocol: procedures, arguments, results, chunks |
+//! | `protocol` | the protocol, generated from `blockstore.x` |
 //! | `store` | the file: with O_DIRECT and buffered, or mapped |
 //! | `disk` | a shard's io_uring: queue, O_DIRECT, short transfers |
 //! | `sys` | ring, memory of calls in the kernel, mapping; the only unsafe code |
@@ -21,10 +21,10 @@
 #![deny(unsafe_code)]
 
 mod client;
-mod codec;
 mod compare;
 mod demo;
 mod disk;
+mod protocol;
 mod server;
 mod store;
 mod sys;

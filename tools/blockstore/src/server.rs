@@ -2,22 +2,21 @@
 #![forbid(unsafe_code)]
 
 use std::error::Error;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use nfs3_types::xdr_codec::{Pack, Unpack, Void};
 use rpcrdma::config::{MemoryConfig, PollConfig};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::server::WorkerConfig;
-use rpcrdma::service::{Application, DeferredCall, LocalProcedure, LocalServices, ShardSetup};
+use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::service::{Application, LocalServices, ShardSetup};
+use rpcrdma::typed::{self, Answer, CallInfo, Deferred, Sent, Signature};
+use rpcrdma::xdr::Bulk;
 use rpcrdma::{Config, IdlePolicy, Procedure, Refusal, ServerCall, Services};
 
-use crate::codec::{self, Info, ReadArgs, ReadData, Status, WriteArgs, Written};
 use crate::disk::Disk;
-use crate::store::Store;
-use crate::sys::{Job, What};
-
-/// Limit of one READ or WRITE, in bytes.
-pub(crate) const BLOCK_MAX: usize = 1 << 20;
+use crate::protocol::blockstore_v1::{self, Flush, Info, Read, Write};
+use crate::protocol::{self, ReadArgs, ReadData, ReadResult, Status, WriteArgs, WriteResult, Written};
+use crate::store::{BLOCK_MAX, Store};
+use crate::sys::{Call, Job};
 
 /// The block store on one shard, with an io_uring of `entries` blocks. Handlers queue their calls. The shard's task
 /// answers them once the kernel has moved the blocks between file and registered memory. Nothing blocks or copies.
@@ -28,19 +27,56 @@ pub(crate) fn on_ring(
 ) -> Result<Application, Box<dyn Error + Send + Sync>> {
     let (disk, turn) = Disk::open(store, setup.arena, entries, finish)?;
     let mut services = LocalServices::new();
-    let mut add = |number, procedure: LocalProcedure| {
-        services.add(codec::PROGRAM, codec::VERSION, number, procedure.max_reply(codec::MAX_RESULT));
-    };
-    let on = |begin: fn(&Store, &Disk, DeferredCall)| {
-        let (store, disk) = (Arc::clone(store), disk.clone());
-        Procedure::deferred(move |call| begin(&store, &disk, call))
-    };
-    let store = Arc::clone(store);
-    add(codec::INFO, Procedure::new(move |call| info(&store, call)));
-    add(codec::READ, on(begin_read).write_chunks(1, BLOCK_MAX));
-    add(codec::WRITE, on(begin_write).read_chunks(1, BLOCK_MAX));
-    add(codec::FLUSH, on(begin_flush));
+    blockstore_v1::add_local(&mut services, &Rc::new(OnRing { store: Arc::clone(store), disk }));
     Ok(Application { services, task: Some(Box::new(turn)) })
+}
+
+struct OnRing {
+    store: Arc<Store>,
+    disk: Disk,
+}
+
+impl blockstore_v1::Server for OnRing {
+    fn info(&self, _: CallInfo<'_>, answer: Answer<'_, Info>) -> Result<Sent, Refusal> {
+        info(&self.store, (), answer)
+    }
+
+    fn read(&self, mut call: Deferred<Read>) {
+        let ReadArgs { offset, count } = call.args();
+        let room = match call.data() {
+            Ok(data) => data.room(),
+            Err(refusal) => return call.refuse(refusal),
+        };
+        match self.store.may_read(offset, count, room) {
+            Ok(len @ 1..) => self.disk.start(Job::new(Call::Read(call), offset, len)),
+            outcome => call.send(&read_result(&self.store, offset, outcome)),
+        }
+    }
+
+    fn write(&self, call: Deferred<Write>) {
+        let WriteArgs { offset, data } = call.args();
+        let len = data.len();
+        match self.store.may_write(offset, len) {
+            Ok(()) if len > 0 => self.disk.start(Job::new(Call::Write(call), offset, len)),
+            outcome => call.send(&write_result(len, outcome)),
+        }
+    }
+
+    fn flush(&self, call: Deferred<Flush>) {
+        match self.store.is_writable() {
+            true => self.disk.start(Job::new(Call::Flush(call), 0, 0)),
+            false => call.send(&Status::Ok),
+        }
+    }
+}
+
+/// Answers a call after its I/O.
+fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
+    match job.into_call() {
+        (Call::Read(call), offset, len) => call.send(&read_result(store, offset, outcome.map(|()| len))),
+        (Call::Write(call), _, len) => call.send(&write_result(len, outcome)),
+        (Call::Flush(call), ..) => call.send(&flush_result(outcome)),
+    }
 }
 
 /// The procedures over a mapped store, without io_uring.
@@ -49,14 +85,10 @@ pub(crate) fn on_ring(
 /// workers. A store larger than the memory would need READ there, too.
 pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
     let mut services = Services::new();
-    let mut add = |number, procedure: Procedure| {
-        services.add(codec::PROGRAM, codec::VERSION, number, procedure.max_reply(codec::MAX_RESULT));
-    };
-    add(codec::INFO, on(store, info));
-    add(codec::READ, on(store, read).write_chunks(1, BLOCK_MAX));
-    let placed = |procedure: Procedure| if workers { procedure.on_workers() } else { procedure };
-    add(codec::WRITE, placed(on(store, write).read_chunks(1, BLOCK_MAX)));
-    add(codec::FLUSH, placed(on(store, flush)));
+    add::<Info>(&mut services, store, false, info);
+    add::<Read>(&mut services, store, false, read);
+    add::<Write>(&mut services, store, workers, write);
+    add::<Flush>(&mut services, store, workers, flush);
     services
 }
 
@@ -77,133 +109,45 @@ pub(crate) fn workers(count: usize) -> Option<WorkerConfig> {
     (count > 0).then(|| WorkerConfig { count, ..WorkerConfig::default() })
 }
 
-/// Binds a function to the store.
-fn on(store: &Arc<Store>, run: fn(&Store, &mut ServerCall) -> Result<(), Refusal>) -> Procedure {
+/// A handler of the mapped store.
+type Handler<P> = for<'a> fn(&Store, <P as Signature>::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>;
+
+fn add<P: Signature>(services: &mut Services, store: &Arc<Store>, on_workers: bool, run: Handler<P>) {
     let store = Arc::clone(store);
-    Procedure::new(move |call| run(&store, call))
+    let handler = move |call: &mut ServerCall| typed::run::<P>(call, |_, args, answer| run(&store, args, answer));
+    let procedure = typed::bound::<P, _>(Procedure::new(handler));
+    services.add(P::PROGRAM, P::VERSION, P::NUMBER, if on_workers { procedure.on_workers() } else { procedure });
 }
 
-fn info(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
-    let Void = args(call)?;
-    let info = Info { size: store.size(), block_max: BLOCK_MAX as u32, writable: store.is_writable() };
-    reply(call, Ok(info))
+fn info(store: &Store, (): (), answer: Answer<'_, Info>) -> Result<Sent, Refusal> {
+    let info = protocol::Info { size: store.size(), block_max: BLOCK_MAX as u32, writable: store.is_writable() };
+    answer.send(&Ok(info).into())
 }
 
-fn read(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
-    let ReadArgs { offset, count } = args(call)?;
-    if count as usize > BLOCK_MAX {
-        return reply::<ReadData>(call, Err(Status::TooLong));
-    }
-    // Reads into the send buffer; the chunk may have less room than requested.
-    let outcome = match call.result_writer(0) {
-        Ok(mut result) => store.read(offset, count as usize, &mut result),
-        Err(_) if count == 0 => store.left(offset).map(|_| 0),
-        Err(no_result) => return Err(no_result.into()),
-    };
-    if outcome.is_err() {
-        call.set_result_len(0, 0);
-    }
-    let size = store.size();
-    reply(call, outcome.map(|len| ReadData { eof: offset + len as u64 == size, count: len as u32 }))
+fn read(store: &Store, args: ReadArgs, mut answer: Answer<'_, Read>) -> Result<Sent, Refusal> {
+    let outcome = store.read(args.offset, args.count, &mut answer.data()?);
+    answer.send(&read_result(store, args.offset, outcome))
 }
 
-fn write(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
-    let WriteArgs { offset, count } = args(call)?;
-    // The data is in the target buffer of the RDMA Read.
-    let data = match call.read_chunk(0) {
-        Some(data) if call.read_chunk_at(0) == Some(WriteArgs::DATA_AT) && data.len() == count as usize => data,
-        None if count == 0 => &[],
-        _ => return Err(Refusal::GarbageArguments),
-    };
-    let outcome = store.write(offset, data);
-    reply(call, outcome.map(|()| Written { count, stable: false }))
+fn write(store: &Store, args: WriteArgs<'_>, answer: Answer<'_, Write>) -> Result<Sent, Refusal> {
+    let outcome = store.write(args.offset, args.data.bytes());
+    answer.send(&write_result(args.data.len(), outcome))
 }
 
-fn flush(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
-    let Void = args(call)?;
-    reply(call, store.flush().map(|()| Void))
+fn flush(store: &Store, (): (), answer: Answer<'_, Flush>) -> Result<Sent, Refusal> {
+    answer.send(&flush_result(store.flush()))
 }
 
-/// Answers a call that needs no I/O, or whose I/O is done.
-fn answer<T: Pack>(mut call: DeferredCall, result: Result<T, Status>) {
-    let outcome = reply(&mut call, result);
-    call.answer(outcome);
+/// Result of a READ of so many bytes, which are in place.
+fn read_result(store: &Store, offset: u64, outcome: Result<usize, Status>) -> ReadResult<'static> {
+    let eof = |len| offset + len as u64 == store.size();
+    outcome.map(|len| ReadData { eof: eof(len), data: Bulk::placed(len) }).into()
 }
 
-fn begin_read(store: &Store, disk: &Disk, mut call: DeferredCall) {
-    let ReadArgs { offset, count } = match args(&call) {
-        Ok(args) => args,
-        Err(refusal) => return call.answer(Err(refusal)),
-    };
-    if count as usize > BLOCK_MAX {
-        return answer::<ReadData>(call, Err(Status::TooLong));
-    }
-    // The chunk may have less room than requested.
-    let room = call.result_writer(0).map(|result| result.room()).ok();
-    if room.is_none() && count > 0 {
-        return call.answer(Err(Refusal::GarbageArguments));
-    }
-    match store.left(offset) {
-        Err(status) => answer::<ReadData>(call, Err(status)),
-        Ok(left) => match left.min(room.unwrap_or(0) as u64).min(count.into()) {
-            0 => answer(call, Ok(ReadData { eof: left == 0, count: 0 })),
-            len => disk.start(Job::new(call, What::Read, offset, len as usize)),
-        },
-    }
+fn write_result(len: usize, outcome: Result<(), Status>) -> WriteResult {
+    outcome.map(|()| Written { count: len as u32, stable: false }).into()
 }
 
-fn begin_write(store: &Store, disk: &Disk, call: DeferredCall) {
-    let WriteArgs { offset, count } = match args(&call) {
-        Ok(args) => args,
-        Err(refusal) => return call.answer(Err(refusal)),
-    };
-    match call.read_chunk(0) {
-        Some(data) if call.read_chunk_at(0) == Some(WriteArgs::DATA_AT) && data.len() == count as usize => {}
-        None if count == 0 => {}
-        _ => return call.answer(Err(Refusal::GarbageArguments)),
-    }
-    match store.may_write(offset, count.into()) {
-        Err(status) => answer::<Written>(call, Err(status)),
-        Ok(()) if count == 0 => answer(call, Ok(Written { count, stable: false })),
-        Ok(()) => disk.start(Job::new(call, What::Write, offset, count as usize)),
-    }
-}
-
-fn begin_flush(store: &Store, disk: &Disk, call: DeferredCall) {
-    match args(&call) {
-        Err(refusal) => call.answer(Err(refusal)),
-        Ok(Void) if !store.is_writable() => answer(call, Ok(Void)),
-        Ok(Void) => disk.start(Job::new(call, What::Sync, 0, 0)),
-    }
-}
-
-/// Answers a call after its I/O.
-fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
-    let what = job.what();
-    let (call, offset, len) = match outcome {
-        Ok(()) => job.into_done(),
-        Err(_) => (job.into_call(), 0, 0),
-    };
-    let count = len as u32;
-    match what {
-        What::Read => {
-            let eof = offset + len as u64 == store.size();
-            answer(call, outcome.map(|()| ReadData { eof, count }));
-        }
-        What::Write => answer(call, outcome.map(|()| Written { count, stable: false })),
-        What::Sync => answer(call, outcome.map(|()| Void)),
-    }
-}
-
-fn args<T: Unpack>(call: &ServerCall) -> Result<T, Refusal> {
-    codec::decode_args(call.args()).ok_or(Refusal::GarbageArguments)
-}
-
-fn reply<T: Pack>(call: &mut ServerCall, result: Result<T, Status>) -> Result<(), Refusal> {
-    let mut room = call.reply_writer();
-    let written = match result {
-        Ok(value) => 0u32.pack(&mut room).and_then(|_| value.pack(&mut room)),
-        Err(status) => status.pack(&mut room),
-    };
-    written.map(drop).map_err(|_| Refusal::SystemError)
+fn flush_result(outcome: Result<(), Status>) -> Status {
+    outcome.err().unwrap_or(Status::Ok)
 }

@@ -22,9 +22,11 @@ use rpcrdma::service::ResultWriter;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, FsWord, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::codec::Status;
+use crate::protocol::Status;
 use crate::sys;
 
+/// Limit of one READ or WRITE, in bytes.
+pub(crate) const BLOCK_MAX: usize = 1 << 20;
 /// Minimum size of a stripe in bytes; a multiple of every page size.
 const STRIPE: u64 = 1 << 20;
 /// Limit of stripes: each is a mapping, and a process may have 65530.
@@ -200,15 +202,23 @@ impl Store {
     }
 
     /// Bytes from `offset` on.
-    pub(crate) fn left(&self, offset: u64) -> Result<u64, Status> {
+    fn left(&self, offset: u64) -> Result<u64, Status> {
         self.size.checked_sub(offset).ok_or(Status::OutOfRange)
     }
 
-    /// Copies up to `most` bytes from `offset` to `out`. Returns their number, less than fits only at the end.
+    /// Bytes that a READ of `count` bytes returns where there is this room.
+    pub(crate) fn may_read(&self, offset: u64, count: u32, room: usize) -> Result<usize, Status> {
+        if count as usize > BLOCK_MAX {
+            return Err(Status::TooLong);
+        }
+        Ok(self.left(offset)?.min(room.min(count as usize) as u64) as usize)
+    }
+
+    /// Copies up to `count` bytes from `offset` to `out`. Returns their number, less than fits only at the end.
     ///
     /// Concurrent writes may show old or new bytes.
-    pub(crate) fn read(&self, offset: u64, most: usize, out: &mut ResultWriter<'_>) -> Result<usize, Status> {
-        let len = self.left(offset)?.min(most.min(out.room()) as u64) as usize;
+    pub(crate) fn read(&self, offset: u64, count: u32, out: &mut ResultWriter<'_>) -> Result<usize, Status> {
+        let len = self.may_read(offset, count, out.room())?;
         for part in self.parts(offset, len) {
             let len = part.of_data.len();
             let done = match self.stripes[part.stripe].try_read().as_deref() {
@@ -225,16 +235,16 @@ impl Store {
     }
 
     /// True if this range may be written.
-    pub(crate) fn may_write(&self, offset: u64, len: u64) -> Result<(), Status> {
+    pub(crate) fn may_write(&self, offset: u64, len: usize) -> Result<(), Status> {
         if !self.writable {
             return Err(Status::ReadOnly);
         }
-        if self.left(offset)? < len { Err(Status::OutOfRange) } else { Ok(()) }
+        if self.left(offset)? < len as u64 { Err(Status::OutOfRange) } else { Ok(()) }
     }
 
     /// Writes all of `data` or nothing, except after a disk failure in the middle. May block.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<(), Status> {
-        self.may_write(offset, data.len() as u64)?;
+        self.may_write(offset, data.len())?;
         for part in self.parts(offset, data.len()) {
             let _alone = self.stripes[part.stripe].write().unwrap_or_else(PoisonError::into_inner);
             self.file.write_all_at(&data[part.of_data], part.offset).map_err(|error| status("pwrite", &error))?;

@@ -12,8 +12,10 @@ use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{IoUring, opcode};
 use memmap2::{Mmap, MmapOptions};
 use rpcrdma::Arena;
-use rpcrdma::service::DeferredCall;
+use rpcrdma::typed::Deferred;
 use rustix::io::Errno;
+
+use crate::protocol::blockstore_v1::{Flush, Read, Write};
 
 /// Maps part of a file.
 pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<Mmap> {
@@ -26,22 +28,23 @@ pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<Mmap> {
     unsafe { options.map(file) }
 }
 
-/// Operation of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// Read the file into the first Write chunk.
-    Read,
-    /// Write the first Read chunk to the file.
-    Write,
+/// A call, by its operation.
+#[derive(Debug)]
+pub(crate) enum Call {
+    /// Read the file into the result.
+    Read(Deferred<Read>),
+    /// Write the argument to the file.
+    Write(Deferred<Write>),
     /// Make earlier writes stable.
-    Sync,
+    Flush(Deferred<Flush>),
 }
 
-/// A call and its operation.
+/// A call, and its memory: a chunk's or a message's, at any address.
 #[derive(Debug)]
 pub(crate) struct Job {
-    call: DeferredCall,
-    what: What,
+    call: Call,
+    /// Start of the result or argument.
+    memory: *mut u8,
     /// Offset in the file.
     offset: u64,
     len: usize,
@@ -52,12 +55,34 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(call: DeferredCall, what: What, offset: u64, len: usize) -> Self {
-        Self { call, what, offset, len, done: 0, file: 0 }
+    /// A job of `len` bytes.
+    ///
+    /// # Panics
+    /// The call has less memory.
+    pub(crate) fn new(mut call: Call, offset: u64, len: usize) -> Self {
+        let (memory, room) = match &mut call {
+            Call::Read(call) => call.data().map_or((ptr::null_mut(), 0), |mut data| (data.as_mut_ptr(), data.room())),
+            Call::Write(call) => {
+                let data = call.args().data.bytes();
+                (data.as_ptr().cast_mut(), data.len())
+            }
+            Call::Flush(_) => (ptr::null_mut(), 0),
+        };
+        assert!(len <= room, "{len} bytes of a call that has {room}");
+        Self { call, memory, offset, len, done: 0, file: 0 }
     }
 
-    pub(crate) fn what(&self) -> What {
-        self.what
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self.call, Call::Write(_))
+    }
+
+    /// Its system call.
+    pub(crate) fn name(&self) -> &'static str {
+        match self.call {
+            Call::Read(_) => "read",
+            Call::Write(_) => "write",
+            Call::Flush(_) => "fdatasync",
+        }
     }
 
     /// Offset of the rest in the file.
@@ -75,34 +100,21 @@ impl Job {
         self.len - self.done
     }
 
-    /// Memory of the rest; `None` if the call has less.
-    pub(crate) fn memory(&mut self) -> Option<*mut u8> {
-        let (done, len) = (self.done, self.len);
-        match self.what {
-            What::Read => {
-                let mut result = self.call.result_writer(0).ok()?;
-                (len <= result.room()).then(|| result.as_mut_ptr().wrapping_add(done))
-            }
-            What::Write => self.call.read_chunk(0)?.get(done..len).map(|data| data.as_ptr().cast_mut()),
-            What::Sync => Some(ptr::null_mut()),
-        }
+    /// Memory of the rest.
+    pub(crate) fn memory(&self) -> *mut u8 {
+        self.memory.wrapping_add(self.done)
     }
 
-    /// The call with the read result, its offset and length.
-    pub(crate) fn into_done(mut self) -> (DeferredCall, u64, usize) {
-        if self.what == What::Read
-            && let Ok(mut result) = self.call.result_writer(0)
+    /// The call, with the bytes read as its data, its offset and length.
+    pub(crate) fn into_call(mut self) -> (Call, u64, usize) {
+        if let Call::Read(call) = &mut self.call
+            && let Ok(mut data) = call.data()
         {
             // SAFETY: the kernel has said of each of these bytes that it has written it, from the start of the
             // result on; and as the job is not in a ring, it writes no more.
-            unsafe { result.advance(self.done) };
+            unsafe { data.advance(self.done) };
         }
         (self.call, self.offset, self.len)
-    }
-
-    /// The call without a result.
-    pub(crate) fn into_call(self) -> DeferredCall {
-        self.call
     }
 }
 
@@ -169,18 +181,20 @@ impl Ring {
 
     /// Queues a job for the next [`submit`](Self::submit). Returns it if the ring is full.
     pub(crate) fn start(&mut self, mut job: Job, file: u32) -> Result<(), Job> {
-        let (Some(&slot), Some(memory)) = (self.free.last(), job.memory()) else { return Err(job) };
-        let (len, at) = (job.left() as u32, job.at());
-        let entry = match (job.what, self.piece(memory, job.left())) {
-            (What::Read, Some(piece)) => opcode::ReadFixed::new(Fixed(file), memory, len, piece).offset(at).build(),
-            (What::Read, None) => opcode::Read::new(Fixed(file), memory, len).offset(at).build(),
-            (What::Write, Some(piece)) => opcode::WriteFixed::new(Fixed(file), memory, len, piece).offset(at).build(),
-            (What::Write, None) => opcode::Write::new(Fixed(file), memory, len).offset(at).build(),
-            (What::Sync, _) => opcode::Fsync::new(Fixed(file)).flags(FsyncFlags::DATASYNC).build(),
+        let Some(&slot) = self.free.last() else { return Err(job) };
+        let (memory, len, at) = (job.memory(), job.left() as u32, job.at());
+        let entry = match (&job.call, self.piece(memory, job.left())) {
+            (Call::Read(_), Some(piece)) => opcode::ReadFixed::new(Fixed(file), memory, len, piece).offset(at).build(),
+            (Call::Read(_), None) => opcode::Read::new(Fixed(file), memory, len).offset(at).build(),
+            (Call::Write(_), Some(piece)) => {
+                opcode::WriteFixed::new(Fixed(file), memory, len, piece).offset(at).build()
+            }
+            (Call::Write(_), None) => opcode::Write::new(Fixed(file), memory, len).offset(at).build(),
+            (Call::Flush(_), _) => opcode::Fsync::new(Fixed(file)).flags(FsyncFlags::DATASYNC).build(),
         };
         let entry = entry.user_data(slot as u64);
         let mut queue = self.ring.submission();
-        // SAFETY: the `len` bytes at `memory` are the call's, as `Job::memory` has checked. They are in a buffer of
+        // SAFETY: the `len` bytes at `memory` are the call's, as `Job::new` has checked. They are in a buffer of
         // the pool, which is where it is however the call, or its box, is moved, and which is the call's until
         // that is answered or dropped. The call is kept in `jobs`, where nobody touches it, until the kernel has
         // said that it is done with it, also when the connection or the server ends: see `drop`.

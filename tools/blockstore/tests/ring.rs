@@ -1,6 +1,8 @@
 //! The io_uring of a shard that ends before the kernel has finished its work.
 #![deny(unsafe_code)]
 
+#[path = "../src/protocol.rs"]
+mod protocol;
 #[expect(dead_code, reason = "what is tested here is the ring")]
 #[path = "../src/sys.rs"]
 mod sys;
@@ -8,19 +10,21 @@ mod sys;
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rpcrdma::client::ClientConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{Application, LocalServices, ShardTask};
-use rpcrdma::{Address, CallError, FailedCall, LocalClient, Procedure, Server};
+use rpcrdma::typed::{Deferred, Request};
+use rpcrdma::{Address, CallError, FailedCall, LocalClient, Server};
 use rustix::io::ioctl_fionbio;
 
-use sys::{Job, Ring, What};
+use protocol::ReadArgs;
+use protocol::blockstore_v1::{self, PROGRAM, VERSION};
+use sys::{Call, Job, Ring};
 
-const PROGRAM: u32 = 0x2000_0001;
 const LEN: usize = 4096;
 
 /// A shard's ring; whoever listens hears of each job that the kernel has been given, and, as the channel ends, of the
@@ -41,6 +45,16 @@ impl ShardTask for Turn {
             drop((job, moved));
         }
         any
+    }
+}
+
+/// Queues each READ in the ring.
+struct OnRing(Weak<RefCell<Ring>>);
+
+impl blockstore_v1::Server for OnRing {
+    fn read(&self, call: Deferred<blockstore_v1::Read>) {
+        let ring = self.0.upgrade().expect("the shard's task has it");
+        assert!(ring.borrow_mut().start(Job::new(Call::Read(call), 0, LEN), 0).is_ok(), "there is room");
     }
 }
 
@@ -66,12 +80,7 @@ fn outlive(registered: bool) {
         }
         let ring = Rc::new(RefCell::new(ring));
         let mut services = LocalServices::new();
-        let kernel = Rc::downgrade(&ring);
-        let read = Procedure::deferred(move |call| {
-            let ring = kernel.upgrade().expect("the shard's task has it");
-            assert!(ring.borrow_mut().start(Job::new(call, What::Read, 0, LEN), 0).is_ok(), "there is room");
-        });
-        services.add(PROGRAM, 1, 1, read.write_chunks(1, LEN));
+        blockstore_v1::add_local(&mut services, &Rc::new(OnRing(Rc::downgrade(&ring))));
         Ok(Application { services, task: Some(Box::new(Turn { ring, given: given.clone() })) })
     };
     let server = match Server::start_with(&address, make, &ServerConfig::default()) {
@@ -80,10 +89,12 @@ fn outlive(registered: bool) {
     };
     let (over, ended) = mpsc::channel();
     let client = std::thread::spawn(move || {
-        let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, 1)).expect("it connects");
-        let room = client.alloc(client.first(), LEN).expect("memory");
-        let mut call = client.prepare(1, 0).expect("a buffer");
-        call = call.write_chunk_into(room);
+        let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, VERSION)).expect("it connects");
+        let first = client.first();
+        let room = client.alloc(first, LEN).expect("memory");
+        let request = Request::<blockstore_v1::Read>::new().room_in(room);
+        let args = ReadArgs { offset: 0, count: LEN as u32 };
+        let call = request.into_call(&mut (&mut client, first), &args).expect("a buffer");
         over.send(client.call(call).map(drop)).expect("the test listens");
     });
     assert_eq!(taken.recv(), Ok(1), "the kernel has the read");

@@ -3,61 +3,76 @@
 
 use std::mem::MaybeUninit;
 
-use nfs3_types::nfs3::{
-    LOOKUP3res, LOOKUP3resfail, LOOKUP3resok, Nfs3Result, READDIR3resfail, cookieverf3, entry3, entryplus3, filename3,
-    nfsstat3, post_op_attr,
-};
-use nfs3_types::xdr_codec::Pack;
-use rpcrdma::Refusal;
+use rpcrdma::typed::Answer;
+use rpcrdma::xdr::{Encode, ListBuilder};
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
 use rustix::io::Errno;
 
 use crate::attr::{self, fattr};
-use crate::codec::{Args, Outcome, fh, optional, or_fail};
 use crate::export::Export;
 use crate::handles::FileHandle;
 use crate::identity::Identity;
-use crate::nfs::DIRECTORY;
+use crate::nfs::{Answered, DIRECTORY};
+use crate::nfs3::nfs_v3::{Lookup, Readdir, Readdirplus};
+use crate::nfs3::{
+    Cookieverf3, Dirlist3, Dirlistplus3, Entry3, Entryplus3, Lookup3Args, Lookup3Res, Lookup3Resfail, Lookup3Resok,
+    NfsFh3, Nfsstat3, PostOpAttr, Readdir3Args, Readdir3Res, Readdir3Resfail, Readdir3Resok, Readdirplus3Args,
+    Readdirplus3Res, Readdirplus3Resfail, Readdirplus3Resok,
+};
 use crate::node::Node;
-use crate::status::status;
+use crate::status::{Outcome, status};
 
-pub(crate) fn lookup(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<LOOKUP3res, Refusal> {
-    let (handle, name) = args.entry()?;
-    args.end()?;
-    let dir = match export.find_dir(&handle) {
+/// Cookies are the file system's, and valid as long as it. No verifier is needed.
+const NO_VERIFIER: Cookieverf3 = [0; 8];
+
+pub(crate) fn lookup(export: &Export, who: &Identity, args: Lookup3Args<'_>, answer: Answer<'_, Lookup>) -> Answered {
+    let dir = match export.find_dir(args.what.dir) {
         Ok(dir) => dir,
-        Err(status) => return Ok(or_fail(Err(status), LOOKUP3resfail::default())),
+        Err(status) => return answer.send(&Lookup3Res::Default(status, Lookup3Resfail::default())),
     };
-    let found = export.look_up(&dir, name, who);
+    let found = export.look_up(&dir, args.what.name, who);
     let dir_attributes = attr::now(&dir);
-    Ok(match found {
-        Ok((node, stat)) => Nfs3Result::Ok(LOOKUP3resok {
-            object: fh(node.handle()),
-            obj_attributes: optional(Some(fattr(&stat))),
-            dir_attributes,
-        }),
-        Err(status) => Nfs3Result::Err((status, LOOKUP3resfail { dir_attributes })),
+    answer.send(&match &found {
+        Ok((node, stat)) => {
+            Lookup3Res::Ok(Lookup3Resok { object: node.handle(), obj_attributes: Some(fattr(stat)), dir_attributes })
+        }
+        Err(status) => Lookup3Res::Default(*status, Lookup3Resfail { dir_attributes }),
     })
 }
 
-/// Encoded results.
-pub(crate) struct Encoded(Vec<u8>);
+/// Entries up to the client's limits.
+struct Page {
+    list: ListBuilder,
+    /// Limit of the results, in bytes.
+    total: usize,
+    /// Bytes left for names, inode numbers and cookies.
+    names: usize,
+}
 
-impl Pack for Encoded {
-    fn packed_size(&self) -> usize {
-        self.0.len()
+impl Page {
+    fn new(total: u32, names: usize) -> Self {
+        let total = total.min(DIRECTORY) as usize;
+        Self { list: ListBuilder::with_capacity(total), total, names }
     }
 
-    fn pack(&self, out: &mut impl std::io::Write) -> nfs3_types::xdr_codec::Result<usize> {
-        out.write_all(&self.0)?;
-        Ok(self.0.len())
+    /// Adds an entry. False if it exceeds a limit.
+    fn push(&mut self, entry: &impl Encode, name: &[u8]) -> Outcome<bool> {
+        let names = self.names.checked_sub(20 + name.len());
+        let len = HEAD + self.list.len() + 4 + entry.encoded_len() + TAIL;
+        // At least one entry, whatever the limit of names.
+        let fits = len <= self.total && (names.is_some() || self.list.is_empty());
+        if fits {
+            self.names = names.unwrap_or(0);
+            self.list.push(entry).map_err(|_| Nfsstat3::ErrServerfault)?;
+        }
+        Ok(fits)
     }
 }
 
-/// Encoding to memory does not fail.
-fn push(out: &mut Vec<u8>, what: &impl Pack) -> Outcome<()> {
-    what.pack(out).map(|_| ()).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)
-}
+/// Bytes in front of a list: status, attributes, verifier.
+const HEAD: usize = 4 + 88 + 8;
+/// End of a list, and its end-of-file flag.
+const TAIL: usize = 8;
 
 /// A directory entry.
 struct Entry<'a> {
@@ -67,51 +82,55 @@ struct Entry<'a> {
     cookie: u64,
 }
 
-/// The client's limits.
-struct Room {
-    /// Bytes of results.
-    total: usize,
-    /// Bytes of names, inode numbers and cookies.
-    names: usize,
-}
-
-/// End of a list, and its end-of-file flag.
-const TAIL: usize = 8;
-
-pub(crate) fn readdir(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<Encoded, Refusal> {
-    let (handle, cookie): (_, u64) = (args.handle()?, args.get()?);
-    let _verifier: cookieverf3 = args.get()?;
-    let count = args.u32()?.min(DIRECTORY) as usize;
-    args.end()?;
-    let room = Room { total: count, names: usize::MAX };
-    list(export, who, &handle, cookie, &room, |_, entry, out| {
+pub(crate) fn readdir(
+    export: &Export,
+    who: &Identity,
+    args: Readdir3Args<'_>,
+    answer: Answer<'_, Readdir>,
+) -> Answered {
+    let mut page = Page::new(args.count, usize::MAX);
+    let listed = list(export, who, args.dir, args.cookie, &mut page, |_, entry, page| {
         let Entry { ino, name, cookie } = *entry;
-        push(out, &entry3 { fileid: ino, name: filename3::from(name), cookie })
+        page.push(&Entry3 { fileid: ino, name, cookie }, name)
+    });
+    answer.send(&match listed {
+        Ok((dir_attributes, eof)) => {
+            let reply = Dirlist3 { entries: page.list.list(), eof };
+            Readdir3Res::Ok(Readdir3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply })
+        }
+        Err((status, dir_attributes)) => Readdir3Res::Default(status, Readdir3Resfail { dir_attributes }),
     })
 }
 
-pub(crate) fn readdirplus(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<Encoded, Refusal> {
-    let (handle, cookie): (_, u64) = (args.handle()?, args.get()?);
-    let _verifier: cookieverf3 = args.get()?;
-    let (names, total) = (args.u32()? as usize, args.u32()?.min(DIRECTORY) as usize);
-    args.end()?;
-    list(export, who, &handle, cookie, &Room { total, names }, |dir, entry, out| {
+pub(crate) fn readdirplus(
+    export: &Export,
+    who: &Identity,
+    args: Readdirplus3Args<'_>,
+    answer: Answer<'_, Readdirplus>,
+) -> Answered {
+    let mut page = Page::new(args.maxcount, args.dircount as usize);
+    let listed = list(export, who, args.dir, args.cookie, &mut page, |dir, entry, page| {
         let Entry { ino, name, cookie } = *entry;
         let found = look_at(export, dir, name, who);
-        let (name_attributes, name_handle) = match found {
-            Some((attributes, handle)) => (attributes, optional(Some(fh(&handle)))),
-            // Removed meanwhile, or not visible to this client: the name is listed anyway.
-            None => (optional(None), optional(None)),
-        };
-        let name = filename3::from(name);
-        push(out, &entryplus3 { fileid: ino, name, cookie, name_attributes, name_handle })
+        // Removed meanwhile, or not visible to this client: the name is listed anyway.
+        let (name_attributes, handle) = found.unzip();
+        let name_handle = handle.as_deref().map(|data| NfsFh3 { data });
+        let name_attributes = name_attributes.flatten();
+        page.push(&Entryplus3 { fileid: ino, name, cookie, name_attributes, name_handle }, name)
+    });
+    answer.send(&match listed {
+        Ok((dir_attributes, eof)) => {
+            let reply = Dirlistplus3 { entries: page.list.list(), eof };
+            Readdirplus3Res::Ok(Readdirplus3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply })
+        }
+        Err((status, dir_attributes)) => Readdirplus3Res::Default(status, Readdirplus3Resfail { dir_attributes }),
     })
 }
 
 /// Attributes and handle of a name; does not keep the file open.
-fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(post_op_attr, FileHandle)> {
+fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(PostOpAttr, FileHandle)> {
     if name == b"." {
-        return Some((attr::now(dir), dir.handle().clone()));
+        return Some((attr::now(dir), FileHandle::try_from(dir.handle().data).ok()?));
     }
     if name == b".." {
         return None;
@@ -120,63 +139,26 @@ fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(
     let file = who.act(|| openat(dir.fd(), name, flags, Mode::empty())).ok()?;
     let stat = fstat(&file).ok()?;
     let handle = export.handle_of(dir, name, &file, &stat).ok()?;
-    Some((optional(Some(fattr(&stat))), handle))
+    Some((Some(fattr(&stat)), handle))
 }
 
-/// Results with entries from a cookie on, if any.
+/// Passes entries from a cookie on, if any, to `add`, until one does not fit. Attributes of the directory, and whether
+/// its end was reached.
 fn list(
     export: &Export,
     who: &Identity,
-    handle: &FileHandle,
+    handle: NfsFh3<'_>,
     cookie: u64,
-    room: &Room,
-    encode: impl FnMut(&Node, &Entry<'_>, &mut Vec<u8>) -> Outcome<()>,
-) -> Result<Encoded, Refusal> {
-    let dir = export.find_dir(handle);
-    let listed = dir.as_ref().map_err(|status| *status).and_then(|dir| listed(export, who, dir, cookie, room, encode));
-    listed.or_else(|status| {
-        let dir_attributes = dir.map_or_else(|_| optional(None), |dir| attr::now(&dir));
-        let mut out = Vec::new();
-        // READDIRPLUS fails in the same form.
-        push(&mut out, &or_fail::<Encoded, _>(Err(status), READDIR3resfail { dir_attributes }))
-            .map_err(|_| Refusal::SystemError)?;
-        Ok(Encoded(out))
-    })
-}
-
-/// Encodes entries up to the limits.
-fn listed(
-    export: &Export,
-    who: &Identity,
-    dir: &Node,
-    cookie: u64,
-    room: &Room,
-    mut encode: impl FnMut(&Node, &Entry<'_>, &mut Vec<u8>) -> Outcome<()>,
-) -> Outcome<Encoded> {
-    let mut out = Vec::with_capacity(room.total);
-    push(&mut out, &nfsstat3::NFS3_OK)?;
-    push(&mut out, &attr::now(dir))?;
-    // Cookies are the file system's, and valid as long as it. No verifier is needed.
-    push(&mut out, &cookieverf3::default())?;
-    let (empty, mut names) = (out.len(), 0);
-    let eof = entries(export, dir, who, cookie, |entry| {
-        let before = out.len();
-        push(&mut out, &true)?;
-        encode(dir, entry, &mut out)?;
-        names += 20 + entry.name.len();
-        // At least one entry, whatever the limit of names.
-        let fits = out.len() + TAIL <= room.total && (names <= room.names || before == empty);
-        if !fits {
-            out.truncate(before);
-        }
-        Ok(fits)
-    })?;
-    if out.len() == empty && !eof {
-        return Err(nfsstat3::NFS3ERR_TOOSMALL);
+    page: &mut Page,
+    mut add: impl FnMut(&Node, &Entry<'_>, &mut Page) -> Outcome<bool>,
+) -> Result<(PostOpAttr, bool), (Nfsstat3, PostOpAttr)> {
+    let dir = export.find_dir(handle).map_err(|status| (status, None))?;
+    let attributes = attr::now(&dir);
+    match entries(export, &dir, who, cookie, |entry| add(&dir, entry, page)) {
+        Ok(false) if page.list.is_empty() => Err((Nfsstat3::ErrToosmall, attr::now(&dir))),
+        Ok(eof) => Ok((attributes, eof)),
+        Err(status) => Err((status, attr::now(&dir))),
     }
-    push(&mut out, &false)?;
-    push(&mut out, &eof)?;
-    Ok(Encoded(out))
 }
 
 /// Passes entries from a cookie on to `take`, until that stops. True at the end of the directory.
@@ -190,14 +172,14 @@ fn entries(
     let file = dir.open_dir(who)?;
     if cookie != 0 {
         // Not every number is a valid cookie.
-        let place = i64::try_from(cookie).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
-        seek(&file, SeekFrom::Start(place as u64)).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
+        let place = i64::try_from(cookie).map_err(|_| Nfsstat3::ErrBadCookie)?;
+        seek(&file, SeekFrom::Start(place as u64)).map_err(|_| Nfsstat3::ErrBadCookie)?;
     }
     let mut buffer = [MaybeUninit::<u8>::uninit(); 16 << 10];
     let mut entries = RawDir::new(&file, &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = match entry {
-            Err(Errno::INVAL) if cookie != 0 => return Err(nfsstat3::NFS3ERR_BAD_COOKIE),
+            Err(Errno::INVAL) if cookie != 0 => return Err(Nfsstat3::ErrBadCookie),
             entry => entry.map_err(status)?,
         };
         let name = entry.file_name().to_bytes();

@@ -7,39 +7,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
-use nfs3_types::nfs3::{nfsstat3, writeverf3};
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, fstatfs, openat};
 
 use crate::cache::Cache;
-use crate::codec::Outcome;
 use crate::handles::{By, FileHandle, Handles, Key};
 use crate::identity::{Identity, Policy};
+use crate::nfs_status;
+use crate::nfs3::{NfsFh3, Nfsstat3, Writeverf3};
 use crate::node::Node;
-use crate::status::status;
+use crate::status::{Outcome, status};
 
 /// Longest name, bytes.
 pub(crate) const NAME_MAX: usize = 255;
 
 /// Options of an export.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
-    pub(crate) read_only: bool,
+pub struct Options {
+    /// Refuses changes.
+    pub read_only: bool,
     /// Makes changes of names and attributes stable before the reply.
-    pub(crate) sync: bool,
-    pub(crate) policy: Policy,
-    pub(crate) handles: By,
-    pub(crate) key: Key,
+    pub sync: bool,
+    /// Users of calls.
+    pub policy: Policy,
+    /// Source of file handles.
+    pub handles: By,
+    /// Key that seals them.
+    pub key: Key,
     /// Limit of open files.
-    pub(crate) files: usize,
+    pub files: usize,
 }
 
 /// `f_type` of overlayfs.
 const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 
 /// An exported directory.
-pub(crate) struct Export {
+pub struct Export {
     /// Path that clients mount.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     pub(crate) options: Options,
     pub(crate) root: Arc<Node>,
     pub(crate) handles: Handles,
@@ -50,7 +54,11 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    pub(crate) fn open(path: &Path, options: Options) -> anyhow::Result<Self> {
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// It is not a readable directory, or has no handles as requested.
+    pub fn open(path: &Path, options: Options) -> anyhow::Result<Self> {
         let path = path.canonicalize().with_context(|| path.display().to_string())?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, &path, flags, Mode::empty()).with_context(|| path.display().to_string())?;
@@ -70,7 +78,7 @@ impl Export {
         })?;
         let handle = handles
             .make(root.as_fd(), &stat)
-            .map_err(|status| anyhow::anyhow!("{}: no handle of it: {status}", path.display()))?;
+            .map_err(|status| anyhow::anyhow!("{}: no handle of it: {}", path.display(), nfs_status(status)))?;
         let path_fd = openat(&root, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let mut verifier = [0; 8];
         getrandom::fill(&mut verifier).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
@@ -85,6 +93,11 @@ impl Export {
         })
     }
 
+    /// Source of its file handles, for the log.
+    pub fn handles(&self) -> &'static str {
+        self.handles.describe()
+    }
+
     /// The server itself.
     pub(crate) fn own_identity(&self) -> Identity {
         self.options.policy.own()
@@ -95,13 +108,13 @@ impl Export {
     }
 
     /// Closes unused files.
-    pub(crate) fn tidy(&self) {
+    pub fn tidy(&self) {
         self.cache.turn();
     }
 
     /// The write verifier.
-    pub(crate) fn verifier(&self) -> writeverf3 {
-        writeverf3(self.verifier.load(Ordering::Relaxed).to_be_bytes())
+    pub(crate) fn verifier(&self) -> Writeverf3 {
+        self.verifier.load(Ordering::Relaxed).to_be_bytes()
     }
 
     /// Changes the write verifier: clients must write uncommitted data again.
@@ -111,7 +124,7 @@ impl Export {
 
     /// Fails in a read-only export.
     pub(crate) fn check_writable(&self) -> Outcome<()> {
-        if self.options.read_only { Err(nfsstat3::NFS3ERR_ROFS) } else { Ok(()) }
+        if self.options.read_only { Err(Nfsstat3::ErrRofs) } else { Ok(()) }
     }
 
     /// Makes a change stable, unless with `--async`.
@@ -120,9 +133,9 @@ impl Export {
     }
 
     /// File of a handle.
-    pub(crate) fn find(&self, handle: &FileHandle) -> Outcome<Arc<Node>> {
+    pub(crate) fn find(&self, handle: NfsFh3<'_>) -> Outcome<Arc<Node>> {
         // A cached node has a verified handle.
-        let kept = Handles::claimed_ino(handle).and_then(|ino| match ino == self.root.ino() {
+        let kept = Handles::claimed_ino(handle.data).and_then(|ino| match ino == self.root.ino() {
             true => Some(Arc::clone(&self.root)),
             false => self.cache.get(ino),
         });
@@ -131,17 +144,18 @@ impl Export {
         {
             return Ok(node);
         }
-        let known = self.handles.read(handle)?;
+        let known = self.handles.read(handle.data)?;
         let file = self.handles.open(&known)?;
         let stat = fstat(&file).map_err(status)?;
         if stat.st_ino != known.ino || stat.st_dev != self.dev || stat.st_nlink == 0 {
-            return Err(nfsstat3::NFS3ERR_STALE);
+            return Err(Nfsstat3::ErrStale);
         }
-        Ok(self.cache.enter(Node::new(file, handle.clone(), &stat)))
+        let handle = FileHandle::try_from(handle.data).map_err(|_| Nfsstat3::ErrBadhandle)?;
+        Ok(self.cache.enter(Node::new(file, handle, &stat)))
     }
 
     /// Directory of a handle.
-    pub(crate) fn find_dir(&self, handle: &FileHandle) -> Outcome<Arc<Node>> {
+    pub(crate) fn find_dir(&self, handle: NfsFh3<'_>) -> Outcome<Arc<Node>> {
         let node = self.find(handle)?;
         node.check_dir()?;
         Ok(node)
@@ -152,7 +166,7 @@ impl Export {
         let stat = fstat(&file).map_err(status)?;
         // Another file system is mounted there, which is not exported.
         if stat.st_dev != self.dev {
-            return Err(nfsstat3::NFS3ERR_ACCES);
+            return Err(Nfsstat3::ErrAcces);
         }
         if let Some(node) = self.cache.get(stat.st_ino) {
             self.handles.learn(parent, name, stat.st_ino);
@@ -166,7 +180,7 @@ impl Export {
     /// Handle of a file opened by its name in a directory.
     pub(crate) fn handle_of(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
         if stat.st_dev != self.dev {
-            return Err(nfsstat3::NFS3ERR_ACCES);
+            return Err(Nfsstat3::ErrAcces);
         }
         self.handles.learn(dir.ino(), name, stat.st_ino);
         self.handles.make(file.as_fd(), stat)
@@ -187,7 +201,7 @@ impl Export {
             self.check_inside(&file)?;
             let stat = fstat(&file).map_err(status)?;
             let handle = self.handles.make(file.as_fd(), &stat)?;
-            return Ok((self.find(&handle)?, stat));
+            return Ok((self.find(NfsFh3 { data: &handle })?, stat));
         }
         self.enter(dir.ino(), name, file)
     }
@@ -200,7 +214,7 @@ impl Export {
         while ino != self.root.ino() {
             let stat = fstat(&at).map_err(status)?;
             if stat.st_ino == ino || stat.st_dev != self.dev {
-                return Err(nfsstat3::NFS3ERR_ACCES);
+                return Err(Nfsstat3::ErrAcces);
             }
             ino = stat.st_ino;
             at = above(&at)?;
@@ -217,14 +231,14 @@ impl Export {
 /// Checks a name.
 pub(crate) fn checked(name: &[u8]) -> Outcome<&[u8]> {
     match name {
-        b"" => Err(nfsstat3::NFS3ERR_ACCES),
-        _ if name.len() > NAME_MAX => Err(nfsstat3::NFS3ERR_NAMETOOLONG),
-        _ if name.contains(&b'/') || name.contains(&0) => Err(nfsstat3::NFS3ERR_ACCES),
+        b"" => Err(Nfsstat3::ErrAcces),
+        _ if name.len() > NAME_MAX => Err(Nfsstat3::ErrNametoolong),
+        _ if name.contains(&b'/') || name.contains(&0) => Err(Nfsstat3::ErrAcces),
         _ => Ok(name),
     }
 }
 
 /// Checks a name to be created or removed.
-pub(crate) fn changeable(name: &[u8], dots: nfsstat3) -> Outcome<&[u8]> {
+pub(crate) fn changeable(name: &[u8], dots: Nfsstat3) -> Outcome<&[u8]> {
     if name == b"." || name == b".." { Err(dots) } else { checked(name) }
 }

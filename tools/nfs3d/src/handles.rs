@@ -17,14 +17,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use arrayvec::ArrayVec;
 use hmac::{Hmac, KeyInit, Mac};
-use nfs3_types::nfs3::nfsstat3;
 use rustix::fs::Stat;
 use rustix::io::Errno;
 use sha2::Sha256;
 
-use crate::codec::Outcome;
 use crate::names::Names;
-use crate::status::status;
+use crate::nfs3::Nfsstat3;
+use crate::status::{Outcome, status};
 use crate::sys::{self, KernelHandle};
 
 /// A handle on the wire, at most 64 bytes.
@@ -40,7 +39,7 @@ const MAC: usize = 16;
 
 /// Identification of files in handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum By {
+pub enum By {
     /// The kernel's handles if available, else names.
     Auto,
     /// The kernel's handles: need root and support of the file system.
@@ -61,7 +60,7 @@ enum Finder {
 }
 
 /// Key that seals handles.
-pub(crate) type Key = [u8; 32];
+pub type Key = [u8; 32];
 
 /// A verified handle.
 pub(crate) struct Known<'a> {
@@ -86,7 +85,6 @@ impl Handles {
         Ok(Self { keyed, finder })
     }
 
-    /// Text for the log.
     pub(crate) fn describe(&self) -> &'static str {
         match self.finder {
             Finder::Kernel(_) => "kernel handles",
@@ -109,8 +107,8 @@ impl Handles {
                 let found = sys::name_to_handle(file).map_err(io_status)?;
                 let body: Option<ArrayVec<u8, 36>> =
                     (found.bytes.len() <= 36).then(|| found.bytes.iter().copied().collect());
-                let kind = u16::try_from(found.kind).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)?;
-                (KERNEL, kind, body.ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?)
+                let kind = u16::try_from(found.kind).map_err(|_| Nfsstat3::ErrServerfault)?;
+                (KERNEL, kind, body.ok_or(Nfsstat3::ErrServerfault)?)
             }
             Finder::Names(_) => {
                 let birth = Names::birth(file).map_err(status)?;
@@ -127,7 +125,7 @@ impl Handles {
     }
 
     /// Claimed inode number of a handle; not verified.
-    pub(crate) fn claimed_ino(handle: &FileHandle) -> Option<u64> {
+    pub(crate) fn claimed_ino(handle: &[u8]) -> Option<u64> {
         let ino = handle.get(4..HEAD)?.try_into().ok()?;
         (handle[0] == FORMAT && handle.len() >= HEAD + MAC).then(|| u64::from_be_bytes(ino))
     }
@@ -136,18 +134,18 @@ impl Handles {
     ///
     /// # Errors
     /// `NFS3ERR_BADHANDLE` for a malformed one; `NFS3ERR_STALE` for one of another export or key.
-    pub(crate) fn read<'a>(&self, handle: &'a FileHandle) -> Outcome<Known<'a>> {
-        let ino = Self::claimed_ino(handle).ok_or(nfsstat3::NFS3ERR_BADHANDLE)?;
+    pub(crate) fn read<'a>(&self, handle: &'a [u8]) -> Outcome<Known<'a>> {
+        let ino = Self::claimed_ino(handle).ok_or(Nfsstat3::ErrBadhandle)?;
         let (bytes, seal) = handle.split_at(handle.len() - MAC);
         if self.keyed.clone().chain_update(bytes).verify_truncated_left(seal).is_err() {
-            return Err(nfsstat3::NFS3ERR_STALE);
+            return Err(Nfsstat3::ErrStale);
         }
         let what = match self.finder {
             Finder::Kernel(_) => KERNEL,
             Finder::Names(_) => BIRTH,
         };
         if bytes[1] != what {
-            return Err(nfsstat3::NFS3ERR_STALE);
+            return Err(Nfsstat3::ErrStale);
         }
         let kind = u16::from_be_bytes([bytes[2], bytes[3]]).into();
         Ok(Known { ino, kind, body: &bytes[HEAD..] })
@@ -182,6 +180,6 @@ fn kernel_finder(root: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     Ok(mount)
 }
 
-fn io_status(error: std::io::Error) -> nfsstat3 {
+fn io_status(error: std::io::Error) -> Nfsstat3 {
     status(Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 use arrayvec::ArrayVec;
-use rpcrdma::rpc::{AuthStat, AuthSys, OpaqueAuth};
-use rpcrdma::{Refusal, ServerCall};
+use rpcrdma::Refusal;
+use rpcrdma::rpc::{AuthStat, AuthSys};
+use rpcrdma::typed::CallInfo;
+use rpcrdma_proto::wire::rpc::Flavor;
 use rustix::fs::{Gid, Uid};
 use rustix::io;
 use rustix::process::{getegid, geteuid};
@@ -11,7 +13,7 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 /// User mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Squash {
+pub enum Squash {
     /// No mapping.
     None,
     /// Map root to nobody.
@@ -25,7 +27,7 @@ pub(crate) const NOBODY: u32 = 65534;
 
 /// Turns credentials into identities.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
+pub struct Policy {
     squash: Squash,
     /// The server can switch users. Otherwise all are the server's own user.
     privileged: bool,
@@ -45,13 +47,14 @@ pub(crate) struct Identity {
 }
 
 impl Policy {
-    pub(crate) fn new(squash: Squash) -> Self {
+    /// For the server's own user.
+    pub fn new(squash: Squash) -> Self {
         let (uid, gid) = (geteuid(), getegid());
         Self { squash, privileged: uid.is_root(), uid: uid.as_raw(), gid: gid.as_raw() }
     }
 
     /// True if credentials are honoured.
-    pub(crate) fn is_privileged(&self) -> bool {
+    pub fn is_privileged(&self) -> bool {
         self.privileged
     }
 
@@ -64,10 +67,10 @@ impl Policy {
     ///
     /// # Errors
     /// The credential is malformed, or neither AUTH_NONE nor AUTH_SYS.
-    pub(crate) fn of(&self, call: &ServerCall) -> Result<Identity, Refusal> {
+    pub(crate) fn of(&self, call: &CallInfo<'_>) -> Result<Identity, Refusal> {
         let (flavor, body) = call.credential();
         let nobody = (NOBODY, NOBODY, ArrayVec::new());
-        let (uid, gid, groups) = if flavor == OpaqueAuth::NONE.flavor {
+        let (uid, gid, groups) = if flavor == Flavor::None.code() {
             nobody
         } else if flavor == AuthSys::FLAVOR {
             let sys = AuthSys::parse(body).map_err(|_| Refusal::Authentication(AuthStat::BadCred.code()))?;

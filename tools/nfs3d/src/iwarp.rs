@@ -8,7 +8,7 @@ use rpcrdma::config::{Crc, FpduSize, IwarpConfig};
 
 /// Options for `iwarp:` addresses; errors without one.
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct IwarpOptions {
+pub struct IwarpOptions {
     /// iWARP: CRC-32C of each FPDU. never: refuse peers that require it. [default: if-asked]
     #[arg(long, value_name = "never|if-asked|always")]
     crc: Option<Crc>,
@@ -20,7 +20,10 @@ pub(crate) struct IwarpOptions {
 
 impl IwarpOptions {
     /// Configuration of the fabric at `addresses`.
-    pub(crate) fn config(self, addresses: &[Address]) -> anyhow::Result<IwarpConfig> {
+    ///
+    /// # Errors
+    /// There are options, and no `iwarp:` address.
+    pub fn config(self, addresses: &[Address]) -> anyhow::Result<IwarpConfig> {
         let told = self.crc.is_some() || self.fpdu.is_some();
         ensure!(
             !told || addresses.iter().any(|address| matches!(address, Address::Iwarp(_))),

@@ -7,45 +7,7 @@
 //!
 //! MOUNT is on TCP. The other protocols of RFC 8267 §5.1 are not implemented: NLM and NSM (mount with `nolock`: locks
 //! then hold within one host), NFSACL (clients work without).
-//!
-//! | file | holds |
-//! |---|---|
-//! | `nfs` | procedures and chunks |
-//! | `pool`, `shares` | worker threads, and the share of one client |
-//! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | implementations of procedures |
-//! | `mount`, `connections` | MOUNT version 3, on TCP |
-//! | `export` | files by handle and by name |
-//! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
-//! | `node`, `cache` | open files |
-//! | `identity` | user and groups of a call |
-//! | `bin` | `nfs3c`, a client without a mount |
-//! | `iwarp` | iWARP options, of `nfs3c` too |
-//! | `attr`, `status`, `codec`, `lines` | attributes, errors, arguments and results; lines of the log |
-#![deny(unsafe_code)]
-
-mod attr;
-mod attributes;
-mod cache;
-mod codec;
-mod connections;
-mod create;
-mod dirs;
-mod export;
-mod handles;
-mod identity;
-mod iwarp;
-mod lines;
-mod links;
-mod mount;
-mod names;
-mod nfs;
-mod node;
-mod pool;
-mod read_write;
-mod remove;
-mod shares;
-mod status;
-mod sys;
+#![forbid(unsafe_code)]
 
 use std::io::{Read as _, Write as _};
 use std::net::Ipv4Addr;
@@ -61,16 +23,12 @@ use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, Time
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::{ConfigArgs, Idle};
-use rpcrdma_proto::binding::nfs3;
+use rpcrdma_nfs3d::mount3::mount_v3;
+use rpcrdma_nfs3d::nfs3::nfs_v3;
+use rpcrdma_nfs3d::{By, Export, IwarpOptions, Key, Options, Policy, Pool, Squash, mount, nfs};
 use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-
-use export::{Export, Options};
-use handles::{By, Key};
-use identity::{Policy, Squash};
-use iwarp::IwarpOptions;
-use pool::Pool;
 
 /// First word on standard output once clients may mount.
 const READY: &str = "listening";
@@ -214,7 +172,7 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
         export.path.display(),
         if options.read_only { "read-only" } else { "writable" },
-        export.handles.describe(),
+        export.handles(),
         if policy.is_privileged() { "users are honoured" } else { "everybody is the server's user" },
     ));
     signals.forever().next();
@@ -236,11 +194,11 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
 fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration> {
     let nfs = |address: &Address| {
         let at = address.socket_address()?.with_context(|| format!("{address}: rpcbind knows networks only"))?;
-        Ok(Mapping::new(nfs3::PROGRAM, nfs3::VERSION, Transport::Rdma, at))
+        Ok(Mapping::new(nfs_v3::PROGRAM, nfs_v3::VERSION, Transport::Rdma, at))
     };
     let mut mappings = listen.iter().map(nfs).collect::<anyhow::Result<Vec<_>>>()?;
     let mount = (Ipv4Addr::UNSPECIFIED, mount_port).into();
-    mappings.push(Mapping::new(mount::PROGRAM, mount::VERSION, Transport::Tcp, mount));
+    mappings.push(Mapping::new(mount_v3::PROGRAM, mount_v3::VERSION, Transport::Tcp, mount));
     Ok(Registration::new(mappings)?)
 }
 

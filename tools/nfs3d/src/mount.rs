@@ -11,19 +11,20 @@ use std::time::Duration;
 
 use anyhow::Context;
 use log::Level;
-pub(crate) use nfs3_types::mount::{PROGRAM, VERSION};
-use nfs3_types::mount::{
-    dirpath, export_node, exports, fhandle3, mountbody, mountlist, mountres3, mountres3_ok, mountstat3, name,
-};
-use nfs3_types::nfs3::nfsstat3;
-use nfs3_types::xdr_codec::{List, Opaque, Pack};
+use rpcrdma::typed::Signature;
+use rpcrdma::xdr::{self, Decoder, Encode};
 use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, Flavor, ReplyBody, ReplyHeader};
 use rpcrdma_rpcbind::stream::{self, Timed};
 
-use crate::codec::Args;
 use crate::connections::Connections;
 use crate::export::Export;
 use crate::lines;
+use crate::mount3::mount_v3::{Dump, Export as Exported, Mnt, PROGRAM, Umnt, Umntall, VERSION};
+use crate::mount3::{
+    Dirpath, Exportnode, Exports, Groups, MNTPATHLEN, Mountbody, Mountlist, Mountres3, Mountres3Ok, Mountstat3,
+};
+use crate::nfs3::Nfsstat3;
+use crate::node::Node;
 
 /// Longest call, in bytes.
 const CALL_MAX: usize = 16 << 10;
@@ -45,7 +46,10 @@ struct Mountd {
 }
 
 /// Serves on its own threads until the process ends. Returns the port.
-pub(crate) fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
+///
+/// # Errors
+/// The port is taken, or the system denies a thread.
+pub fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
         .with_context(|| format!("TCP port {port} for MOUNT (--mount-port names another)"))?;
@@ -107,7 +111,7 @@ impl Mountd {
         let xid = u32::from_be_bytes(call.get(..4)?.try_into().ok()?);
         let (body, results) = match CallHeader::parse(call) {
             Err(error) => (error.answer()?, Vec::new()),
-            Ok((header, at)) => match self.dispatch(&header, Args::new(&call[at..]), peer) {
+            Ok((header, at)) => match self.dispatch(&header, &call[at..], peer) {
                 Ok(results) => (ReplyBody::SUCCESS, results),
                 Err(refusal) => (ReplyBody::accepted(refusal), Vec::new()),
             },
@@ -119,35 +123,31 @@ impl Mountd {
         Some(reply)
     }
 
-    fn dispatch(&self, header: &CallHeader<'_>, mut args: Args<'_>, peer: SocketAddr) -> Result<Vec<u8>, AcceptStat> {
+    fn dispatch(&self, header: &CallHeader<'_>, args: &[u8], peer: SocketAddr) -> Result<Vec<u8>, AcceptStat> {
         if header.program != PROGRAM {
             return Err(AcceptStat::ProgUnavail);
         }
         if header.version != VERSION {
             return Err(AcceptStat::ProgMismatch { low: VERSION, high: VERSION });
         }
-        let garbage = |_| AcceptStat::GarbageArgs;
+        // A path of any length: MNT has a status for long ones.
+        let mut args = Decoder::new(args);
         let path = match header.procedure {
-            1 | 3 => args.opaque().map_err(garbage)?,
+            Mnt::NUMBER | Umnt::NUMBER => args.opaque(CALL_MAX, "path").map_err(|_| AcceptStat::GarbageArgs)?,
             _ => b"",
         };
-        args.end().map_err(garbage)?;
+        args.end().map_err(|_| AcceptStat::GarbageArgs)?;
         let host = peer.ip().to_canonical().to_string();
         match header.procedure {
-            0 => Ok(Vec::new()),
-            1 => encode(&self.mount(path, host)),
-            2 => encode(&self.dump()),
-            3 => {
-                self.mounts().remove(&(host, path.to_vec()));
-                Ok(Vec::new())
-            }
-            4 => {
-                self.mounts().retain(|(mounted_by, _)| *mounted_by != host);
-                Ok(Vec::new())
-            }
-            5 => encode(&self.exports()),
-            _ => Err(AcceptStat::ProcUnavail),
+            0 => {}
+            Mnt::NUMBER => return self.mount(path, host),
+            Dump::NUMBER => return self.dump(),
+            Umnt::NUMBER => drop(self.mounts().remove(&(host, path.to_vec()))),
+            Umntall::NUMBER => self.mounts().retain(|(mounted_by, _)| *mounted_by != host),
+            Exported::NUMBER => return self.exports(),
+            _ => return Err(AcceptStat::ProcUnavail),
         }
+        Ok(Vec::new())
     }
 
     fn mounts(&self) -> std::sync::MutexGuard<'_, BTreeSet<(String, Vec<u8>)>> {
@@ -155,68 +155,65 @@ impl Mountd {
     }
 
     /// MNT: the export or a directory below.
-    fn mount(&self, path: &[u8], host: String) -> mountres3<'static> {
-        match self.find(path) {
-            Ok(handle) => {
+    fn mount(&self, path: &[u8], host: String) -> Result<Vec<u8>, AcceptStat> {
+        const FLAVORS: [i32; 2] = [Flavor::Sys.code() as i32, Flavor::None.code() as i32];
+        let found = self.find(path);
+        encode(&match &found {
+            Ok(node) => {
                 let mounts = &mut *self.mounts();
                 if mounts.len() < MOUNTS {
                     mounts.insert((host, path.to_vec()));
                 }
-                mountres3::Ok(mountres3_ok {
-                    fhandle: fhandle3(Opaque::owned(handle)),
-                    auth_flavors: vec![Flavor::Sys.code(), Flavor::None.code()],
-                })
+                Mountres3::Ok(Mountres3Ok { fhandle: node.handle().data, auth_flavors: FLAVORS[..].into() })
             }
-            Err(status) => mountres3::Err(status),
-        }
+            Err(status) => Mountres3::Default(*status),
+        })
     }
 
-    fn find(&self, path: &[u8]) -> Result<Vec<u8>, mountstat3> {
-        if path.len() > nfs3_types::mount::MNTPATHLEN {
-            return Err(mountstat3::MNT3ERR_NAMETOOLONG);
+    fn find(&self, path: &[u8]) -> Result<Arc<Node>, Mountstat3> {
+        if path.len() > MNTPATHLEN as usize {
+            return Err(Mountstat3::ErrNametoolong);
         }
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
-        let below = path.strip_prefix(&self.export.path).map_err(|_| mountstat3::MNT3ERR_NOENT)?;
+        let below = path.strip_prefix(&self.export.path).map_err(|_| Mountstat3::ErrNoent)?;
         let who = self.export.own_identity();
         let mut node = Arc::clone(&self.export.root);
         for part in below.components() {
-            let Component::Normal(part) = part else { return Err(mountstat3::MNT3ERR_INVAL) };
+            let Component::Normal(part) = part else { return Err(Mountstat3::ErrInval) };
             let found = self.export.look_up(&node, part.as_bytes(), &who);
             node = found.map_err(mount_status)?.0;
         }
         node.check_dir().map_err(mount_status)?;
-        Ok(node.handle().to_vec())
+        Ok(node)
     }
 
-    fn dump(&self) -> mountlist<'static, 'static> {
-        let body = |(host, path): &(String, Vec<u8>)| mountbody {
-            ml_hostname: name(Opaque::owned(host.clone().into_bytes())),
-            ml_directory: dirpath(Opaque::owned(path.clone())),
-        };
-        List(self.mounts().iter().map(body).collect())
+    fn dump(&self) -> Result<Vec<u8>, AcceptStat> {
+        let mounts = self.mounts();
+        let bodies: Vec<_> = (mounts.iter())
+            .map(|(host, path)| Mountbody { ml_hostname: host.as_bytes(), ml_directory: Dirpath(path) })
+            .collect();
+        encode(&Mountlist::from(&bodies[..]))
     }
 
     /// EXPORT: one directory, for all hosts.
-    fn exports(&self) -> exports<'static, 'static> {
-        let path = self.export.path.as_os_str().as_bytes().to_vec();
-        List(vec![export_node { ex_dir: dirpath(Opaque::owned(path)), ex_groups: List::default() }])
+    fn exports(&self) -> Result<Vec<u8>, AcceptStat> {
+        let ex_dir = Dirpath(self.export.path.as_os_str().as_bytes());
+        encode(&Exports::from(&[Exportnode { ex_dir, ex_groups: Groups::default() }][..]))
     }
 }
 
-fn encode(results: &impl Pack) -> Result<Vec<u8>, AcceptStat> {
-    let mut out = Vec::with_capacity(results.packed_size());
-    results.pack(&mut out).map_err(|_| AcceptStat::SystemErr)?;
-    Ok(out)
+fn encode(results: &impl Encode) -> Result<Vec<u8>, AcceptStat> {
+    xdr::encode(results).map_err(|_| AcceptStat::SystemErr)
 }
 
-fn mount_status(status: nfsstat3) -> mountstat3 {
+fn mount_status(status: Nfsstat3) -> Mountstat3 {
     match status {
-        nfsstat3::NFS3ERR_PERM => mountstat3::MNT3ERR_PERM,
-        nfsstat3::NFS3ERR_NOENT => mountstat3::MNT3ERR_NOENT,
-        nfsstat3::NFS3ERR_ACCES => mountstat3::MNT3ERR_ACCES,
-        nfsstat3::NFS3ERR_NOTDIR => mountstat3::MNT3ERR_NOTDIR,
-        nfsstat3::NFS3ERR_INVAL => mountstat3::MNT3ERR_INVAL,
-        nfsstat3::NFS3ERR_NAMETOOLONG => mountstat3::MNT3ERR_NAMETOOLONG,
-        _ => mountstat3::MNT3ERR_IO,
+        Nfsstat3::ErrPerm => Mountstat3::ErrPerm,
+        Nfsstat3::ErrNoent => Mountstat3::ErrNoent,
+        Nfsstat3::ErrAcces => Mountstat3::ErrAcces,
+        Nfsstat3::ErrNotdir => Mountstat3::ErrNotdir,
+        Nfsstat3::ErrInval => Mountstat3::ErrInval,
+        Nfsstat3::ErrNametoolong => Mountstat3::ErrNametoolong,
+        _ => Mountstat3::ErrIo,
     }
 }

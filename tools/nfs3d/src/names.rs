@@ -6,12 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nfs3_types::nfs3::nfsstat3;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, StatxFlags, fstat, openat, statx};
 use rustix::io;
 
-use crate::codec::Outcome;
-use crate::status::status;
+use crate::nfs3::Nfsstat3;
+use crate::status::{Outcome, status};
 
 /// Bytes of a time of birth: seconds and nanoseconds.
 const BIRTH: usize = 12;
@@ -68,13 +67,13 @@ impl Names {
         {
             let known = &mut *self.known();
             if known.looked.is_some_and(|looked| looked.elapsed() < REST) {
-                return Err(nfsstat3::NFS3ERR_JUKEBOX);
+                return Err(Nfsstat3::ErrJukebox);
             }
             known.links.clear();
             self.look(&mut known.links).map_err(status)?;
             known.looked = Some(Instant::now());
         }
-        self.follow(ino, birth).ok_or(nfsstat3::NFS3ERR_STALE)
+        self.follow(ino, birth).ok_or(Nfsstat3::ErrStale)
     }
 
     /// Opens an inode by path, and verifies it.

@@ -4,14 +4,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use nfs3_types::nfs3::nfsstat3;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, openat};
 use rustix::io::{self, Errno};
 
-use crate::codec::Outcome;
 use crate::handles::FileHandle;
 use crate::identity::Identity;
-use crate::status::status;
+use crate::nfs3::{NfsFh3, Nfsstat3};
+use crate::status::{Outcome, status};
 
 /// An inode of the export; not reused while this lives.
 #[derive(Debug)]
@@ -60,8 +59,8 @@ impl Node {
         self.file.as_fd()
     }
 
-    pub(crate) fn handle(&self) -> &FileHandle {
-        &self.handle
+    pub(crate) fn handle(&self) -> NfsFh3<'_> {
+        NfsFh3 { data: &self.handle }
     }
 
     pub(crate) fn ino(&self) -> u64 {
@@ -85,7 +84,7 @@ impl Node {
     /// Attributes; stale without a name.
     pub(crate) fn stat(&self) -> Outcome<Stat> {
         let stat = fstat(&self.file).map_err(status)?;
-        if stat.st_nlink == 0 { Err(nfsstat3::NFS3ERR_STALE) } else { Ok(stat) }
+        if stat.st_nlink == 0 { Err(Nfsstat3::ErrStale) } else { Ok(stat) }
     }
 
     /// Excludes other changes of the node.
@@ -97,14 +96,14 @@ impl Node {
     pub(crate) fn check_regular(&self) -> Outcome<()> {
         match self.kind {
             FileType::RegularFile => Ok(()),
-            FileType::Directory => Err(nfsstat3::NFS3ERR_ISDIR),
-            _ => Err(nfsstat3::NFS3ERR_INVAL),
+            FileType::Directory => Err(Nfsstat3::ErrIsdir),
+            _ => Err(Nfsstat3::ErrInval),
         }
     }
 
     /// It holds names.
     pub(crate) fn check_dir(&self) -> Outcome<()> {
-        if self.is_dir() { Ok(()) } else { Err(nfsstat3::NFS3ERR_NOTDIR) }
+        if self.is_dir() { Ok(()) } else { Err(Nfsstat3::ErrNotdir) }
     }
 
     fn reopen(&self, flags: OFlags) -> io::Result<OwnedFd> {
@@ -133,7 +132,7 @@ impl Node {
                 || self.permits(who, Access::READ_OK)
                 || (!self.is_dir() && self.permits(who, Access::EXEC_OK))
         };
-        if may() { Ok(Opened::Kept(self.own_reader()?)) } else { Err(nfsstat3::NFS3ERR_ACCES) }
+        if may() { Ok(Opened::Kept(self.own_reader()?)) } else { Err(Nfsstat3::ErrAcces) }
     }
 
     /// Opens a directory for reads of a user, from its start.

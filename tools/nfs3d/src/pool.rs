@@ -11,7 +11,8 @@ use rpcrdma::service::duplicate_requests::Client;
 use rpcrdma::service::{Caller, DeferredCall};
 
 use crate::export::Export;
-use crate::nfs::{self, Whole};
+use crate::nfs;
+use crate::nfs3::nfs_v3;
 use crate::shares::Shares;
 
 /// Holder of threads.
@@ -23,12 +24,9 @@ enum Holder {
     Connection(Caller),
 }
 
-/// A call and its handler.
-type Work = (DeferredCall, Whole);
-
 /// Threads for an export, until the process ends.
-pub(crate) struct Pool {
-    shares: Mutex<Shares<Holder, Work>>,
+pub struct Pool {
+    shares: Mutex<Shares<Holder, DeferredCall>>,
     /// Signals work for another thread.
     ready: Condvar,
 }
@@ -38,7 +36,7 @@ impl Pool {
     ///
     /// # Errors
     /// The system denies threads.
-    pub(crate) fn start(export: &Arc<Export>, threads: usize) -> io::Result<Arc<Self>> {
+    pub fn start(export: &Arc<Export>, threads: usize) -> io::Result<Arc<Self>> {
         let pool = Arc::new(Self { shares: Mutex::new(Shares::new(threads)), ready: Condvar::new() });
         for number in 0..threads {
             let (pool, export) = (Arc::clone(&pool), Arc::clone(export));
@@ -48,13 +46,13 @@ impl Pool {
     }
 
     /// Queues a call until its client's share admits it.
-    pub(crate) fn submit(&self, call: DeferredCall, run: Whole) {
-        let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.caller()), Holder::Host);
+    pub(crate) fn submit(&self, call: DeferredCall) {
+        let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.info().caller()), Holder::Host);
         // A host with a stalled disk may reconnect and retransmit repeatedly. Its abandoned calls would hold memory.
-        let needless = |(call, _): &Work| call.is_disconnected() && !nfs::runs_once(call.procedure());
+        let needless = |call: &DeferredCall| call.is_disconnected() && !nfs::runs_once(call.info().procedure());
         let mut shares = self.lock();
         shares.forget(holder, needless);
-        shares.add(holder, (call, run));
+        shares.add(holder, call);
         let ready = shares.is_ready();
         drop(shares);
         if ready {
@@ -65,7 +63,7 @@ impl Pool {
     fn work(&self, export: &Export) {
         let mut shares = self.lock();
         loop {
-            let Some((holder, (mut call, run))) = shares.take() else {
+            let Some((holder, mut call)) = shares.take() else {
                 shares = self.ready.wait(shares).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -76,14 +74,14 @@ impl Pool {
                 self.ready.notify_one();
             }
             // A panic ends its call, not the thread.
-            let outcome = catch_unwind(AssertUnwindSafe(|| nfs::run(export, run, &mut call)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| nfs_v3::run(export, &mut call)));
             call.answer(outcome.unwrap_or(Err(Refusal::SystemError)));
             shares = self.lock();
             shares.give_back(holder);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shares<Holder, Work>> {
+    fn lock(&self) -> MutexGuard<'_, Shares<Holder, DeferredCall>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,45 +3,42 @@
 
 use std::sync::Arc;
 
-use nfs3_types::nfs3::{
-    REMOVE3res, REMOVE3resfail, REMOVE3resok, RENAME3res, RENAME3resfail, RENAME3resok, RMDIR3res, RMDIR3resfail,
-    RMDIR3resok, nfsstat3,
-};
-use rpcrdma::Refusal;
+use rpcrdma::typed::Answer;
 use rustix::fs::{AtFlags, FileType, Stat, renameat, statat, unlinkat};
 
 use crate::attr;
-use crate::codec::{Args, Outcome, or_fail};
 use crate::create::in_dir;
 use crate::export::{Export, changeable};
 use crate::identity::Identity;
+use crate::nfs::Answered;
+use crate::nfs3::nfs_v3::{Remove, Rename, Rmdir};
+use crate::nfs3::{
+    Nfsstat3, Remove3Args, Remove3Res, Remove3Resfail, Remove3Resok, Rename3Args, Rename3Res, Rename3Resfail,
+    Rename3Resok, Rmdir3Args, Rmdir3Res, Rmdir3Resfail, Rmdir3Resok, WccData,
+};
 use crate::node::Node;
-use crate::status::status;
+use crate::status::{Outcome, status};
 
-pub(crate) fn remove(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<REMOVE3res, Refusal> {
-    let (dir, name) = args.entry()?;
-    args.end()?;
-    let (outcome, dir_wcc) = in_dir(export, &dir, |dir| {
-        let name = changeable(name, nfsstat3::NFS3ERR_INVAL)?;
+pub(crate) fn remove(export: &Export, who: &Identity, args: Remove3Args<'_>, answer: Answer<'_, Remove>) -> Answered {
+    let (outcome, dir_wcc) = in_dir(export, args.object.dir, |dir| {
+        let name = changeable(args.object.name, Nfsstat3::ErrInval)?;
         unlink(export, dir, name, who, AtFlags::empty())
     });
-    Ok(match outcome {
-        Ok(()) => or_fail(Ok(REMOVE3resok { dir_wcc }), REMOVE3resfail::default()),
-        Err(status) => or_fail(Err(status), REMOVE3resfail { dir_wcc }),
+    answer.send(&match outcome {
+        Ok(()) => Remove3Res::Ok(Remove3Resok { dir_wcc }),
+        Err(status) => Remove3Res::Default(status, Remove3Resfail { dir_wcc }),
     })
 }
 
-pub(crate) fn rmdir(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<RMDIR3res, Refusal> {
-    let (dir, name) = args.entry()?;
-    args.end()?;
-    let (outcome, dir_wcc) = in_dir(export, &dir, |dir| {
-        let dots = if name == b"." { nfsstat3::NFS3ERR_INVAL } else { nfsstat3::NFS3ERR_EXIST };
-        let name = changeable(name, dots)?;
+pub(crate) fn rmdir(export: &Export, who: &Identity, args: Rmdir3Args<'_>, answer: Answer<'_, Rmdir>) -> Answered {
+    let (outcome, dir_wcc) = in_dir(export, args.object.dir, |dir| {
+        let dots = if args.object.name == b"." { Nfsstat3::ErrInval } else { Nfsstat3::ErrExist };
+        let name = changeable(args.object.name, dots)?;
         unlink(export, dir, name, who, AtFlags::REMOVEDIR)
     });
-    Ok(match outcome {
-        Ok(()) => or_fail(Ok(RMDIR3resok { dir_wcc }), RMDIR3resfail { dir_wcc: attr::no_wcc() }),
-        Err(status) => or_fail(Err(status), RMDIR3resfail { dir_wcc }),
+    answer.send(&match outcome {
+        Ok(()) => Rmdir3Res::Ok(Rmdir3Resok { dir_wcc }),
+        Err(status) => Rmdir3Res::Default(status, Rmdir3Resfail { dir_wcc }),
     })
 }
 
@@ -66,19 +63,17 @@ fn bury(export: &Export, victim: Option<&Stat>) {
     }
 }
 
-pub(crate) fn rename(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<RENAME3res, Refusal> {
-    let (from, from_name) = args.entry()?;
-    let (to, to_name) = args.entry()?;
-    args.end()?;
-    let (from, to) = match (export.find_dir(&from), export.find_dir(&to)) {
+pub(crate) fn rename(export: &Export, who: &Identity, args: Rename3Args<'_>, answer: Answer<'_, Rename>) -> Answered {
+    let (from, to) = match (export.find_dir(args.from.dir), export.find_dir(args.to.dir)) {
         (Ok(from), Ok(to)) => (from, to),
         (from, to) => {
             let wcc = |dir: &Outcome<Arc<Node>>| match dir {
                 Ok(dir) => attr::wcc(None, dir),
-                Err(_) => attr::no_wcc(),
+                Err(_) => WccData::default(),
             };
-            let failure = RENAME3resfail { fromdir_wcc: wcc(&from), todir_wcc: wcc(&to) };
-            return Ok(or_fail(Err(from.err().or(to.err()).unwrap_or_default()), failure));
+            let failure = Rename3Resfail { fromdir_wcc: wcc(&from), todir_wcc: wcc(&to) };
+            let status = from.err().or(to.err()).unwrap_or_default();
+            return answer.send(&Rename3Res::Default(status, failure));
         }
     };
     // Locks directories in a fixed order, against deadlock.
@@ -87,12 +82,12 @@ pub(crate) fn rename(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
     let _alone_too = (first.ino() != second.ino()).then(|| second.lock());
     let before = |dir: &Node| dir.stat().ok().as_ref().map(attr::before);
     let (from_before, to_before) = (before(&from), before(&to));
-    let outcome = renamed(export, who, (&from, from_name), (&to, to_name));
+    let outcome = renamed(export, who, (&from, args.from.name), (&to, args.to.name));
     let fromdir_wcc = attr::wcc(from_before, &from);
     let todir_wcc = attr::wcc(to_before, &to);
-    Ok(match outcome {
-        Ok(()) => or_fail(Ok(RENAME3resok { fromdir_wcc, todir_wcc }), RENAME3resfail::default()),
-        Err(status) => or_fail(Err(status), RENAME3resfail { fromdir_wcc, todir_wcc }),
+    answer.send(&match outcome {
+        Ok(()) => Rename3Res::Ok(Rename3Resok { fromdir_wcc, todir_wcc }),
+        Err(status) => Rename3Res::Default(status, Rename3Resfail { fromdir_wcc, todir_wcc }),
     })
 }
 
@@ -103,8 +98,8 @@ fn renamed(
     (to, to_name): (&Node, &[u8]),
 ) -> Outcome<()> {
     export.check_writable()?;
-    let from_name = changeable(from_name, nfsstat3::NFS3ERR_INVAL)?;
-    let to_name = changeable(to_name, nfsstat3::NFS3ERR_INVAL)?;
+    let from_name = changeable(from_name, Nfsstat3::ErrInval)?;
+    let to_name = changeable(to_name, Nfsstat3::ErrInval)?;
     let (moved, replaced) = (victim(from, from_name), victim(to, to_name));
     who.act(|| renameat(from.fd(), from_name, to.fd(), to_name)).map_err(status)?;
     if let Some(moved) = &moved {

@@ -5,6 +5,10 @@
 //! netid and answers for its own transport (RFC 1833 §2.2.1), which is never RDMA.
 #![forbid(unsafe_code)]
 
+#[expect(dead_code, unreachable_pub, reason = "generated for any user")]
+mod protocol {
+    include!(concat!(env!("OUT_DIR"), "/rpcbind.rs"));
+}
 pub mod stream;
 
 use std::io::{self, Read, Write};
@@ -12,9 +16,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::protocol::{Rpcb, RpcblistPtr};
 use crate::stream::{StreamClient, StreamError};
 use rpcrdma_proto::wire::rpc::ProgramNumber;
-use rpcrdma_proto::wire::xdr::{BadXdr, Reader, padded};
+use rpcrdma_xdr::BadXdr;
 
 /// Program number of rpcbind.
 pub const PROGRAM: u32 = 100_000;
@@ -28,8 +33,6 @@ pub const LOCAL_SOCKET: &str = "/run/rpcbind.sock";
 const SET: u32 = 1;
 const UNSET: u32 = 2;
 const DUMP: u32 = 4;
-/// Longest string of rpcbind, in bytes.
-const LONGEST: usize = 1024;
 
 /// Failure of rpcbind.
 #[derive(Debug, thiserror::Error)]
@@ -149,20 +152,15 @@ impl Mapping {
         Self { program, version, netid, address: universal(address), owner: String::new() }
     }
 
-    fn encode(&self) -> Vec<u8> {
-        let mut bytes = [self.program.to_be_bytes(), self.version.to_be_bytes()].concat();
-        for text in [&self.netid, &self.address, &self.owner] {
-            bytes.extend((text.len() as u32).to_be_bytes());
-            bytes.extend(text.as_bytes());
-            bytes.resize(padded(bytes.len()), 0);
-        }
-        bytes
+    fn to_rpcb(&self) -> Rpcb<'_> {
+        let [r_netid, r_addr, r_owner] = [&self.netid, &self.address, &self.owner].map(String::as_bytes);
+        Rpcb { r_prog: self.program, r_vers: self.version, r_netid, r_addr, r_owner }
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        let (program, version) = (reader.u32("program")?, reader.u32("version")?);
-        let mut text = |what| Ok(String::from_utf8_lossy(reader.opaque(LONGEST, what)?).into_owned());
-        Ok(Self { program, version, netid: text("netid")?, address: text("address")?, owner: text("owner")? })
+    fn from_rpcb(Rpcb { r_prog: program, r_vers: version, r_netid, r_addr, r_owner }: Rpcb<'_>) -> Self {
+        let texts = [r_netid, r_addr, r_owner].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        let [netid, address, owner] = texts;
+        Self { program, version, netid, address, owner }
     }
 }
 
@@ -198,8 +196,10 @@ impl Rpcbind<std::net::TcpStream> {
 
 impl<S: Read + Write> Rpcbind<S> {
     fn yes(&mut self, procedure: u32, mapping: &Mapping) -> Result<bool, RpcbindError> {
-        let results = self.0.call(PROGRAM, VERSION, procedure, &mapping.encode())?;
-        Ok(Reader::new(&results).bool("answer")?)
+        let args =
+            rpcrdma_xdr::encode(&mapping.to_rpcb()).map_err(|_| StreamError::Malformed("the call's arguments"))?;
+        let results = self.0.call(PROGRAM, VERSION, procedure, &args)?;
+        Ok(rpcrdma_xdr::decode(&results)?)
     }
 
     /// Registers. False if refused: the program has another address, or the user may not.
@@ -224,11 +224,8 @@ impl<S: Read + Write> Rpcbind<S> {
     /// The call failed.
     pub fn dump(&mut self) -> Result<Vec<Mapping>, RpcbindError> {
         let results = self.0.call(PROGRAM, VERSION, DUMP, &[])?;
-        let (mut reader, mut all) = (Reader::new(&results), Vec::new());
-        while reader.bool("another")? {
-            all.push(Mapping::decode(&mut reader)?);
-        }
-        Ok(all)
+        let list: RpcblistPtr<'_> = rpcrdma_xdr::decode(&results)?;
+        Ok(list.iter().map(|entry| Mapping::from_rpcb(entry.rpcb_map)).collect())
     }
 }
 

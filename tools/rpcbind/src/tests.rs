@@ -4,6 +4,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
 
 use super::Transport::{Rdma, Tcp};
+use super::protocol::RpList;
 use super::*;
 use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, ReplyBody, ReplyHeader};
 
@@ -55,10 +56,10 @@ fn serve(mut stream: UnixStream, list: &Mutex<Vec<Mapping>>) {
 
 fn answer(list: &mut Vec<Mapping>, procedure: u32, args: &[u8]) -> Vec<u8> {
     if procedure == DUMP {
-        let lines = list.iter().flat_map(|line| [vec![0, 0, 0, 1], line.encode()].concat());
-        return lines.chain([0; 4]).collect();
+        let lines: Vec<_> = list.iter().map(|line| RpList { rpcb_map: line.to_rpcb() }).collect();
+        return rpcrdma_xdr::encode(&RpcblistPtr::from(&lines[..])).unwrap();
     }
-    let mut given = Mapping::decode(&mut Reader::new(args)).unwrap();
+    let mut given = Mapping::from_rpcb(rpcrdma_xdr::decode(args).unwrap());
     given.owner = "superuser".into();
     let key = |line: &Mapping| (line.program, line.version, line.netid.clone());
     let known = list.iter().position(|line| key(line) == key(&given));
@@ -102,6 +103,15 @@ fn universal_addresses_read_back() {
     for text in ["", "1", "1.2", "10.0.0.1", "10.0.0.1.256.1", "10.0.0.1.1.-1", "/run/rpcbind.sock", "x.1.1"] {
         assert_eq!(parse_universal(text), None, "{text:?}");
     }
+}
+
+#[test]
+fn an_entry_is_two_numbers_and_three_strings() {
+    let mut entry = Mapping::new(100_003, 3, Rdma, at("10.0.0.1:20049"));
+    entry.owner = "root".into();
+    let bytes = b"\0\x01\x86\xA3\0\0\0\x03\0\0\0\x04rdma\0\0\0\x0E10.0.0.1.78.81\0\0\0\0\0\x04root";
+    assert_eq!(rpcrdma_xdr::encode(&entry.to_rpcb()).unwrap(), bytes);
+    assert_eq!(Mapping::from_rpcb(rpcrdma_xdr::decode(bytes).unwrap()), entry);
 }
 
 #[test]
@@ -154,14 +164,7 @@ fn a_client_takes_the_address_of_its_own_family_over_rdma() {
 #[test]
 fn bad_answers_are_errors() {
     for bytes in [&[0, 0, 0, 1, 0, 0][..], &[0, 0, 0, 2], &[]] {
-        let decode = || -> Result<Vec<Mapping>, BadXdr> {
-            let (mut reader, mut all) = (Reader::new(bytes), Vec::new());
-            while reader.bool("another")? {
-                all.push(Mapping::decode(&mut reader)?);
-            }
-            Ok(all)
-        };
-        assert!(decode().is_err(), "{bytes:?}");
+        assert!(rpcrdma_xdr::decode::<RpcblistPtr<'_>>(bytes).is_err(), "{bytes:?}");
     }
     let nobody = Registration::at_socket(Path::new("/nonexistent/socket"), vec![]).unwrap_err().to_string();
     assert!(nobody.contains("/nonexistent/socket") && nobody.contains("systemctl start rpcbind"), "{nobody}");

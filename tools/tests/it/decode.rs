@@ -5,8 +5,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-linux61.pcap");
-const IWARP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-siw.pcap");
+pub(crate) const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-linux61.pcap");
+pub(crate) const IWARP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-siw.pcap");
 
 fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
@@ -26,26 +26,26 @@ fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
 }
 
 /// Exit status, standard output in lines, standard error.
-fn run(arguments: &[&str], input: &str) -> (i32, Vec<String>, String) {
+pub(crate) fn run(arguments: &[&str], input: &str) -> (i32, Vec<String>, String) {
     let output = rpcrdma(arguments, input.as_bytes());
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     let lines = text(output.stdout).lines().map(str::to_owned).collect();
     (output.status.code().expect("an exit status"), lines, text(output.stderr))
 }
 
-fn objects(lines: &[String]) -> Vec<Value> {
+pub(crate) fn objects(lines: &[String]) -> Vec<Value> {
     lines.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 #[test]
 fn a_version_2_call_as_json() {
     let input = "
-        # flags RECEIVED, a handle to invalidate, all three lists, an AUTH_SYS call of NFSv3 READ
+        # flags RECEIVED, a handle to invalidate, all three lists, an AUTH_SYS call of NFSv2 READ
         00000007 00000002 00000020 00000000  00000004 00000009  00000826 \
         00000001 00000070 00000826 00020000 00000001 00001000 00000000 \
         00000001 00000001 0000071e 00010000 00000002 00002000 00000000 \
         00000001 00000001 0000072e 00000004 00000003 00003000 \
-        00000007 00000000 00000002 000186a3 00000003 00000006 00000001 00000000 00000000 00000000\n";
+        00000007 00000000 00000002 000186a3 00000002 00000006 00000001 00000000 00000000 00000000\n";
     let (status, lines, errors) = run(&["decode", "--json"], input);
     assert_eq!((status, errors.as_str()), (0, ""));
     assert_eq!(
@@ -56,7 +56,8 @@ fn a_version_2_call_as_json() {
             "writes": [[{"handle": 0x71e, "length": 65536, "offset": 0x2_0000_2000_u64}]],
             "reply": [{"handle": 0x72e, "length": 4, "offset": 0x3_0000_3000_u64}],
             "error": null, "props": [], "payload_offset": 108,
-            "rpc": {"xid": 7, "type": "CALL", "program": 100003, "version": 3, "procedure": 6, "flavor": 1},
+            "rpc": {"xid": 7, "type": "CALL", "program": 100003, "version": 2, "procedure": 6, "flavor": 1},
+            "body": null,
         })]
     );
 }
@@ -66,7 +67,8 @@ fn the_order_of_keys_is_fixed() {
     let (_, lines, _) = run(&["decode", "--json", "-"], "00000001000000010000002000000000 00000000 0000000000000000");
     let object: serde_json::Map<String, Value> = serde_json::from_str(&lines[0]).expect("JSON");
     let keys: Vec<&str> = object.keys().map(String::as_str).collect();
-    let expected = "vers xid credit received htype flags inv_handle reads writes reply error props payload_offset rpc";
+    let expected =
+        "vers xid credit received htype flags inv_handle reads writes reply error props payload_offset rpc body";
     assert_eq!(keys.join(" "), expected);
 }
 
@@ -144,7 +146,7 @@ fn text_for_people() {
     assert_eq!(lines, ["error bad_hex: 35 hex digits, an even number is needed"]);
 
     let input = "00:00:00:01 00000001 00000020 00000000 00000000 00000000 00000000 \
-        00000001 00000000 00000002 000186a3 00000003 00000001 00000000 00000000 00000000 00000000\r\n\
+        00000001 00000000 00000002 000186a3 00000003 00000000 00000000 00000000 00000000 00000000\r\n\
         00000001 00000001 00000020 00000000 00000000 00000000 00000000 \
         00000001 00000001 00000000 00000000 00000000 00000000\n";
     let (status, lines, _) = run(&["decode"], input);
@@ -152,8 +154,8 @@ fn text_for_people() {
     assert_eq!(
         lines,
         [
-            "v1 MSG xid=0x00000001 credit=0x20 payload=40@28 | CALL program=100003 version=3 procedure=1 AUTH_NONE",
-            "v1 MSG xid=0x00000001 credit=0x20 payload=24@28 | REPLY SUCCESS",
+            "v1 MSG xid=0x00000001 credit=0x20 payload=40@28 | CALL program=100003 version=3 procedure=0 AUTH_NONE | NFSPROC3_NULL",
+            "v1 MSG xid=0x00000001 credit=0x20 payload=24@28 | REPLY SUCCESS | NFSPROC3_NULL",
         ]
     );
 }
@@ -199,7 +201,7 @@ fn a_capture() {
     assert_eq!(
         lines[0],
         "4 10.98.0.2 > 10.98.0.1 qp 0x11: v1 MSG xid=0xcbdc15ba credit=0x80 payload=40@28 | \
-         CALL program=100003 version=3 procedure=0 AUTH_NONE"
+         CALL program=100003 version=3 procedure=0 AUTH_NONE | NFSPROC3_NULL"
     );
 }
 
@@ -221,7 +223,7 @@ fn a_capture_of_iwarp() {
     assert_eq!(
         lines[0],
         "8 10.0.0.2:40514 > 10.0.0.1:20049: v1 MSG xid=0xf6a39b6a credit=0x80 payload=40@28 | \
-         CALL program=100003 version=3 procedure=0 AUTH_NONE"
+         CALL program=100003 version=3 procedure=0 AUTH_NONE | NFSPROC3_NULL"
     );
 }
 

@@ -1,5 +1,6 @@
 //! `rpcrdma` as users run it, and its library on foreign captures.
 
+mod bodies;
 mod capture;
 mod decode;
 mod doctor;

@@ -6,7 +6,8 @@
 use std::fmt;
 
 use super::codes::Version;
-use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
+use super::word::word;
+use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
 
 /// Bytes of an encoded [`Segment`].
 pub const SEGMENT_LEN: usize = 16;
@@ -94,7 +95,7 @@ impl Lists {
     }
 
     /// Checks the structure of the lists. Each iteration consumes bytes, so the message length bounds the work.
-    pub(super) fn check(reader: &mut Reader<'_>) -> Result<Lists, BadXdr> {
+    pub(super) fn check(reader: &mut Decoder<'_>) -> Result<Lists, BadXdr> {
         let reads = reader.at();
         while reader.bool("rdma_reads")? {
             reader.bytes(READ_SEGMENT_LEN, "read segment")?;
@@ -111,7 +112,7 @@ impl Lists {
     }
 }
 
-fn check_write_chunk(reader: &mut Reader<'_>, what: &'static str) -> Result<(), BadXdr> {
+fn check_write_chunk(reader: &mut Decoder<'_>, what: &'static str) -> Result<(), BadXdr> {
     let at = reader.at();
     let count = reader.u32(what)? as usize;
     let len = count.checked_mul(SEGMENT_LEN).ok_or(BadXdr { what, at })?;
@@ -266,7 +267,7 @@ impl Chunks<'_> {
         }
     }
 
-    pub(super) fn emit(&self, out: &mut Writer<'_>, version: Version) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>, version: Version) -> Result<(), NoSpace> {
         if version == Version::V2 {
             out.u32(self.inv_handle)?;
         }
@@ -323,7 +324,7 @@ impl ChunkCounts {
 
 /// Writes a chunk with its discriminator word.
 #[inline]
-fn emit_write_chunk(chunk: &[Segment], out: &mut Writer<'_>) -> Result<(), NoSpace> {
+fn emit_write_chunk(chunk: &[Segment], out: &mut Encoder<'_>) -> Result<(), NoSpace> {
     out.words([1, chunk.len() as u32])?;
     chunk.iter().try_for_each(|segment| out.words(segment.words()))
 }

@@ -5,7 +5,8 @@ use std::fmt;
 use thiserror::Error;
 
 use super::codes::{Flags, HeaderType, Revision, Version};
-use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
+use super::word::word;
+use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
 
 /// Bytes of the shortest version 1 call or reply header.
 const MIN_V1_LEN: usize = 28;
@@ -302,13 +303,13 @@ impl ErrorBody {
         4 + 4 * self.arguments(version).1
     }
 
-    pub(super) fn emit(&self, out: &mut Writer<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
         out.u32(self.code(version, revision))?;
         let (words, count) = self.arguments(version);
         words[..count].iter().try_for_each(|word| out.u32(*word))
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>, version: Version, revision: Revision) -> Result<ErrorBody, BadXdr> {
+    pub(super) fn read(reader: &mut Decoder<'_>, version: Version, revision: Revision) -> Result<ErrorBody, BadXdr> {
         let code = reader.u32("rdma_err")?;
         // The first match wins, so code 3 of Cel09 is INVAL_HTYPE.
         let row = match (version, revision) {

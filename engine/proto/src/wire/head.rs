@@ -87,7 +87,7 @@ impl HeadLayout {
         match self {
             HeadLayout::V1 => {
                 let (head, chunks) = read_with_lists::<16>(message, Version::V1, Flags::NONE)?;
-                let msg_type = super::xdr::word(message.get(head.len..)?.first_chunk::<8>()?, 4);
+                let msg_type = super::word::word(message.get(head.len..)?.first_chunk::<8>()?, 4);
                 (msg_type <= 1).then_some((Head { response: msg_type == 1, ..head }, chunks))
             }
             HeadLayout::V2 => read_with_lists::<24>(message, Version::V2, self.flags()),
@@ -98,7 +98,7 @@ impl HeadLayout {
 
 #[inline(always)]
 fn word<const N: usize>(header: &[u8; N], at: usize) -> u32 {
-    super::xdr::word(header, at)
+    super::word::word(header, at)
 }
 
 #[inline(always)]
@@ -172,7 +172,7 @@ fn read_v2(message: &[u8]) -> Option<Head> {
 #[inline(always)]
 fn read_v1(message: &[u8]) -> Option<Head> {
     let (header, payload) = message.split_first_chunk::<28>()?;
-    let msg_type = super::xdr::word(payload.first_chunk::<8>()?, 4);
+    let msg_type = super::word::word(payload.first_chunk::<8>()?, 4);
     if !is_msg_of(Version::V1, header) || msg_type > 1 {
         return None;
     }

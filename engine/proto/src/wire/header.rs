@@ -5,7 +5,7 @@ use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::ErrorBody;
 use super::properties::PropertySet;
 use super::view::{COMMON_LEN, ERR_VERS_LEN};
-use super::xdr::{NoSpace, Writer, padded};
+use super::xdr::{Encoder, NoSpace, padded};
 
 /// A header of either version. Encoding for version 1 omits `received`, `flags` and the handle to invalidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,13 +105,13 @@ impl Header<'_> {
     #[inline(never)]
     pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
         let start = end.checked_sub(self.encoded_len(version, revision))?;
-        let mut writer = Writer::new(buf.get_mut(start..end)?);
+        let mut writer = Encoder::new(buf.get_mut(start..end)?);
         self.write(&mut writer, version, revision).ok()?;
         debug_assert_eq!(writer.len(), end - start);
         Some(start)
     }
 
-    fn write(&self, out: &mut Writer<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
+    fn write(&self, out: &mut Encoder<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
         out.words([self.xid, version.code(), self.credit, self.body.htype().code()])?;
         if version == Version::V2 {
             let flags = sent_flags(self.flags, self.received).0;
@@ -132,7 +132,7 @@ impl Header<'_> {
             Body::Connprop(properties) => properties.emit(out),
             Body::Optional { opttype, optinfo } => {
                 out.u32(*opttype)?;
-                out.opaque(optinfo)
+                out.opaque(optinfo, usize::MAX)
             }
         }
     }
@@ -226,7 +226,7 @@ pub fn emit_connprop_continued(
     flags: Flags,
     bytes: &[u8],
 ) -> Result<usize, NoSpace> {
-    let mut writer = Writer::new(out);
+    let mut writer = Encoder::new(out);
     for word in [xid, Version::V2.code(), credit, HeaderType::Connprop.code(), sent_flags(flags, received).0] {
         writer.u32(word)?;
     }
@@ -246,7 +246,7 @@ pub fn emit_err_vers(
     credit: u32,
     (low, high): (Version, Version),
 ) -> Result<usize, NoSpace> {
-    let mut writer = Writer::new(out);
+    let mut writer = Encoder::new(out);
     for word in [xid, vers, credit, HeaderType::Error.code(), 1, low.code(), high.code()] {
         writer.u32(word)?;
     }

@@ -31,7 +31,7 @@
 //! | [`properties`], [`optional`] | version 2: properties, and operations that change them |
 //! | [`private_data`] | version 1: properties in the connect message |
 //! | [`rpc`] | RFC 5531 call and reply headers |
-//! | [`xdr`] | cursors over bytes |
+//! | `word` | words of checked bytes |
 //! | `display` | one line of text for a header |
 #![forbid(unsafe_code)]
 
@@ -50,7 +50,7 @@ pub mod private_data;
 pub mod properties;
 pub mod rpc;
 mod view;
-pub mod xdr;
+mod word;
 
 #[cfg(test)]
 mod tests;
@@ -71,5 +71,6 @@ pub use header::{
     Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_continued, emit_err_vers, emit_msg, emit_windowed,
     emit_windowed_single, msg_len,
 };
+pub use rpcrdma_xdr as xdr;
+pub use rpcrdma_xdr::{BadXdr, NoSpace};
 pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
-pub use xdr::{BadXdr, NoSpace};

@@ -7,7 +7,7 @@
 
 use super::codes::codes;
 use super::properties::{Property, PropertySet, Subset};
-use super::xdr::{BadXdr, NoSpace, Reader, Writer};
+use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
 
 codes! {
     /// The operation, `rdma_opttype`. A receiver answers an unknown one with INVAL_HTYPE.
@@ -70,7 +70,7 @@ impl<'a> Operation<'a> {
 
     /// Reads a body. Trailing bytes are an error.
     pub fn parse(code: OperationCode, optinfo: &'a [u8]) -> Result<Operation<'a>, BadXdr> {
-        let mut reader = Reader::new(optinfo);
+        let mut reader = Decoder::new(optinfo);
         let operation = match code {
             OperationCode::Initial => Operation::Initial {
                 start: PropertySet::read(&mut reader)?,
@@ -107,7 +107,7 @@ impl<'a> Operation<'a> {
 
     /// Writes the body to the start of `out` and returns its length.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
-        let mut writer = Writer::new(out);
+        let mut writer = Encoder::new(out);
         match self {
             Operation::Initial { start, constant } => {
                 start.emit(&mut writer)?;

@@ -1,6 +1,7 @@
 //! Private data of a version 1 connection (RFC 8797), eight bytes.
 
-use super::xdr::{NoSpace, Writer, word};
+use super::word::word;
+use super::xdr::{Encoder, NoSpace};
 
 /// Bytes of the message.
 pub const LEN: usize = 8;
@@ -49,7 +50,7 @@ impl PrivateData {
     /// [`MIN_INLINE_THRESHOLD`]`..=`[`MAX_INLINE_THRESHOLD`].
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
         let flags = if self.remote_invalidation { REMOTE_INVALIDATION } else { 0 };
-        let mut writer = Writer::new(out);
+        let mut writer = Encoder::new(out);
         let tail = [VERSION, flags, encode_size(self.send_size), encode_size(self.receive_size)];
         writer.u32(FORMAT)?;
         writer.bytes(&tail)?;

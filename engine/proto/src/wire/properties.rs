@@ -3,7 +3,8 @@
 //! [`PropertySet`] is the encoded list. [`Properties`] holds its values. An omitted or empty property has its default.
 
 use super::codes::{Revision, codes};
-use super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};
+use super::word::word;
+use super::xdr::{BadXdr, Decoder, Encoder, NoSpace, padded};
 
 /// First identifier reserved for experiments; the range ends at `u32::MAX`.
 pub const EXPERIMENTAL: u32 = 0xFFFF_FF00;
@@ -116,13 +117,13 @@ pub struct Property<'a> {
 }
 
 impl<'a> Property<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Property<'a>, BadXdr> {
+    pub(super) fn read(reader: &mut Decoder<'a>) -> Result<Property<'a>, BadXdr> {
         Ok(Property { which: reader.u32("rdma_which")?, data: reader.opaque(usize::MAX, "rdma_data")? })
     }
 
-    pub(super) fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
         out.u32(self.which)?;
-        out.opaque(self.data)
+        out.opaque(self.data, usize::MAX)
     }
 
     /// Bytes of the property on the wire.
@@ -139,7 +140,7 @@ impl<'a> Property<'a> {
             Kind::Uint32 => self.data.len() == 4,
             Kind::Enum(max) => self.data.len() == 4 && word(self.data, 0) <= max,
             Kind::Opaque => {
-                let mut reader = Reader::new(self.data);
+                let mut reader = Decoder::new(self.data);
                 reader.opaque(usize::MAX, id.name())?;
                 reader.rest().is_empty()
             }
@@ -154,7 +155,7 @@ impl<'a> Property<'a> {
 
     /// The value of an opaque property. `None` requests the default.
     pub fn opaque(&self) -> Option<&'a [u8]> {
-        Reader::new(self.data).opaque(usize::MAX, "rdma_data").ok()
+        Decoder::new(self.data).opaque(usize::MAX, "rdma_data").ok()
     }
 }
 
@@ -167,7 +168,7 @@ pub struct PropertySet<'a> {
 
 impl<'a> PropertySet<'a> {
     /// Reads a set.
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<PropertySet<'a>, BadXdr> {
+    pub(super) fn read(reader: &mut Decoder<'a>) -> Result<PropertySet<'a>, BadXdr> {
         let count = reader.u32("rdma_props")?;
         let (start, rest) = (reader.at(), reader.rest());
         for _ in 0..count {
@@ -178,7 +179,7 @@ impl<'a> PropertySet<'a> {
 
     /// Reads a set from all of `bytes`. Checks known properties by revision.
     pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = Decoder::new(bytes);
         let set = PropertySet::read(&mut reader)?;
         set.check_known(revision, 0)?;
         Ok(set)
@@ -197,7 +198,7 @@ impl<'a> PropertySet<'a> {
 
     /// The properties. Repeated properties appear repeatedly.
     pub fn iter(&self) -> impl Iterator<Item = Property<'a>> + Clone + use<'a> {
-        let mut reader = Reader::new(self.bytes);
+        let mut reader = Decoder::new(self.bytes);
         (0..self.count).map_while(move |_| Property::read(&mut reader).ok())
     }
 
@@ -216,7 +217,7 @@ impl<'a> PropertySet<'a> {
         4 + self.bytes.len()
     }
 
-    pub(super) fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
         out.u32(self.count)?;
         out.bytes(self.bytes)
     }
@@ -233,14 +234,14 @@ impl<'a> PropertySet<'a> {
 /// ```
 #[derive(Debug)]
 pub struct Builder<'b> {
-    out: Writer<'b>,
+    out: Encoder<'b>,
     count: u32,
 }
 
 impl<'b> Builder<'b> {
     /// An empty set in `buffer`.
     pub const fn new(buffer: &'b mut [u8]) -> Self {
-        Builder { out: Writer::new(buffer), count: 0 }
+        Builder { out: Encoder::new(buffer), count: 0 }
     }
 
     /// Adds a property in its wire form.
@@ -259,7 +260,7 @@ impl<'b> Builder<'b> {
     pub fn opaque(mut self, which: u32, value: &[u8]) -> Result<Self, NoSpace> {
         self.out.u32(which)?;
         self.out.u32(4 + padded(value.len()) as u32)?;
-        self.out.opaque(value)?;
+        self.out.opaque(value, usize::MAX)?;
         self.count += 1;
         Ok(self)
     }
@@ -375,11 +376,11 @@ pub struct Subset<'a> {
 }
 
 impl<'a> Subset<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>, what: &'static str) -> Result<Subset<'a>, BadXdr> {
+    pub(super) fn read(reader: &mut Decoder<'a>, what: &'static str) -> Result<Subset<'a>, BadXdr> {
         Ok(Subset { words: reader.words(what)? })
     }
 
-    pub(super) fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
         out.u32(self.words.len() as u32)?;
         out.bytes(self.words.as_flattened())
     }

@@ -4,7 +4,8 @@ use super::chunks::{ChunkCounts, Lists, Reads, WriteChunk, Writes};
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::{ErrorBody, WireError, WireErrorKind};
 use super::properties::PropertySet;
-use super::xdr::{Reader, word};
+use super::word::word;
+use super::xdr::Decoder;
 
 /// Bytes of the four words common to headers of every version.
 pub const COMMON_LEN: usize = 16;
@@ -111,7 +112,7 @@ impl<'a> View<'a> {
         let code = word(bytes, 12);
         let htype = HeaderType::of_version(code, version).ok_or(WireErrorKind::InvalidHtype { htype: code })?;
 
-        let mut reader = Reader::starting_at(bytes, COMMON_LEN);
+        let mut reader = Decoder::starting_at(bytes, COMMON_LEN);
         let flags = match version {
             Version::V2 if !is_fixed_err_vers(bytes, htype) => check_prefix(&mut reader, htype, revision)?,
             _ => Flags::NONE,
@@ -251,7 +252,7 @@ impl<'a> View<'a> {
         match self.body() {
             ViewBody::Error(error) => body + error.encoded_len(self.layout()),
             // Otherwise this is a part of a set, which extends to the end.
-            ViewBody::Connprop(_) => PropertySet::read(&mut Reader::starting_at(self.bytes, body))
+            ViewBody::Connprop(_) => PropertySet::read(&mut Decoder::starting_at(self.bytes, body))
                 .map_or(self.bytes.len(), |properties| body + properties.encoded_len()),
             ViewBody::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
             _ => body,
@@ -260,7 +261,7 @@ impl<'a> View<'a> {
 
     /// The content of the header apart from its chunk lists.
     pub fn body(&self) -> ViewBody<'a> {
-        let mut reader = Reader::starting_at(self.bytes, self.body_at());
+        let mut reader = Decoder::starting_at(self.bytes, self.body_at());
         match self.htype {
             HeaderType::Msg => ViewBody::Msg,
             HeaderType::Nomsg => ViewBody::Nomsg,
@@ -274,7 +275,7 @@ impl<'a> View<'a> {
             HeaderType::Connprop => ViewBody::Connprop(PropertySet::read(&mut reader).unwrap_or_default()),
             HeaderType::Optional => ViewBody::Optional {
                 opttype: word(self.bytes, self.body_at()),
-                optinfo: Reader::starting_at(self.bytes, self.body_at() + 4)
+                optinfo: Decoder::starting_at(self.bytes, self.body_at() + 4)
                     .opaque(usize::MAX, "rdma_optinfo")
                     .unwrap_or_default(),
             },
@@ -339,7 +340,7 @@ fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
 }
 
 /// Reads the version 2 prefix after the common words.
-fn check_prefix(reader: &mut Reader<'_>, htype: HeaderType, revision: Revision) -> Result<Flags, WireErrorKind> {
+fn check_prefix(reader: &mut Decoder<'_>, htype: HeaderType, revision: Revision) -> Result<Flags, WireErrorKind> {
     let flags = Flags(reader.u32("rdma_flags")?);
     let continues = flags.contains(Flags::MORE) && !matches!(htype, HeaderType::Msg | HeaderType::Connprop);
     if continues || !flags.unknown(revision).is_empty() {

@@ -1,7 +1,10 @@
 //! Chunk lists of a served call, with arguments and results.
 
+use std::ops::{Deref, DerefMut};
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
+use rpcrdma_xdr::Received;
 
 use super::super::writer::ResultWriter;
 use super::{NoResult, Unusable};
@@ -13,11 +16,43 @@ use crate::wire::{ChunkCounts, ReadSegment, Segment, WriteList};
 
 /// An argument received by RDMA Read.
 #[derive(Debug)]
-pub(super) struct ReadArgument {
+pub(crate) struct ReadArgument {
     /// Position in the unreduced arguments.
     pub(super) at: u32,
     /// `None` until read, and after the handler has taken it.
     pub(super) buf: Option<Buf>,
+}
+
+/// Arguments received by RDMA Read, by position.
+#[derive(Debug)]
+pub(crate) struct ReadArguments(ArrayVec<ReadArgument, MAX_CHUNKS>);
+
+impl Deref for ReadArguments {
+    type Target = ArrayVec<ReadArgument, MAX_CHUNKS>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for ReadArguments {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+/// An eligible argument is in the next chunk if it is at its position (RFC 8166 §3.4.5).
+impl Received for ReadArguments {
+    fn item(&self, _: usize, used: usize, position: usize, _: usize) -> Option<&[u8]> {
+        let argument = self.get(used).filter(|argument| argument.at as usize == position)?;
+        argument.buf.as_deref()
+    }
+
+    fn is_complete(&self, used: usize) -> bool {
+        self.len() == used
+    }
 }
 
 #[derive(Debug)]
@@ -40,7 +75,7 @@ pub(crate) struct Miscounted {
 
 /// A result sent by RDMA Write into a Write chunk.
 #[derive(Debug)]
-pub(super) struct ResultChunk {
+pub(crate) struct ResultChunk {
     /// Bytes of the caller's chunk.
     pub(super) capacity: u32,
     /// Most bytes that the procedure declares for a result.
@@ -143,7 +178,7 @@ impl ResultChunk {
 pub(crate) struct Chunks {
     /// Read list, by position; the segments of a chunk are adjacent, in order.
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
-    pub(super) arguments: ArrayVec<ReadArgument, MAX_CHUNKS>,
+    pub(super) arguments: ReadArguments,
     pub(super) results: ArrayVec<ResultChunk, MAX_CHUNKS>,
     /// The Write list, flat.
     writes: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
@@ -165,7 +200,7 @@ impl Chunks {
     const fn new() -> Self {
         Self {
             reads: ArrayVec::new_const(),
-            arguments: ArrayVec::new_const(),
+            arguments: ReadArguments(ArrayVec::new_const()),
             results: ArrayVec::new_const(),
             writes: ArrayVec::new_const(),
             reply: None,
@@ -399,6 +434,12 @@ impl Chunks {
     pub(super) fn release(&mut self) {
         self.arguments.clear();
         self.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
+    }
+
+    /// Arguments and results apart.
+    #[inline(always)]
+    pub(super) fn split(&mut self) -> (&ReadArguments, &mut [ResultChunk]) {
+        (&self.arguments, &mut self.results)
     }
 
     pub(super) fn result_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {

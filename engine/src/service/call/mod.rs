@@ -6,10 +6,12 @@
 //! | `answer` | the states after it |
 //! | `chunks` | its chunk lists, what came in them, and what goes into them |
 //! | `extra` | what most calls do not have |
+//! | `split` | arguments and results apart, for typed handlers |
 
 mod answer;
 mod chunks;
 mod extra;
+mod split;
 mod state;
 
 use std::net::IpAddr;
@@ -30,6 +32,8 @@ pub(crate) use chunks::{Chunks, Miscounted};
 use chunks::{NO_CHUNKS, ResultChunk};
 use extra::Extras;
 pub(crate) use extra::Stamp;
+pub use split::CallInfo;
+pub(crate) use split::{Incoming, Outgoing, Results};
 pub(crate) use state::{
     Admitted, Answered, Arrived, Call, Header, Long, Ready, Refused, Replying, RpcMessage, Unready,
 };
@@ -70,6 +74,13 @@ enum Unusable {
     Undeclared { needed: usize, declared: usize },
     #[error("no pool memory for the Write chunk (Procedure::results_from_handler: use ServerCall::set_result)")]
     NoMemory,
+}
+
+impl NoResult {
+    /// No such Write chunk.
+    pub(crate) fn no_chunk(index: usize) -> Self {
+        Self(Unusable::NoChunk(index))
+    }
 }
 
 /// For handlers that need a Write chunk: a call without one has bad arguments, if the procedure declares it.
@@ -259,28 +270,6 @@ impl Linked for OwnedCall {
 }
 
 impl<T: ?Sized> ServerCall<T> {
-    /// Connection of the caller.
-    #[must_use]
-    pub fn caller(&self) -> Caller {
-        self.parts.from.caller
-    }
-
-    /// Authenticated name of the caller's host, if any; see [`auth`](crate::auth).
-    ///
-    /// It names the host, not the user: that one is in the [credential](Self::credential).
-    #[must_use]
-    pub fn peer_identity(&self) -> Option<&str> {
-        self.parts.extras.get()?.peer.as_deref()
-    }
-
-    /// Address of the caller's host, unauthenticated; `None` without addresses.
-    ///
-    /// The same for all connections of the host, across reconnects.
-    #[must_use]
-    pub fn peer_host(&self) -> Option<IpAddr> {
-        self.parts.from.host
-    }
-
     /// Most bytes of inline results that the reply can carry.
     ///
     /// They travel in one message, or in the Reply chunk that the caller has offered.
@@ -312,31 +301,6 @@ impl<T: ?Sized> ServerCall<T> {
         }
         self.parts.extras.begin().verifier.set(flavor, body);
         Ok(())
-    }
-
-    /// RPC transaction identifier.
-    pub fn xid(&self) -> u32 {
-        self.parts.xid
-    }
-
-    /// Program number.
-    pub fn program(&self) -> u32 {
-        self.parts.message.word(PROGRAM)
-    }
-
-    /// Program version.
-    pub fn version(&self) -> u32 {
-        self.parts.message.word(VERSION)
-    }
-
-    /// Procedure number.
-    pub fn procedure(&self) -> u32 {
-        self.parts.message.word(PROCEDURE)
-    }
-
-    /// Credential of the caller: flavor and body (RFC 5531 §8.2).
-    pub fn credential(&self) -> (u32, &[u8]) {
-        self.parts.message.credential()
     }
 
     /// Inline arguments, in the receive buffer; Read chunks are apart.
@@ -379,7 +343,7 @@ impl<T: ?Sized> ServerCall<T> {
     }
 
     fn chunk_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
-        let extra = self.parts.extras.get_mut().ok_or(NoResult(Unusable::NoChunk(index)))?;
+        let extra = self.parts.extras.get_mut().ok_or(NoResult::no_chunk(index))?;
         extra.chunks.result_mut(index)
     }
 
@@ -435,16 +399,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// little more.
     #[inline]
     pub fn reply_mut(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
-        Ok(self.args_and_reply(len)?.1)
-    }
-
-    /// Inline arguments and [`reply_mut`](Self::reply_mut) at once.
-    ///
-    /// # Errors
-    /// As [`reply_mut`](Self::reply_mut).
-    #[inline]
-    pub fn args_and_reply(&mut self, len: usize) -> Result<(&[u8], &mut [u8]), NoSpace> {
-        let CallParts { message, reply: Reply { buf, at, len: written }, .. } = &mut self.parts;
+        let Reply { buf, at, len: written } = &mut self.parts.reply;
         let room = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..)).unwrap_or_default();
         let available = room.len();
         let room = room.get_mut(..len).ok_or(NoSpace { needed: len, available })?;
@@ -452,7 +407,7 @@ impl<T: ?Sized> ServerCall<T> {
             unwritten.fill(0);
         }
         *written = len;
-        Ok((message.args(), room))
+        Ok(room)
     }
 
     /// Writer of inline results, in the memory sent.

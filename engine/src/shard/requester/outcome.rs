@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
+use rpcrdma_xdr::Received;
 
 use super::chunks::ChunkMemory;
 use crate::fabric::ReceivedBuf;
@@ -40,6 +41,12 @@ impl Reply {
         }
     }
 
+    /// Whether the call offered Write chunks.
+    #[inline]
+    pub(crate) fn has_chunks(&self) -> bool {
+        self.memory.get().is_some_and(|memory| !memory.receive.is_empty())
+    }
+
     /// Received data of Write chunk `index`, in place.
     ///
     /// The engine has not read it. On the software fabric a malicious server may still change it: there, copy the data
@@ -56,6 +63,17 @@ impl Reply {
     /// Takes the buffers of the Read chunks, for reuse.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
         self.memory.take_send()
+    }
+}
+
+/// An eligible result is in the Write chunk of its index, unless that is empty.
+impl Received for Reply {
+    fn item(&self, item: usize, _: usize, _: usize, _: usize) -> Option<&[u8]> {
+        self.chunk(item).filter(|bytes| !bytes.is_empty())
+    }
+
+    fn is_complete(&self, used: usize) -> bool {
+        self.memory.get().is_none_or(|memory| memory.receive.iter().filter(|buf| !buf.is_empty()).count() == used)
     }
 }
 
@@ -78,6 +96,12 @@ impl FailedCall {
     #[cold]
     pub(crate) fn new(error: CallError, memory: ChunkMemory) -> Self {
         Self { error, returned: Returned(memory) }
+    }
+
+    /// A failed call that had no memory yet.
+    #[cold]
+    pub(crate) fn without_memory(error: CallError) -> Self {
+        Self::new(error, ChunkMemory::NONE)
     }
 }
 

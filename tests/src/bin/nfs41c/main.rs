@@ -11,12 +11,16 @@
 //! |---|---|
 //! | `session` | a session with a back channel, and its operations |
 //! | `callback` | the callback program |
-//! | `codec` | XDR of NFS version 4.1 |
+//! | `protocol` | types of `nfs41.x` |
 #![forbid(unsafe_code)]
 
 mod callback;
-mod codec;
 mod session;
+
+#[expect(unreachable_pub, dead_code, reason = "generated for any module")]
+mod protocol {
+    include!(concat!(env!("OUT_DIR"), "/nfs41.rs"));
+}
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -30,6 +34,7 @@ use rpcrdma::config::{LimitsConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
 
 use callback::Heard;
+use protocol::nfs_v4;
 use session::Session;
 
 /// Opens a file of an NFS 4.1 server for reading, and holds its delegation until the server recalls it
@@ -61,7 +66,7 @@ fn main() -> ExitCode {
 fn run(options: &Cli) -> anyhow::Result<()> {
     let (tell, heard) = mpsc::channel();
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
-    let mut config = ClientConfig::new(session::PROGRAM, session::VERSION);
+    let mut config = ClientConfig::new(nfs_v4::PROGRAM, nfs_v4::VERSION);
     config.shard = Config {
         wire: WireConfig {
             credit_mode: if options.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
@@ -99,7 +104,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         }
         ensure!(Instant::now() < end, "nothing was recalled within {} s", options.wait);
     }
-    session.give_back(&file.handle, &delegation)?;
+    session.give_back(&file.handle, delegation)?;
     say("returned the delegation");
     session.close(&file)?;
     let (calls, rejected) = session.end()?;

@@ -2,41 +2,44 @@
 #![forbid(unsafe_code)]
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use nfs3_types::xdr_codec::{Pack, Unpack, Void};
 use rpcrdma::client::{ClientCall, ClientConfig};
-use rpcrdma::{CallError, LocalClient, Refusal, Reply};
+use rpcrdma::fabric::testing::loopback_address;
+use rpcrdma::typed::{Response, Signature};
+use rpcrdma::{Buf, CallError, LocalClient, Refusal};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use rustix::thread::CpuSet;
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[expect(dead_code, reason = "the server's half of it is used by the server")]
-#[path = "../../src/codec.rs"]
-mod codec;
+#[path = "../../src/protocol.rs"]
+mod protocol;
 mod refused;
 
-use codec::{Info, ReadArgs, ReadData, Status, WriteArgs, Written};
+use protocol::blockstore_v1::{self, Flush, Read, Write};
+use protocol::{Info, ReadData, Status, Written};
 
 /// How a server may move blocks.
 const WAYS: [&[&str]; 3] = [&["--io", "uring"], &["--io", "uring", "--buffered"], &["--io", "threads"]];
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_blockstore");
 
-/// An address of this test's own.
+/// An address of this test's own, on the fabric of `RPCRDMA_FABRIC`: `soft` (default) or `iwarp`.
 fn address() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("soft:blockstore-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    let unique = loopback_address().0;
+    match std::env::var("RPCRDMA_FABRIC").as_deref() {
+        Ok("iwarp") => format!("iwarp:{unique}"),
+        _ => format!("soft:blockstore-test-{unique}"),
+    }
 }
 
 fn name(address: &str) -> &str {
-    address.trim_start_matches("soft:")
+    address.split_once(':').expect("a scheme").1
 }
 
 fn run(arguments: &[&str]) -> Output {
@@ -96,7 +99,7 @@ impl Store {
         let mut says = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
         says.read_line(&mut line).expect("text");
-        assert!(line.starts_with("listening on soft:"), "{line}");
+        assert!(line.starts_with(&format!("listening on {address}:")), "{line}");
         Self { child, says, address, listens: line }
     }
 
@@ -270,57 +273,100 @@ struct Raw(LocalClient);
 
 type Answer<T> = Result<Result<T, Status>, CallError>;
 
+/// The data of a block in a call.
+#[derive(Clone, Copy, Debug)]
+enum Sent {
+    /// In a Read chunk at this byte.
+    At(usize),
+    Inline,
+}
+
+/// In a Read chunk behind its length.
+const CHUNK: Sent = Sent::At(12);
+
 impl Raw {
     const BLOCK_MAX: usize = 1 << 20;
+    /// Most bytes that a READ returns without a Write chunk.
+    const MOST_INLINE: usize = 4032;
 
     fn connect(store: &Store) -> Self {
-        let mut config = ClientConfig::new(codec::PROGRAM, codec::VERSION);
+        let mut config = ClientConfig::new(blockstore_v1::PROGRAM, blockstore_v1::VERSION);
         config.shard.memory.bulk_buffers = vec![(2 * Self::BLOCK_MAX, 2)];
         Self(LocalClient::connect(&store.address.parse().expect("an address"), config).expect("it connects"))
     }
 
-    fn prepare(&mut self, procedure: u32, args: &impl Pack) -> ClientCall {
-        let mut call = self.0.prepare(procedure, args.packed_size()).expect("a buffer");
-        args.pack(&mut call.args_mut()).expect("room");
-        call = call.timeout(Duration::from_secs(60));
-        call
+    fn buffer(&mut self, len: usize) -> Buf {
+        let first = self.0.first();
+        self.0.alloc(first, len).expect("memory")
     }
 
-    fn call<T: Unpack>(&mut self, call: ClientCall) -> (Answer<T>, Option<Reply>) {
-        match self.0.call(call) {
-            Ok(reply) => (Ok(codec::decode_result(reply.results()).expect("a result")), Some(reply)),
-            Err(failed) => (Err(failed.error), None),
-        }
+    fn prepare(&mut self, procedure: u32, args: &[u8]) -> ClientCall {
+        let mut call = self.0.prepare(procedure, args.len()).expect("a buffer");
+        call.args_mut().write_all(args).expect("room");
+        call.timeout(Duration::from_secs(60))
+    }
+
+    fn call<P: Signature>(&mut self, call: ClientCall) -> Result<Response<P>, CallError> {
+        Ok(Response::of(self.0.call(call).map_err(|failed| failed.error)?))
     }
 
     fn info(&mut self) -> Answer<Info> {
-        let call = self.prepare(codec::INFO, &Void);
-        self.call(call).0
+        let call = self.prepare(blockstore_v1::Info::NUMBER, &[]);
+        Ok(self.call::<blockstore_v1::Info>(call)?.results().expect("results").into())
     }
 
-    /// Reads `count` bytes into a Write chunk of `room` bytes, or none; returns what came.
-    fn read(&mut self, offset: u64, count: u32, room: Option<usize>) -> (Answer<ReadData>, Vec<u8>) {
-        let mut call = self.prepare(codec::READ, &ReadArgs { offset, count });
-        if let Some(room) = room {
-            let first = self.0.first();
-            let chunk = self.0.alloc(first, room).expect("memory");
-            call = call.write_chunk_into(chunk);
-        }
-        let (answer, reply) = self.call(call);
-        (answer, reply.and_then(|reply| reply.chunk(0).map(<[u8]>::to_vec)).unwrap_or_default())
+    fn flush(&mut self) -> Result<Status, CallError> {
+        let call = self.prepare(Flush::NUMBER, &[]);
+        Ok(self.call::<Flush>(call)?.results().expect("results"))
     }
 
-    /// Writes `data`, sent in a Read chunk at byte `at`, or in none; says that it is `count` bytes.
-    fn write(&mut self, offset: u64, count: u32, data: &[u8], at: Option<usize>) -> Answer<Written> {
-        let mut call = self.prepare(codec::WRITE, &WriteArgs { offset, count });
-        if let Some(at) = at {
-            let first = self.0.first();
-            let mut chunk = self.0.alloc(first, data.len()).expect("memory");
-            chunk.copy_from_slice(data);
-            call = call.read_chunk(at, chunk);
-        }
-        self.call(call).0
+    /// Reads `count` bytes into a Write chunk of `room` bytes, or inline: whether they end the store, and the bytes.
+    fn read(&mut self, offset: u64, count: u32, room: Option<usize>) -> Answer<(bool, Vec<u8>)> {
+        let mut call = self.prepare(Read::NUMBER, &words(offset, count));
+        call = match room {
+            Some(room) => call.write_chunk_into(self.buffer(room)),
+            None => call.expect_reply(12 + Self::MOST_INLINE),
+        };
+        let response = self.call::<Read>(call)?;
+        let result = Result::from(response.results().expect("results"));
+        let result = result.map(|ReadData { eof, data }| (eof, data.bytes().to_vec()));
+        let chunk = response.into_reply().chunk(0).map(<[u8]>::to_vec);
+        let read = result.as_ref().map_or_else(|_| Vec::new(), |(_, data)| data.clone());
+        assert_eq!(chunk, room.map(|_| read), "data is where there is room for it");
+        Ok(result)
     }
+
+    /// A call to write `data`; says that it is `count` bytes.
+    fn write_call(&mut self, offset: u64, count: u32, data: &[u8], sent: Sent) -> ClientCall {
+        let mut args = words(offset, count);
+        match sent {
+            Sent::Inline => {
+                args.extend_from_slice(data);
+                args.resize(args.len().next_multiple_of(4), 0);
+                self.prepare(Write::NUMBER, &args)
+            }
+            Sent::At(at) => {
+                let mut chunk = self.buffer(data.len());
+                chunk.copy_from_slice(data);
+                self.prepare(Write::NUMBER, &args).read_chunk(at, chunk)
+            }
+        }
+    }
+
+    fn write(&mut self, offset: u64, count: u32, data: &[u8], sent: Sent) -> Answer<Written> {
+        let call = self.write_call(offset, count, data, sent);
+        Ok(self.call::<Write>(call)?.results().expect("results").into())
+    }
+}
+
+/// The answer to a READ.
+fn data(eof: bool, bytes: &[u8]) -> Answer<(bool, Vec<u8>)> {
+    Ok(Ok((eof, bytes.to_vec())))
+}
+
+/// The bytes of an offset and a count.
+fn words(offset: u64, count: u32) -> Vec<u8> {
+    [&offset.to_be_bytes()[..], &count.to_be_bytes()].concat()
 }
 
 #[test]
@@ -339,27 +385,50 @@ fn read_to_the_end(way: &[&str]) {
     let size = bytes.len() as u64;
     assert_eq!(raw.info(), Ok(Ok(Info { size, block_max: Raw::BLOCK_MAX as u32, writable: true })));
 
-    let data = |eof, count| Ok(Ok(ReadData { eof, count }));
-    assert_eq!(raw.read(1, 7, Some(7)), (data(false, 7), bytes[1..8].to_vec()), "odd offset and length");
-    assert_eq!(raw.read(99_999, 4, Some(4)), (data(true, 4), bytes[99_999..].to_vec()), "the last bytes");
-    assert_eq!(raw.read(99_999, 5000, Some(5000)), (data(true, 4), bytes[99_999..].to_vec()), "short at the end");
-    assert_eq!(raw.read(size, 10, Some(10)), (data(true, 0), vec![]), "at the end");
-    assert_eq!(raw.read(0, 0, None), (data(false, 0), vec![]), "nothing");
-    assert_eq!(raw.read(0, 100, Some(10)), (data(false, 10), bytes[..10].to_vec()), "less room than asked for");
+    assert_eq!(raw.read(1, 7, Some(7)), data(false, &bytes[1..8]), "odd offset and length");
+    assert_eq!(raw.read(99_999, 4, Some(4)), data(true, &bytes[99_999..100_003]), "the last bytes");
+    assert_eq!(raw.read(99_999, 5000, Some(5000)), data(true, &bytes[99_999..100_003]), "short at the end");
+    assert_eq!(raw.read(size, 10, Some(10)), data(true, &bytes[0..0]), "at the end");
+    assert_eq!(raw.read(0, 0, None), data(false, &bytes[0..0]), "nothing");
+    assert_eq!(raw.read(0, 100, Some(10)), data(false, &bytes[0..10]), "less room than asked for");
     let most = Raw::BLOCK_MAX as u32;
-    assert_eq!(
-        raw.read(3, most, Some(2 << 20)),
-        (data(true, 100_000), bytes[3..].to_vec()),
-        "more room than may be used"
-    );
+    assert_eq!(raw.read(3, most, Some(2 << 20)), data(true, &bytes[3..100_003]), "more room than may be used");
+    // Without a Write chunk.
+    assert_eq!(raw.read(1, 7, None), data(false, &bytes[1..8]), "odd offset and length");
+    assert_eq!(raw.read(99_999, 5000, None), data(true, &bytes[99_999..100_003]), "short at the end");
+    assert_eq!(raw.read(size, 10, None), data(true, &bytes[0..0]), "at the end");
+    assert_eq!(raw.read(4096, 2048, None), data(false, &bytes[4096..6144]), "blocks of a disk");
+    let (eof, most_inline) = raw.read(8192, 65536, None).expect("an answer").expect("a result");
+    assert!(!eof && (4000..=Raw::MOST_INLINE).contains(&most_inline.len()), "as much as fits a message");
+    assert!(bytes[8192..].starts_with(&most_inline));
 
     for offset in [size + 1, 1 << 40, u64::MAX] {
-        assert_eq!(raw.read(offset, 10, Some(10)), (Ok(Err(Status::OutOfRange)), vec![]), "{offset}");
+        assert_eq!(raw.read(offset, 10, Some(10)), Ok(Err(Status::OutOfRange)), "{offset}");
+        assert_eq!(raw.read(offset, 10, None), Ok(Err(Status::OutOfRange)), "{offset}");
     }
-    assert_eq!(raw.read(0, most + 1, Some(2 << 20)).0, Ok(Err(Status::TooLong)));
-    assert_eq!(raw.read(0, u32::MAX, Some(10)).0, Ok(Err(Status::TooLong)));
-    assert_eq!(raw.read(0, 10, None).0, Err(CallError::Refused(Refusal::GarbageArguments)), "nowhere to put it");
-    assert_eq!(raw.read(0, 10, Some(10)), (data(false, 10), bytes[..10].to_vec()), "it still serves");
+    assert_eq!(raw.read(0, most + 1, Some(2 << 20)), Ok(Err(Status::TooLong)));
+    assert_eq!(raw.read(0, u32::MAX, Some(10)), Ok(Err(Status::TooLong)));
+    assert_eq!(raw.read(0, most + 1, None), Ok(Err(Status::TooLong)));
+    assert_eq!(raw.read(0, 10, Some(10)), data(false, &bytes[0..10]), "it still serves");
+}
+
+#[test]
+fn results_have_the_bytes_of_the_protocol() {
+    let dir = directory();
+    let file = dir.path().join("store");
+    random_file(&file, 7, 18);
+    let store = Store::serve(&file, &[]);
+    let mut raw = Raw::connect(&store);
+    let mut results = |procedure, args: &[u8]| {
+        let call = raw.prepare(procedure, args).expect_reply(64);
+        raw.0.call(call).expect("a reply").results().to_vec()
+    };
+    let written = [&words(2, 3)[..], b"abc\0"].concat();
+    assert_eq!(results(1, &[]), *b"\0\0\0\0\0\0\0\0\0\0\0\x07\0\x10\0\0\0\0\0\x01", "INFO");
+    assert_eq!(results(3, &written), *b"\0\0\0\0\0\0\0\x03\0\0\0\0", "WRITE");
+    assert_eq!(results(4, &[]), [0; 4], "FLUSH");
+    assert_eq!(results(2, &words(2, 3)), *b"\0\0\0\0\0\0\0\0\0\0\0\x03abc\0", "READ");
+    assert_eq!(results(2, &words(8, 3)), [0, 0, 0, 1], "READ beyond the end");
 }
 
 #[test]
@@ -377,36 +446,48 @@ fn write_and_refuse(way: &[&str]) {
     let mut raw = Raw::connect(&store);
     let size = bytes.len() as u64;
     let data = vec![0xA5; Raw::BLOCK_MAX + 1];
-    let at = Some(WriteArgs::DATA_AT);
 
     let written = |count| Ok(Ok(Written { count, stable: false }));
-    assert_eq!(raw.write(5, 7, &data[..7], at), written(7), "odd offset and length");
-    assert_eq!(raw.write(0, 0, &[], None), written(0), "nothing");
-    assert_eq!(raw.write(size, 0, &[], None), written(0), "nothing, at the end");
-    assert_eq!(raw.write(size - 3, 3, &data[..3], at), written(3), "the last bytes");
+    assert_eq!(raw.write(5, 7, &data[..7], CHUNK), written(7), "odd offset and length");
+    assert_eq!(raw.write(0, 0, &[], Sent::Inline), written(0), "nothing");
+    assert_eq!(raw.write(size, 0, &[], Sent::Inline), written(0), "nothing, at the end");
+    assert_eq!(raw.write(size - 3, 3, &data[..3], CHUNK), written(3), "the last bytes");
     let most = Raw::BLOCK_MAX;
-    assert_eq!(raw.write(1000, most as u32, &data[..most], at), written(most as u32), "the longest block");
+    assert_eq!(raw.write(1000, most as u32, &data[..most], CHUNK), written(most as u32), "the longest block");
+    // Without a Read chunk: in a message, and in a long one.
+    assert_eq!(raw.write(20, 7, &data[..7], Sent::Inline), written(7), "odd offset and length");
+    assert_eq!(raw.write(1_100_000, 3999, &data[..3999], Sent::Inline), written(3999), "a message");
+    assert_eq!(raw.write(1_126_400, 512, &data[..512], Sent::Inline), written(512), "a block of a disk");
+    assert_eq!(raw.write(1_200_000, 30_001, &data[..30_001], Sent::Inline), written(30_001), "a long message");
+    for range in [20..27, 1_100_000..1_103_999, 1_126_400..1_126_912, 1_200_000..1_230_001] {
+        bytes[range].fill(0xA5);
+    }
     bytes[5..12].fill(0xA5);
     bytes[2_000_000..].fill(0xA5);
     bytes[1000..1000 + most].fill(0xA5);
 
     for offset in [size - 2, size, size + 1, u64::MAX] {
-        assert_eq!(raw.write(offset, 3, &data[..3], at), Ok(Err(Status::OutOfRange)), "{offset}");
+        assert_eq!(raw.write(offset, 3, &data[..3], CHUNK), Ok(Err(Status::OutOfRange)), "{offset}");
+        assert_eq!(raw.write(offset, 3, &data[..3], Sent::Inline), Ok(Err(Status::OutOfRange)), "{offset}");
     }
     let garbage = Err(CallError::Refused(Refusal::GarbageArguments));
-    assert_eq!(raw.write(0, 8, &data[..7], at), garbage, "less than it says");
-    assert_eq!(raw.write(0, 6, &data[..7], at), garbage, "more than it says");
-    assert_eq!(raw.write(0, 7, &data[..7], Some(8)), garbage, "not where it belongs");
-    assert_eq!(raw.write(0, 7, &[], None), garbage, "nothing where there should be data");
-    let too_long = raw.write(0, data.len() as u32, &data, at);
+    assert_eq!(raw.write(0, 8, &data[..7], CHUNK), garbage, "less than it says");
+    assert_eq!(raw.write(0, 6, &data[..7], CHUNK), garbage, "more than it says");
+    assert_eq!(raw.write(0, 7, &data[..7], Sent::At(8)), garbage, "not where it belongs");
+    assert_eq!(raw.write(0, 7, &[], Sent::Inline), garbage, "nothing where there should be data");
+    assert_eq!(raw.write(0, 4, &data[..8], Sent::Inline), garbage, "more than it says, inline");
+    let too_long = raw.write(0, data.len() as u32, &data, CHUNK);
     assert!(matches!(too_long, Err(CallError::Transport(_))), "more than is declared is not fetched: {too_long:?}");
 
-    let flush = raw.prepare(codec::FLUSH, &Void);
-    assert_eq!(raw.call::<Void>(flush).0, Ok(Ok(Void)));
-    let unknown = raw.prepare(99, &Void);
-    assert_eq!(raw.call::<Void>(unknown).0, Err(CallError::Refused(Refusal::ProcedureUnavailable)));
-    let extra = raw.prepare(codec::INFO, &ReadArgs { offset: 0, count: 0 });
-    assert_eq!(raw.call::<Info>(extra).0, Err(CallError::Refused(Refusal::GarbageArguments)));
+    assert_eq!(raw.flush(), Ok(Status::Ok));
+    let refused = |raw: &mut Raw, procedure, args| {
+        let call = raw.prepare(procedure, args);
+        raw.0.call(call).map(drop).map_err(|failed| failed.error)
+    };
+    let unavailable = Err(CallError::Refused(Refusal::ProcedureUnavailable));
+    assert_eq!(refused(&mut raw, 99, &[]), unavailable);
+    let extra = refused(&mut raw, blockstore_v1::Info::NUMBER, &words(0, 0));
+    assert_eq!(extra, Err(CallError::Refused(Refusal::GarbageArguments)));
     assert!(raw.info().is_ok(), "it still serves");
     assert!(std::fs::read(&file).expect("the store") == bytes, "only what was accepted was written");
 }
@@ -439,14 +520,8 @@ fn blocks_that_share_a_page_are_all_there() {
         let calls = [(0, 2048, 0), (4096 - 100, 100, 1)].map(|(at, len, client)| {
             let data = vec![rng.u8(..); len];
             bytes[page + at..page + at + len].copy_from_slice(&data);
-            let Raw(raw) = &mut clients[client];
-            let connection = raw.first();
-            let mut chunk = raw.alloc(connection, len).expect("memory");
-            chunk.copy_from_slice(&data);
-            let args = WriteArgs { offset: (page + at) as u64, count: len as u32 };
-            let mut call = clients[client].prepare(codec::WRITE, &args);
-            call = call.read_chunk(WriteArgs::DATA_AT, chunk);
-            (client, call)
+            let sent = if round >> client & 1 == 0 { CHUNK } else { Sent::Inline };
+            (client, clients[client].write_call((page + at) as u64, len as u32, &data, sent))
         });
         for (client, call) in calls {
             let Raw(raw) = &mut clients[client];
@@ -457,8 +532,8 @@ fn blocks_that_share_a_page_are_all_there() {
             let mut ended = false;
             while !ended {
                 raw.poll(|end| {
-                    let reply = end.result.expect("a reply");
-                    let written = codec::decode_result::<Written>(reply.results()).expect("a result");
+                    let response = Response::<Write>::of(end.result.expect("a reply"));
+                    let written = Result::from(response.results().expect("a result"));
                     assert!(written.is_ok(), "{written:?}");
                     ended = true;
                 });
@@ -480,11 +555,11 @@ fn reads_beyond_a_truncated_file_are_errors() {
         let store = Store::serve(&file, way);
         let mut raw = Raw::connect(&store);
         File::options().write(true).open(&file).expect("the store").set_len(10_000).expect("it is cut");
-        let io_error = (Ok(Err(Status::IoError)), vec![]);
+        let io_error = Ok(Err(Status::IoError));
         assert_eq!(raw.read(512 << 10, 4096, Some(4096)), io_error, "{way:?}: all of it is gone");
         assert_eq!(raw.read(8192, 4096, Some(4096)), io_error, "{way:?}: the end of it is gone");
-        assert_eq!(raw.read(4096, 4096, Some(4096)).1, bytes[4096..8192], "{way:?}: it is there");
-        assert_eq!(raw.write(4096, 100, &bytes[..100], Some(WriteArgs::DATA_AT)), Ok(Ok(WRITTEN)), "{way:?}");
+        assert_eq!(raw.read(4096, 4096, Some(4096)), data(false, &bytes[4096..8192]), "{way:?}: it is there");
+        assert_eq!(raw.write(4096, 100, &bytes[..100], CHUNK), Ok(Ok(WRITTEN)), "{way:?}");
     }
 }
 
@@ -499,11 +574,10 @@ fn a_write_that_fails_in_the_middle_is_an_error_and_nothing_ends() {
         // No file of this process may get longer, nor be written to behind there.
         let limit = Rlimit { current: Some(512 << 10), maximum: Some(512 << 10) };
         rustix::process::prlimit(Some(Pid::from_child(&store.child)), Resource::Fsize, limit).expect("it is limited");
-        let at = Some(WriteArgs::DATA_AT);
-        let beyond = raw.write((512 << 10) - 4096, 8192, &bytes[..8192], at);
+        let beyond = raw.write((512 << 10) - 4096, 8192, &bytes[..8192], CHUNK);
         assert_eq!(beyond, Ok(Err(Status::IoError)), "{way:?}");
-        assert_eq!(raw.write(0, 100, &bytes[..100], at), Ok(Ok(WRITTEN)), "{way:?}");
-        assert_eq!(raw.read(700_000, 10, Some(10)).1, bytes[700_000..700_010], "{way:?}");
+        assert_eq!(raw.write(0, 100, &bytes[..100], CHUNK), Ok(Ok(WRITTEN)), "{way:?}");
+        assert_eq!(raw.read(700_000, 10, Some(10)), data(false, &bytes[700_000..700_010]), "{way:?}");
     }
 }
 
@@ -519,7 +593,7 @@ fn a_read_only_store_stays_as_it_is() {
     let store = Store::serve(&file, &["--read-only"]);
     let mut raw = Raw::connect(&store);
     assert!(!raw.info().expect("an answer").expect("a result").writable);
-    assert_eq!(raw.write(0, 3, &[1; 3], Some(WriteArgs::DATA_AT)), Ok(Err(Status::ReadOnly)));
+    assert_eq!(raw.write(0, 3, &[1; 3], CHUNK), Ok(Err(Status::ReadOnly)));
     fails(&["copy", text(&source), &store.address], &["read-only"]);
     succeeds(&["verify", text(&file), &store.address]);
     assert!(std::fs::read(&file).expect("the store") == bytes);
@@ -573,7 +647,7 @@ impl LongCopy {
 
     /// Starts the copy, and waits until its first block has arrived.
     fn start(&self, store: &Store) -> Child {
-        let child = Command::new(PROGRAM)
+        let mut child = Command::new(PROGRAM)
             .args(["copy", text(&self.source), &store.address, "--block", "512", "--depth", "8"])
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -582,6 +656,7 @@ impl LongCopy {
         let file = File::open(&self.file).expect("the store");
         let mut begin = [0; 5];
         while begin != *b"begin" {
+            assert_eq!(child.try_wait().expect("it was started"), None, "it has not failed");
             file.read_exact_at(&mut begin, 0).expect("the store");
             std::thread::yield_now();
         }
@@ -614,8 +689,7 @@ fn a_server_outlives_a_killed_client() {
     let mut copy = long.start(&store);
     copy.kill().expect("SIGKILL");
     copy.wait().expect("it ends");
-    let (answer, begin) = raw.read(0, 5, Some(5));
-    assert_eq!((answer, &begin[..]), (Ok(Ok(ReadData { eof: false, count: 5 })), &b"begin"[..]));
+    assert_eq!(raw.read(0, 5, Some(5)), data(false, b"begin"));
     drop(raw);
     let said = store.stop(Signal::TERM);
     assert!(said.contains("drained"), "{said}");

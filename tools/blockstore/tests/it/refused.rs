@@ -8,9 +8,8 @@ use std::process::Command;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::process::Signal;
 
-use super::codec::{self, Status, WriteArgs, Written};
-use super::{PROGRAM, Raw, Store, WRITTEN, address, directory, random_file, says, text};
-use nfs3_types::xdr_codec::Void;
+use super::protocol::{Status, Written};
+use super::{CHUNK, PROGRAM, Raw, Sent, Store, WRITTEN, address, data, directory, random_file, says, text};
 
 /// A command that runs what its further arguments say where `script` has done its part: a shell with a user and mounts
 /// of its own. `None` if there is no such thing here.
@@ -46,24 +45,26 @@ fn a_full_disk_is_an_error_and_keeps_its_data() {
         let half = 512 << 10;
         std::fs::write(disk.join("other"), vec![1; (3 << 20) - half]).expect("there is room");
 
-        let (mut raw, at) = (Raw::connect(&store), Some(WriteArgs::DATA_AT));
+        let mut raw = Raw::connect(&store);
         let mut bytes = vec![0; 1 << 20];
         fastrand::Rng::with_seed(15).fill(&mut bytes);
         let written = Written { count: half as u32, stable: false };
-        assert_eq!(raw.write(0, half as u32, &bytes[..half], at), Ok(Ok(written)), "{way:?}");
+        assert_eq!(raw.write(0, half as u32, &bytes[..half], CHUNK), Ok(Ok(written)), "{way:?}");
         // The first half of it finds room.
-        assert_eq!(raw.write(1 << 20, 1 << 20, &bytes, at), Ok(Err(Status::NoSpace)), "{way:?}");
-        assert_eq!(raw.write(3 << 20, 100, &bytes[..100], at), Ok(Err(Status::NoSpace)), "{way:?}");
+        assert_eq!(raw.write(1 << 20, 1 << 20, &bytes, CHUNK), Ok(Err(Status::NoSpace)), "{way:?}");
+        for sent in [CHUNK, Sent::Inline] {
+            assert_eq!(raw.write(3 << 20, 100, &bytes[..100], sent), Ok(Err(Status::NoSpace)), "{way:?}, {sent:?}");
+        }
         let mut other = Raw::connect(&store);
         for raw in [&mut raw, &mut other] {
-            assert_eq!(raw.write(0, 100, &bytes[..100], at), Ok(Ok(WRITTEN)), "{way:?}: there is room for it");
-            assert_eq!(raw.read(0, half as u32, Some(half)).1, bytes[..half], "{way:?}");
-            assert_eq!(raw.read(2 << 20, 4096, Some(4096)).1, [0; 4096], "{way:?}: a hole is read without room for it");
-            let flush = raw.prepare(codec::FLUSH, &Void);
-            assert_eq!(raw.call::<Void>(flush).0, Ok(Ok(Void)), "{way:?}");
+            assert_eq!(raw.write(0, 100, &bytes[..100], CHUNK), Ok(Ok(WRITTEN)), "{way:?}: there is room for it");
+            assert_eq!(raw.read(0, half as u32, Some(half)), data(false, &bytes[..half]), "{way:?}");
+            let hole = data(false, &[0; 4096]);
+            assert_eq!(raw.read(2 << 20, 4096, Some(4096)), hole, "{way:?}: a hole is read without room for it");
+            assert_eq!(raw.flush(), Ok(Status::Ok), "{way:?}");
         }
         std::fs::remove_file(disk.join("other")).expect("it was there");
-        assert_eq!(raw.write(3 << 20, 100, &bytes[..100], at), Ok(Ok(WRITTEN)), "{way:?}: there is room again");
+        assert_eq!(raw.write(3 << 20, 100, &bytes[..100], CHUNK), Ok(Ok(WRITTEN)), "{way:?}: there is room again");
         drop((raw, other));
         assert!(store.stop(Signal::TERM).contains(" 0 refused"));
     }
@@ -103,10 +104,12 @@ fn serves_by(command: &mut Command, arguments: &[&str]) -> (String, String) {
     let bytes = random_file(&file, 1 << 20, 15);
     command.arg(PROGRAM).stderr(File::create(&errors).expect("a file"));
     let store = Store::serve_by(command, &file, arguments);
-    let (mut raw, at) = (Raw::connect(&store), Some(WriteArgs::DATA_AT));
-    assert_eq!(raw.write(4096, 100, &bytes[..100], at), Ok(Ok(WRITTEN)));
-    assert_eq!(raw.read(4096, 100, Some(100)).1, bytes[..100]);
-    assert_eq!(raw.read(8192, 65536, Some(65536)).1, bytes[8192..8192 + 65536]);
+    let mut raw = Raw::connect(&store);
+    assert_eq!(raw.write(4096, 100, &bytes[..100], CHUNK), Ok(Ok(WRITTEN)));
+    for room in [Some(100), None] {
+        assert_eq!(raw.read(4096, 100, room), data(false, &bytes[..100]));
+    }
+    assert_eq!(raw.read(8192, 65536, Some(65536)), data(false, &bytes[8192..8192 + 65536]));
     drop(raw);
     let said = store.listens.clone() + &store.stop(Signal::TERM);
     (said, std::fs::read_to_string(errors).expect("text"))

@@ -1,10 +1,10 @@
 //! Arguments that are none: GARBAGE_ARGS, and the server goes on.
 
-use nfs3_types::nfs3::*;
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::{CallError, FailedCall, LocalClient, Refusal};
+use rpcrdma_nfs3d::nfs3::*;
 
-use crate::client::{Nfs, Nfsd, at, encode, pattern, with_mode};
+use crate::client::{Fh, Nfs, Nfsd, Results, at, encode, pattern, with_mode};
 
 /// How a call with these arguments ends.
 fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, CallError> {
@@ -15,7 +15,7 @@ fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, Cal
 }
 
 /// Good arguments of each procedure but NULL.
-fn good(root: &nfs_fh3) -> Vec<(u32, Vec<u8>)> {
+fn good(root: &Fh) -> Vec<(u32, Vec<u8>)> {
     let dir = || encode(root);
     let join = |parts: &[Vec<u8>]| parts.concat();
     let name = |name| encode(&at(root, name));
@@ -24,16 +24,16 @@ fn good(root: &nfs_fh3) -> Vec<(u32, Vec<u8>)> {
     let attributes = || encode(&with_mode(0o600));
     vec![
         (1, dir()),
-        (2, join(&[dir(), attributes(), encode(&sattrguard3::None)])),
+        (2, join(&[dir(), attributes(), encode(&Sattrguard3::None)])),
         (3, name("absent")),
         (4, join(&[dir(), word(63)])),
         (5, dir()),
         (6, join(&[dir(), long(0), word(10)])),
         (7, join(&[dir(), long(0), word(3), word(2), word(3), b"abc\0".to_vec()])),
-        (8, join(&[name("made"), encode(&createhow3::GUARDED(with_mode(0o600)))])),
+        (8, join(&[name("made"), encode(&Createhow3::Guarded(with_mode(0o600)))])),
         (9, join(&[name("dir"), attributes()])),
         (10, join(&[name("link"), attributes(), word(4), b"path".to_vec()])),
-        (11, join(&[name("fifo"), encode(&mknoddata3::NF3FIFO(with_mode(0o600)))])),
+        (11, join(&[name("fifo"), encode(&Mknoddata3::Fifo(with_mode(0o600)))])),
         (12, name("absent")),
         (13, name("absent")),
         (14, join(&[name("absent"), name("other")])),
@@ -51,7 +51,7 @@ fn good(root: &nfs_fh3) -> Vec<(u32, Vec<u8>)> {
 fn arguments_that_are_cut_off_or_too_long_are_garbage() {
     let nfsd = Nfsd::start(&["--read-only"]);
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let garbage =
         |outcome: &Result<usize, CallError>| matches!(outcome, Err(CallError::Refused(Refusal::GarbageArguments)));
     for (procedure, arguments) in good(&root) {
@@ -72,7 +72,7 @@ fn arguments_that_are_cut_off_or_too_long_are_garbage() {
 fn whatever_comes_the_server_goes_on() {
     let nfsd = Nfsd::start(&["--read-only"]);
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let mut random = fastrand::Rng::with_seed(1);
     let all = good(&root);
     for _ in 0..3000 {
@@ -99,7 +99,7 @@ fn whatever_comes_the_server_goes_on() {
 fn data_that_does_not_fit_its_count_is_refused() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let file = nfs.make(&root, "file");
     // Count, length word, where the chunk is said to belong, bytes in it; and whether that is an error of the
     // arguments or of the operation.
@@ -119,8 +119,8 @@ fn data_that_does_not_fit_its_count_is_refused() {
             }
             Ok(reply) => {
                 assert!(!garbage, "{count} {length} {shift} {bytes}");
-                let result: WRITE3res = crate::client::decode(reply.results());
-                assert_eq!(crate::client::status(result), nfsstat3::NFS3ERR_INVAL);
+                let result: Write3Res = crate::client::decode(reply.results());
+                assert_eq!(crate::client::status(result.split()), Nfsstat3::ErrInval);
             }
             other => panic!("{other:?}"),
         }

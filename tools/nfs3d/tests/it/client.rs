@@ -1,18 +1,20 @@
 //! `nfs3d` in a process of its own, and a small NFS client.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use nfs3_types::nfs3::*;
-use nfs3_types::xdr_codec::{List, Opaque, Pack, Unpack};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::fabric::testing::loopback_address;
-use rpcrdma::proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
+use rpcrdma::typed::{Request, Signature};
+use rpcrdma::xdr::{self, Bulk, Decode, Encode};
 use rpcrdma::{CallError, Config, CreditMode, LocalClient, Reply};
+use rpcrdma_nfs3d::UNCHANGED;
+use rpcrdma_nfs3d::nfs3::nfs_v3::*;
+use rpcrdma_nfs3d::nfs3::*;
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
@@ -128,13 +130,13 @@ impl Nfsd {
     pub(crate) fn client_with(&self, uid: u32, shard: Config) -> Nfs {
         let mut config = ClientConfig::new(PROGRAM, VERSION);
         config.credential = Credential::sys("tests", uid, uid, &[]).expect("a credential");
-        config.bindings = Some(Arc::new(bindings(&Sizes::default())));
+        config.bindings = Some(Arc::new(bindings()));
         let buffers = vec![(256 << 10, 4), (1 << 20, 2)];
         config.shard = shard;
         config.shard.memory.bulk_buffers = buffers;
         let client = LocalClient::connect(&self.address.parse().expect("an address"), config).expect("connected");
         let handle = crate::mount::mount(self.mount_port, &self.path()).expect("mounted");
-        Nfs { client, root: nfs_fh3 { data: Opaque::owned(handle) } }
+        Nfs { client, root: Fh { data: handle.leak() } }
     }
 }
 
@@ -150,148 +152,178 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// A handle. What replies hold lives as long as the test.
+pub(crate) type Fh = NfsFh3<'static>;
+
 /// A connection, and the root of what it is to.
 pub(crate) struct Nfs {
     pub(crate) client: LocalClient,
-    pub(crate) root: nfs_fh3,
+    pub(crate) root: Fh,
 }
 
 /// Decodes results, all of them.
-pub(crate) fn decode<T: Unpack>(mut results: &[u8]) -> T {
-    let (value, _) = T::unpack(&mut results).expect("results that can be decoded");
-    assert_eq!(results.len(), 0, "bytes behind the results");
-    value
+pub(crate) fn decode<T: Decode<'static>>(results: &[u8]) -> T {
+    xdr::decode(results.to_vec().leak()).expect("results that can be decoded")
 }
 
 /// The arguments of a call, encoded.
-pub(crate) fn encode(arguments: &impl Pack) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    arguments.pack(&mut bytes).expect("memory");
-    bytes
+pub(crate) fn encode(arguments: &impl Encode) -> Vec<u8> {
+    xdr::encode(arguments).expect("within its bounds")
 }
 
 /// A name in a directory.
-pub(crate) fn at<'a>(dir: &nfs_fh3, name: &'a str) -> diropargs3<'a> {
-    diropargs3 { dir: dir.clone(), name: filename3::from(name.as_bytes()) }
+pub(crate) fn at<'a>(dir: &Fh, name: &'a str) -> Diropargs3<'a> {
+    Diropargs3 { dir: *dir, name: name.as_bytes() }
 }
 
 /// Attributes to set: a mode.
-pub(crate) fn with_mode(mode: u32) -> sattr3 {
-    sattr3 { mode: Nfs3Option::Some(mode), ..sattr3::default() }
+pub(crate) fn with_mode(mode: u32) -> Sattr3 {
+    Sattr3 { mode: Some(mode), ..UNCHANGED }
+}
+
+/// Attributes to set: a size.
+pub(crate) fn with_size(size: u64) -> Sattr3 {
+    Sattr3 { size: Some(size), ..UNCHANGED }
 }
 
 /// The status of what failed.
 #[track_caller]
-pub(crate) fn status<T: std::fmt::Debug, E>(result: Nfs3Result<T, E>) -> nfsstat3 {
-    match result {
-        Nfs3Result::Ok(value) => panic!("it succeeded: {value:?}"),
-        Nfs3Result::Err((status, _)) => status,
-    }
+pub(crate) fn status<T: std::fmt::Debug>(result: Result<T, Nfsstat3>) -> Nfsstat3 {
+    result.expect_err("it succeeded")
 }
+
+/// Results: what there is, or the status of a failure.
+pub(crate) trait Results: Decode<'static> {
+    type Ok: std::fmt::Debug;
+    fn split(self) -> Result<Self::Ok, Nfsstat3>;
+}
+
+macro_rules! results {
+    ($($results:ty: $ok:ty,)*) => {
+        $(impl Results for $results {
+            type Ok = $ok;
+            fn split(self) -> Result<$ok, Nfsstat3> {
+                match self {
+                    Self::Ok(ok) => Ok(ok),
+                    Self::Default(status, ..) => Err(status),
+                }
+            }
+        })*
+    };
+}
+results! {
+    Getattr3Res: Getattr3Resok,
+    Setattr3Res: Setattr3Resok,
+    Lookup3Res<'static>: Lookup3Resok<'static>,
+    Access3Res: Access3Resok,
+    Readlink3Res<'static>: Readlink3Resok<'static>,
+    Read3Res<'static>: Read3Resok<'static>,
+    Write3Res: Write3Resok,
+    Create3Res<'static>: Create3Resok<'static>,
+    Mkdir3Res<'static>: Mkdir3Resok<'static>,
+    Symlink3Res<'static>: Symlink3Resok<'static>,
+    Mknod3Res<'static>: Mknod3Resok<'static>,
+    Remove3Res: Remove3Resok,
+    Rmdir3Res: Rmdir3Resok,
+    Rename3Res: Rename3Resok,
+    Link3Res: Link3Resok,
+    Readdir3Res<'static>: Readdir3Resok<'static>,
+    Readdirplus3Res<'static>: Readdirplus3Resok<'static>,
+    Fsstat3Res: Fsstat3Resok,
+    Fsinfo3Res: Fsinfo3Resok,
+    Pathconf3Res: Pathconf3Resok,
+    Commit3Res: Commit3Resok,
+}
+
+/// Outcome of a procedure.
+pub(crate) type Outcome<P> = Result<<<P as Signature>::Results<'static> as Results>::Ok, Nfsstat3>;
 
 impl Nfs {
     /// Calls with encoded arguments; the results may come to so many bytes.
-    pub(crate) fn try_bytes(
-        &mut self,
-        procedure: NFS_PROGRAM,
-        arguments: &[u8],
-        longest: usize,
-    ) -> Result<Reply, CallError> {
-        let mut call = self.client.prepare(procedure as u32, arguments.len()).expect("memory");
+    pub(crate) fn try_bytes(&mut self, procedure: u32, arguments: &[u8], longest: usize) -> Result<Reply, CallError> {
+        let mut call = self.client.prepare(procedure, arguments.len()).expect("memory");
         call.args_mut().copy_from_slice(arguments);
         call = call.expect_reply(longest);
         call = call.timeout(PATIENCE);
         self.client.call(call).map_err(CallError::from)
     }
 
-    /// Calls, and decodes the results.
-    #[track_caller]
-    pub(crate) fn call<T: Unpack>(&mut self, procedure: NFS_PROGRAM, arguments: &impl Pack) -> T {
-        let longest = match procedure {
-            NFS_PROGRAM::NFSPROC3_READDIR | NFS_PROGRAM::NFSPROC3_READDIRPLUS => 70 << 10,
-            NFS_PROGRAM::NFSPROC3_READLINK => 5000,
-            _ => 1000,
-        };
-        let reply = self.try_bytes(procedure, &encode(arguments), longest).expect("a reply");
-        decode(reply.results())
+    fn requested<P: Signature>(&mut self, request: Request<P>, args: &P::Args<'_>) -> Reply {
+        let first = self.client.first();
+        let call = request.timeout(PATIENCE).into_call(&mut (&mut self.client, first), args).expect("memory");
+        self.client.call(call).expect("a reply")
     }
 
-    pub(crate) fn lookup(&mut self, dir: &nfs_fh3, name: &str) -> LOOKUP3res {
-        self.call(NFS_PROGRAM::NFSPROC3_LOOKUP, &LOOKUP3args { what: at(dir, name) })
+    /// Calls, and decodes the results.
+    #[track_caller]
+    pub(crate) fn call<P>(&mut self, args: &P::Args<'_>) -> Outcome<P>
+    where
+        P: Signature,
+        P::Results<'static>: Results,
+    {
+        decode::<P::Results<'static>>(self.requested::<P>(Request::new(), args).results()).split()
+    }
+
+    pub(crate) fn lookup(&mut self, dir: &Fh, name: &str) -> Outcome<Lookup> {
+        self.call::<Lookup>(&Lookup3Args { what: at(dir, name) })
     }
 
     /// The handle of a name that is there.
     #[track_caller]
-    pub(crate) fn find(&mut self, dir: &nfs_fh3, name: &str) -> nfs_fh3 {
+    pub(crate) fn find(&mut self, dir: &Fh, name: &str) -> Fh {
         self.lookup(dir, name).unwrap().object
     }
 
-    pub(crate) fn getattr(&mut self, object: &nfs_fh3) -> Result<fattr3, nfsstat3> {
-        let args = GETATTR3args { object: object.clone() };
-        match self.call::<GETATTR3res>(NFS_PROGRAM::NFSPROC3_GETATTR, &args) {
-            Nfs3Result::Ok(results) => Ok(results.obj_attributes),
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
+    pub(crate) fn getattr(&mut self, object: &Fh) -> Result<Fattr3, Nfsstat3> {
+        self.call::<Getattr>(&Getattr3Args { object: *object }).map(|results| results.obj_attributes)
     }
 
-    pub(crate) fn setattr(&mut self, object: &nfs_fh3, new: sattr3, guard: sattrguard3) -> SETATTR3res {
-        let args = SETATTR3args { object: object.clone(), new_attributes: new, guard };
-        self.call(NFS_PROGRAM::NFSPROC3_SETATTR, &args)
+    pub(crate) fn setattr(&mut self, object: &Fh, new_attributes: Sattr3, guard: Sattrguard3) -> Outcome<Setattr> {
+        self.call::<Setattr>(&Setattr3Args { object: *object, new_attributes, guard })
     }
 
-    pub(crate) fn create(&mut self, dir: &nfs_fh3, name: &str, how: createhow3) -> CREATE3res {
-        self.call(NFS_PROGRAM::NFSPROC3_CREATE, &CREATE3args { where_: at(dir, name), how })
+    pub(crate) fn create(&mut self, dir: &Fh, name: &str, how: Createhow3) -> Outcome<Create> {
+        self.call::<Create>(&Create3Args { r#where: at(dir, name), how })
     }
 
     /// Makes a file; its handle.
     #[track_caller]
-    pub(crate) fn make(&mut self, dir: &nfs_fh3, name: &str) -> nfs_fh3 {
-        self.create(dir, name, createhow3::GUARDED(with_mode(0o644))).unwrap().obj.unwrap()
+    pub(crate) fn make(&mut self, dir: &Fh, name: &str) -> Fh {
+        self.create(dir, name, Createhow3::Guarded(with_mode(0o644))).unwrap().obj.unwrap()
     }
 
     /// Makes a directory; its handle.
     #[track_caller]
-    pub(crate) fn make_dir(&mut self, dir: &nfs_fh3, name: &str) -> nfs_fh3 {
-        let args = MKDIR3args { where_: at(dir, name), attributes: with_mode(0o755) };
-        self.call::<MKDIR3res>(NFS_PROGRAM::NFSPROC3_MKDIR, &args).unwrap().obj.unwrap()
+    pub(crate) fn make_dir(&mut self, dir: &Fh, name: &str) -> Fh {
+        let args = Mkdir3Args { r#where: at(dir, name), attributes: with_mode(0o755) };
+        self.call::<Mkdir>(&args).unwrap().obj.unwrap()
     }
 
-    pub(crate) fn remove(&mut self, dir: &nfs_fh3, name: &str) -> REMOVE3res {
-        self.call(NFS_PROGRAM::NFSPROC3_REMOVE, &REMOVE3args { object: at(dir, name) })
+    pub(crate) fn remove(&mut self, dir: &Fh, name: &str) -> Outcome<Remove> {
+        self.call::<Remove>(&Remove3Args { object: at(dir, name) })
     }
 
-    pub(crate) fn rmdir(&mut self, dir: &nfs_fh3, name: &str) -> RMDIR3res {
-        self.call(NFS_PROGRAM::NFSPROC3_RMDIR, &RMDIR3args { object: at(dir, name) })
+    pub(crate) fn rmdir(&mut self, dir: &Fh, name: &str) -> Outcome<Rmdir> {
+        self.call::<Rmdir>(&Rmdir3Args { object: at(dir, name) })
     }
 
-    pub(crate) fn rename(&mut self, from: diropargs3<'_>, to: diropargs3<'_>) -> RENAME3res {
-        self.call(NFS_PROGRAM::NFSPROC3_RENAME, &RENAME3args { from, to })
+    pub(crate) fn rename(&mut self, from: Diropargs3<'_>, to: Diropargs3<'_>) -> Outcome<Rename> {
+        self.call::<Rename>(&Rename3Args { from, to })
     }
 
     /// Reads into a Write chunk: attributes, whether that was the end, and the data.
-    pub(crate) fn read(
-        &mut self,
-        file: &nfs_fh3,
-        offset: u64,
-        count: u32,
-    ) -> Result<(fattr3, bool, Vec<u8>), nfsstat3> {
-        let args = encode(&READ3args { file: file.clone(), offset, count });
+    pub(crate) fn read(&mut self, file: &Fh, offset: u64, count: u32) -> Result<(Fattr3, bool, Vec<u8>), Nfsstat3> {
         let room = self.client.alloc(self.client.first(), (count as usize).max(1)).expect("memory");
-        let mut call = self.client.prepare(NFS_PROGRAM::NFSPROC3_READ as u32, args.len()).expect("memory");
-        call.args_mut().copy_from_slice(&args);
-        call = call.write_chunk_into(room);
-        call = call.timeout(PATIENCE);
-        let reply = self.client.call(call).expect("a reply");
-        let mut results = reply.results();
-        let (status, _) = nfsstat3::unpack(&mut results).expect("a status");
-        if status != nfsstat3::NFS3_OK {
-            let _: READ3resfail = decode(results);
+        let args = Read3Args { file: *file, offset, count };
+        let reply = self.requested(Request::<Read>::new().room_in(room), &args);
+        // By hand: the data is not in the message.
+        let mut results = xdr::Decoder::new(reply.results());
+        let status = Nfsstat3::decode(&mut results).expect("a status");
+        if status != Nfsstat3::Ok {
+            let _: Read3Resfail = decode(results.rest());
             return Err(status);
         }
-        let (attributes, _) = post_op_attr::unpack(&mut results).expect("attributes");
-        let ((count, _), (eof, _)) =
-            (u32::unpack(&mut results).expect("count"), bool::unpack(&mut results).expect("eof"));
-        let length: u32 = decode(results);
+        let (attributes, count, eof, length): (PostOpAttr, u32, bool, u32) = decode(results.rest());
         let data = reply.chunk(0).expect("the chunk").to_vec();
         assert_eq!((count, length as usize), (length, data.len()));
         assert_eq!(reply.results().len(), 104, "what clients expect in front of the data");
@@ -299,91 +331,65 @@ impl Nfs {
     }
 
     /// Reads without a chunk.
-    pub(crate) fn read_inline(&mut self, file: &nfs_fh3, offset: u64, count: u32) -> (bool, Vec<u8>) {
+    pub(crate) fn read_inline(&mut self, file: &Fh, offset: u64, count: u32) -> (bool, Vec<u8>) {
         self.read_expecting(file, offset, count, 4000)
     }
 
     /// Reads without a Write chunk, and without a Reply chunk if results of so many bytes need none.
-    pub(crate) fn read_expecting(
-        &mut self,
-        file: &nfs_fh3,
-        offset: u64,
-        count: u32,
-        results: usize,
-    ) -> (bool, Vec<u8>) {
-        let args = encode(&READ3args { file: file.clone(), offset, count });
-        let reply = self.try_bytes(NFS_PROGRAM::NFSPROC3_READ, &args, results).expect("a reply");
-        let results = decode::<READ3res<'_>>(reply.results()).unwrap();
+    pub(crate) fn read_expecting(&mut self, file: &Fh, offset: u64, count: u32, results: usize) -> (bool, Vec<u8>) {
+        let args = encode(&Read3Args { file: *file, offset, count });
+        let reply = self.try_bytes(Read::NUMBER, &args, results).expect("a reply");
+        let results = decode::<Read3Res<'_>>(reply.results()).split().unwrap();
         assert!(results.file_attributes.is_some());
         assert_eq!(results.count as usize, results.data.len());
-        (results.eof, results.data.into_owned())
+        (results.eof, results.data.bytes().to_vec())
     }
 
     /// Writes from a Read chunk.
-    pub(crate) fn write(&mut self, file: &nfs_fh3, offset: u64, data: &[u8], stable: stable_how) -> WRITE3res {
-        let mut args = encode(file);
-        args.extend(encode(&offset));
-        args.extend(encode(&(data.len() as u32)));
-        args.extend(encode(&stable));
-        args.extend(encode(&(data.len() as u32)));
+    pub(crate) fn write(&mut self, file: &Fh, offset: u64, data: &[u8], stable: StableHow) -> Outcome<Write> {
         let mut buf = self.client.alloc(self.client.first(), data.len()).expect("memory");
         buf.set_window(0, data.len());
         buf.copy_from_slice(data);
-        let mut call = self.client.prepare(NFS_PROGRAM::NFSPROC3_WRITE as u32, args.len()).expect("memory");
-        call.args_mut().copy_from_slice(&args);
-        call = call.read_chunk(args.len(), buf);
-        call = call.timeout(PATIENCE);
-        decode(self.client.call(call).expect("a reply").results())
+        let (count, data) = (data.len() as u32, Bulk::placed(data.len()));
+        let args = Write3Args { file: *file, offset, count, stable, data };
+        decode::<Write3Res>(self.requested(Request::<Write>::new().lend(buf), &args).results()).split()
     }
 
     /// Writes without a chunk.
-    pub(crate) fn write_inline(&mut self, file: &nfs_fh3, offset: u64, data: &[u8]) -> WRITE3res {
-        let (count, stable) = (data.len() as u32, stable_how::FILE_SYNC);
-        let args = WRITE3args { file: file.clone(), offset, count, stable, data: Opaque::borrowed(data) };
-        self.call(NFS_PROGRAM::NFSPROC3_WRITE, &args)
+    pub(crate) fn write_inline(&mut self, file: &Fh, offset: u64, data: &[u8]) -> Outcome<Write> {
+        let (count, stable) = (data.len() as u32, StableHow::FileSync);
+        self.call::<Write>(&Write3Args { file: *file, offset, count, stable, data: data.into() })
     }
 
-    pub(crate) fn commit(&mut self, file: &nfs_fh3) -> COMMIT3res {
-        let args = COMMIT3args { file: file.clone(), offset: 0, count: 0 };
-        self.call(NFS_PROGRAM::NFSPROC3_COMMIT, &args)
+    pub(crate) fn commit(&mut self, file: &Fh) -> Outcome<Commit> {
+        self.call::<Commit>(&Commit3Args { file: *file, offset: 0, count: 0 })
     }
 
     /// One part of a directory.
     pub(crate) fn readdir(
         &mut self,
-        dir: &nfs_fh3,
+        dir: &Fh,
         cookie: u64,
         count: u32,
-    ) -> Result<(Vec<entry3<'static>>, bool), nfsstat3> {
-        let args = READDIR3args { dir: dir.clone(), cookie, cookieverf: cookieverf3::default(), count };
-        match self.call::<READDIR3res<'_>>(NFS_PROGRAM::NFSPROC3_READDIR, &args) {
-            Nfs3Result::Ok(results) => {
-                assert!(results.dir_attributes.is_some());
-                let List(entries) = results.reply.entries;
-                Ok((entries, results.reply.eof))
-            }
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
+    ) -> Result<(Vec<Entry3<'static>>, bool), Nfsstat3> {
+        let args = Readdir3Args { dir: *dir, cookie, cookieverf: [0; 8], count };
+        let results = self.call::<Readdir>(&args)?;
+        assert!(results.dir_attributes.is_some());
+        Ok((results.reply.entries.iter().collect(), results.reply.eof))
     }
 
     /// One part of a directory, with attributes and handles.
     pub(crate) fn readdirplus(
         &mut self,
-        dir: &nfs_fh3,
+        dir: &Fh,
         cookie: u64,
         dircount: u32,
         maxcount: u32,
-    ) -> Result<(Vec<entryplus3<'static>>, bool), nfsstat3> {
-        let cookieverf = cookieverf3::default();
-        let args = READDIRPLUS3args { dir: dir.clone(), cookie, cookieverf, dircount, maxcount };
-        match self.call::<READDIRPLUS3res<'_>>(NFS_PROGRAM::NFSPROC3_READDIRPLUS, &args) {
-            Nfs3Result::Ok(results) => {
-                assert!(results.dir_attributes.is_some());
-                let List(entries) = results.reply.entries;
-                Ok((entries, results.reply.eof))
-            }
-            Nfs3Result::Err((status, _)) => Err(status),
-        }
+    ) -> Result<(Vec<Entryplus3<'static>>, bool), Nfsstat3> {
+        let args = Readdirplus3Args { dir: *dir, cookie, cookieverf: [0; 8], dircount, maxcount };
+        let results = self.call::<Readdirplus>(&args)?;
+        assert!(results.dir_attributes.is_some());
+        Ok((results.reply.entries.iter().collect(), results.reply.eof))
     }
 }
 

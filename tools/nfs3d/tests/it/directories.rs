@@ -4,22 +4,22 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use nfs3_types::nfs3::*;
 use rpcrdma::CreditMode;
+use rpcrdma_nfs3d::nfs3::*;
 
-use crate::client::{Nfs, Nfsd, put};
+use crate::client::{Fh, Nfs, Nfsd, put};
 
 /// All names of a directory, part by part.
-fn all(nfs: &mut Nfs, dir: &nfs_fh3, plus: bool, count: u32) -> Vec<String> {
+fn all(nfs: &mut Nfs, dir: &Fh, plus: bool, count: u32) -> Vec<String> {
     let (mut names, mut cookie, mut parts) = (Vec::new(), 0, 0);
     loop {
-        let name = |name: &filename3<'_>| String::from_utf8(name.as_ref().to_vec()).expect("text");
+        let name = |name: &[u8]| String::from_utf8(name.to_vec()).expect("text");
         let (entries, eof): (Vec<_>, _) = if plus {
             let (entries, eof) = nfs.readdirplus(dir, cookie, count, count).unwrap();
-            (entries.iter().map(|entry| (name(&entry.name), entry.cookie)).collect(), eof)
+            (entries.iter().map(|entry| (name(entry.name), entry.cookie)).collect(), eof)
         } else {
             let (entries, eof) = nfs.readdir(dir, cookie, count).unwrap();
-            (entries.iter().map(|entry| (name(&entry.name), entry.cookie)).collect(), eof)
+            (entries.iter().map(|entry| (name(entry.name), entry.cookie)).collect(), eof)
         };
         cookie = entries.last().map_or(cookie, |last| last.1);
         names.extend(entries.into_iter().map(|entry| entry.0));
@@ -37,7 +37,7 @@ fn lists(scheme: CreditMode) {
     expected.iter().for_each(|name| put(&nfsd.path().join(name), b""));
     expected.extend([".".into(), "..".into()]);
     let mut nfs = nfsd.client_as(0, scheme);
-    let root = nfs.root.clone();
+    let root = nfs.root;
     for (plus, count) in [(false, 512), (false, 4096), (false, 65_536), (true, 1024), (true, 65_536), (true, 1 << 20)] {
         let names = all(&mut nfs, &root, plus, count);
         let unique: BTreeSet<String> = names.iter().cloned().collect();
@@ -63,25 +63,25 @@ fn names_come_with_the_attributes_and_handles_of_their_files() {
     fs::create_dir(nfsd.path().join("dir")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", nfsd.path().join("link")).unwrap();
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let (entries, eof) = nfs.readdirplus(&root, 0, 4096, 32_768).unwrap();
     assert!(eof);
     for entry in &entries {
-        let name = std::str::from_utf8(entry.name.as_ref()).unwrap();
+        let name = std::str::from_utf8(entry.name).unwrap();
         let is = fs::symlink_metadata(nfsd.path().join(name)).unwrap();
         if name == ".." {
             assert_eq!(entry.fileid, fs::metadata(nfsd.path()).unwrap().ino(), "nothing is above the root");
             continue;
         }
         assert_eq!(entry.fileid, is.ino(), "{name}");
-        let attributes = entry.name_attributes.clone().unwrap();
+        let attributes = entry.name_attributes.unwrap();
         assert_eq!((attributes.fileid, attributes.size), (is.ino(), is.size()), "{name}");
-        assert_eq!(attributes.type_ == ftype3::NF3LNK, name == "link");
-        assert_eq!(nfs.getattr(&entry.name_handle.clone().unwrap()).unwrap().fileid, is.ino(), "{name}");
+        assert_eq!(attributes.r#type == Ftype3::Lnk, name == "link");
+        assert_eq!(nfs.getattr(&entry.name_handle.unwrap()).unwrap().fileid, is.ino(), "{name}");
     }
     let file = nfs.find(&root, "file");
-    let of_list = entries.iter().find(|entry| entry.name.as_ref() == b"file").unwrap();
-    assert_eq!(of_list.name_handle, Nfs3Option::Some(file), "a file has one handle");
+    let of_list = entries.iter().find(|entry| entry.name == b"file").unwrap();
+    assert_eq!(of_list.name_handle, Some(file), "a file has one handle");
 }
 
 #[test]
@@ -89,11 +89,11 @@ fn unreadable_directories_are_refused() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"");
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let file = nfs.find(&root, "file");
-    assert_eq!(nfs.readdir(&file, 0, 4096).unwrap_err(), nfsstat3::NFS3ERR_NOTDIR);
-    assert_eq!(nfs.readdirplus(&file, 0, 4096, 4096).unwrap_err(), nfsstat3::NFS3ERR_NOTDIR);
-    assert_eq!(nfs.readdir(&root, 0, 100).unwrap_err(), nfsstat3::NFS3ERR_TOOSMALL);
-    assert_eq!(nfs.readdirplus(&root, 0, 100, 100).unwrap_err(), nfsstat3::NFS3ERR_TOOSMALL);
-    assert_eq!(nfs.readdir(&root, u64::MAX, 4096).unwrap_err(), nfsstat3::NFS3ERR_BAD_COOKIE);
+    assert_eq!(nfs.readdir(&file, 0, 4096).unwrap_err(), Nfsstat3::ErrNotdir);
+    assert_eq!(nfs.readdirplus(&file, 0, 4096, 4096).unwrap_err(), Nfsstat3::ErrNotdir);
+    assert_eq!(nfs.readdir(&root, 0, 100).unwrap_err(), Nfsstat3::ErrToosmall);
+    assert_eq!(nfs.readdirplus(&root, 0, 100, 100).unwrap_err(), Nfsstat3::ErrToosmall);
+    assert_eq!(nfs.readdir(&root, u64::MAX, 4096).unwrap_err(), Nfsstat3::ErrBadCookie);
 }

@@ -4,21 +4,23 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::time::UNIX_EPOCH;
 
-use nfs3_types::nfs3::*;
 use rpcrdma::{Config, CreditMode};
+use rpcrdma_nfs3d::UNCHANGED;
+use rpcrdma_nfs3d::nfs3::nfs_v3::{Access, Fsinfo, Fsstat, Pathconf};
+use rpcrdma_nfs3d::nfs3::*;
 
-use crate::client::{Nfsd, is_root, pattern, put, status, with_mode};
+use crate::client::{Fh, Nfs, Nfsd, is_root, pattern, put, status, with_mode, with_size};
 
-fn reads_and_writes(scheme: CreditMode) {
-    let nfsd = Nfsd::start(&[]);
+fn reads_and_writes(scheme: CreditMode, options: &[&str]) {
+    let nfsd = Nfsd::start(options);
     let mut nfs = nfsd.client_as(0, scheme);
-    let root = nfs.root.clone();
+    let root = nfs.root;
     for len in [0, 1, 2, 3, 4, 5, 1000, 3840, 4095, 4096, 65537, (1 << 20) - 1, 1 << 20] {
         let (name, data) = (format!("file-{len}"), pattern(len));
         let file = nfs.make(&root, &name);
         let written = match len {
             0 => nfs.write_inline(&file, 0, &data),
-            _ => nfs.write(&file, 0, &data, stable_how::UNSTABLE),
+            _ => nfs.write(&file, 0, &data, StableHow::Unstable),
         };
         assert_eq!(written.unwrap().count as usize, len);
         nfs.commit(&file).unwrap();
@@ -34,12 +36,17 @@ fn reads_and_writes(scheme: CreditMode) {
 
 #[test]
 fn written_data_is_read_by_chunks_and_inline() {
-    reads_and_writes(CreditMode::V2Windowed);
+    reads_and_writes(CreditMode::V2Windowed, &[]);
 }
 
 #[test]
 fn written_data_is_read_by_chunks_and_inline_in_version_1() {
-    reads_and_writes(CreditMode::V1);
+    reads_and_writes(CreditMode::V1, &[]);
+}
+
+#[test]
+fn shards_read_and_write_without_worker_threads() {
+    reads_and_writes(CreditMode::V2Windowed, &["--workers", "0"]);
 }
 
 #[test]
@@ -48,7 +55,7 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
     let mut nfs = nfsd.client();
     let data = pattern(100_000);
     put(&nfsd.path().join("file"), &data);
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let file = nfs.find(&root, "file");
     for (offset, count) in [(0, 99_999), (1, 99_999), (3, 5), (99_999, 1), (12_345, 54_321)] {
         let (attributes, eof, part) = nfs.read(&file, offset, count).unwrap();
@@ -75,19 +82,19 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
             expected.resize(offset + len, 0);
         }
         expected[offset..offset + len].copy_from_slice(&part);
-        let written = nfs.write(&file, offset as u64, &part, stable_how::DATA_SYNC).unwrap();
-        assert_eq!((written.count as usize, written.committed), (len, stable_how::DATA_SYNC));
+        let written = nfs.write(&file, offset as u64, &part, StableHow::DataSync).unwrap();
+        assert_eq!((written.count as usize, written.committed), (len, StableHow::DataSync));
         assert_eq!(written.file_wcc.after.unwrap().size, expected.len() as u64);
     }
     assert!(fs::read(nfsd.path().join("file")).unwrap() == expected);
     let far = 5_000_000_001;
-    nfs.write(&file, far, b"far away", stable_how::FILE_SYNC).unwrap();
+    nfs.write(&file, far, b"far away", StableHow::FileSync).unwrap();
     assert_eq!(nfs.read(&file, far, 100).unwrap().2, b"far away");
     let mut end = [0; 8];
     fs::File::open(nfsd.path().join("file")).unwrap().read_exact_at(&mut end, far).unwrap();
     assert_eq!(&end, b"far away");
-    assert_eq!(status(nfs.write(&file, i64::MAX as u64, b"ab", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_FBIG);
-    assert_eq!(status(nfs.write(&file, u64::MAX, b"ab", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_FBIG);
+    assert_eq!(status(nfs.write(&file, i64::MAX as u64, b"ab", StableHow::Unstable)), Nfsstat3::ErrFbig);
+    assert_eq!(status(nfs.write(&file, u64::MAX, b"ab", StableHow::Unstable)), Nfsstat3::ErrFbig);
 }
 
 /// All of it where a message holds it, else as much as one holds: the client asks for the rest.
@@ -101,7 +108,7 @@ fn a_read_without_a_chunk_is_bounded_by_the_inline_threshold() {
         shard.wire.credit_mode = CreditMode::V1;
         shard.wire.receive_size = receive_size;
         let mut nfs = nfsd.client_with(0, shard);
-        let root = nfs.root.clone();
+        let root = nfs.root;
         let file = nfs.find(&root, "file");
         for count in [0, 1, 100, most - 1, most, most + 1, 10_000] {
             let (eof, part) = nfs.read_expecting(&file, 3, count as u32, receive_size - 28 - 24);
@@ -115,14 +122,14 @@ fn only_files_have_data() {
     let nfsd = Nfsd::start(&[]);
     std::os::unix::fs::symlink("x", nfsd.path().join("link")).unwrap();
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let link = nfs.find(&root, "link");
-    assert_eq!(nfs.read(&root, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_ISDIR);
-    assert_eq!(nfs.read(&link, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_INVAL);
-    assert_eq!(status(nfs.write(&root, 0, b"x", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_ISDIR);
-    assert_eq!(status(nfs.commit(&root)), nfsstat3::NFS3ERR_ISDIR);
-    let size = sattr3 { size: Nfs3Option::Some(1), ..sattr3::default() };
-    assert_eq!(status(nfs.setattr(&root, size, Nfs3Option::None)), nfsstat3::NFS3ERR_ISDIR);
+    assert_eq!(nfs.read(&root, 0, 10).unwrap_err(), Nfsstat3::ErrIsdir);
+    assert_eq!(nfs.read(&link, 0, 10).unwrap_err(), Nfsstat3::ErrInval);
+    assert_eq!(status(nfs.write(&root, 0, b"x", StableHow::Unstable)), Nfsstat3::ErrIsdir);
+    assert_eq!(status(nfs.commit(&root)), Nfsstat3::ErrIsdir);
+    let size = with_size(1);
+    assert_eq!(status(nfs.setattr(&root, size, None)), Nfsstat3::ErrIsdir);
 }
 
 #[test]
@@ -131,60 +138,60 @@ fn attributes_are_those_of_the_file_and_can_be_set() {
     let path = nfsd.path().join("file");
     put(&path, b"twelve bytes");
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let file = nfs.find(&root, "file");
     let (seen, is) = (nfs.getattr(&file).unwrap(), fs::metadata(&path).unwrap());
-    assert_eq!((seen.type_, seen.size, seen.nlink), (ftype3::NF3REG, 12, 1));
+    assert_eq!((seen.r#type, seen.size, seen.nlink), (Ftype3::Reg, 12, 1));
     assert_eq!((seen.mode, seen.uid, seen.gid), (is.mode() & 0o7777, is.uid(), is.gid()));
     assert_eq!((seen.fileid, seen.used), (is.ino(), is.blocks() * 512));
     assert_eq!((seen.mtime.seconds, seen.mtime.nseconds), (is.mtime() as u32, is.mtime_nsec() as u32));
-    assert_eq!(nfs.getattr(&root).unwrap().type_, ftype3::NF3DIR);
+    assert_eq!(nfs.getattr(&root).unwrap().r#type, Ftype3::Dir);
 
-    let time = nfstime3 { seconds: 1_000_000_000, nseconds: 5 };
-    let new = sattr3 {
-        mode: Nfs3Option::Some(0o4751),
-        size: Nfs3Option::Some(6),
-        atime: set_atime::SET_TO_SERVER_TIME,
-        mtime: set_mtime::SET_TO_CLIENT_TIME(time),
-        ..sattr3::default()
+    let time = Nfstime3 { seconds: 1_000_000_000, nseconds: 5 };
+    let new = Sattr3 {
+        mode: Some(0o4751),
+        size: Some(6),
+        atime: SetAtime::Default(TimeHow::SetToServerTime),
+        mtime: SetMtime::SetToClientTime(time),
+        ..UNCHANGED
     };
-    let set = nfs.setattr(&file, new, Nfs3Option::Some(seen.ctime)).unwrap();
+    let set = nfs.setattr(&file, new, Some(seen.ctime)).unwrap();
     assert_eq!(set.obj_wcc.before.unwrap().size, 12);
     let after = set.obj_wcc.after.unwrap();
     assert_eq!((after.size, after.mode, after.mtime), (6, 0o4751, time));
     assert_eq!(fs::read(&path).unwrap(), b"twelve");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o4751);
     // The guard holds: somebody has changed the file since.
-    let late = nfs.setattr(&file, with_mode(0o600), Nfs3Option::Some(seen.ctime));
-    assert_eq!(status(late), nfsstat3::NFS3ERR_NOT_SYNC);
+    let late = nfs.setattr(&file, with_mode(0o600), Some(seen.ctime));
+    assert_eq!(status(late), Nfsstat3::ErrNotSync);
     assert_eq!(nfs.getattr(&file).unwrap().mode, 0o4751);
-    let too_large = sattr3 { size: Nfs3Option::Some(u64::MAX), ..sattr3::default() };
-    assert_eq!(status(nfs.setattr(&file, too_large, Nfs3Option::None)), nfsstat3::NFS3ERR_FBIG);
-    let nobody = sattr3 { uid: Nfs3Option::Some(u32::MAX), ..sattr3::default() };
-    assert_eq!(status(nfs.setattr(&file, nobody, Nfs3Option::None)), nfsstat3::NFS3ERR_INVAL);
+    let too_large = with_size(u64::MAX);
+    assert_eq!(status(nfs.setattr(&file, too_large, None)), Nfsstat3::ErrFbig);
+    let nobody = Sattr3 { uid: Some(u32::MAX), ..UNCHANGED };
+    assert_eq!(status(nfs.setattr(&file, nobody, None)), Nfsstat3::ErrInval);
 }
 
 #[test]
 fn fsinfo_and_pathconf_report_the_file_system() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
-    let info: FSINFO3res = nfs.call(NFS_PROGRAM::NFSPROC3_FSINFO, &FSINFO3args { fsroot: root.clone() });
+    let root = nfs.root;
+    let info = nfs.call::<Fsinfo>(&Fsinfo3Args { fsroot: root });
     let info = info.unwrap();
     assert_eq!((info.rtmax, info.wtmax, info.dtpref), (1 << 20, 1 << 20, 64 << 10));
     assert!(info.maxfilesize > 1 << 40 && info.obj_attributes.is_some());
-    let stat: FSSTAT3res = nfs.call(NFS_PROGRAM::NFSPROC3_FSSTAT, &FSSTAT3args { fsroot: root.clone() });
+    let stat = nfs.call::<Fsstat>(&Fsstat3Args { fsroot: root });
     let (stat, is) = (stat.unwrap(), rustix::fs::statvfs(nfsd.path()).unwrap());
     assert_eq!((stat.tbytes, stat.tfiles), (is.f_blocks * is.f_frsize, is.f_files));
-    let conf: PATHCONF3res = nfs.call(NFS_PROGRAM::NFSPROC3_PATHCONF, &PATHCONF3args { object: root });
+    let conf = nfs.call::<Pathconf>(&Pathconf3Args { object: root });
     let conf = conf.unwrap();
     assert_eq!((conf.name_max, conf.no_trunc, conf.case_preserving), (255, true, true));
 }
 
 /// Asks for all rights.
-fn rights(nfs: &mut crate::client::Nfs, object: &nfs_fh3) -> u32 {
-    let args = ACCESS3args { object: object.clone(), access: 63 };
-    nfs.call::<ACCESS3res>(NFS_PROGRAM::NFSPROC3_ACCESS, &args).unwrap().access
+fn rights(nfs: &mut Nfs, object: &Fh) -> u32 {
+    let args = Access3Args { object: *object, access: 63 };
+    nfs.call::<Access>(&args).unwrap().access
 }
 
 #[test]
@@ -197,49 +204,49 @@ fn permissions_of_files_apply_to_users() {
     fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mut root = nfsd.client();
     let (mut owner, mut other) = (nfsd.client_as(1234, CreditMode::V1), nfsd.client_as(5678, CreditMode::V2Windowed));
-    let top = root.root.clone();
+    let top = root.root;
     let file = owner.make(&top, "file");
     assert_eq!(fs::metadata(nfsd.path().join("file")).unwrap().uid(), 1234);
-    owner.setattr(&file, with_mode(0o400), Nfs3Option::None).unwrap();
+    owner.setattr(&file, with_mode(0o400), None).unwrap();
     // The owner writes though the mode forbids it: he had opened the file before that was so.
-    owner.write(&file, 0, b"mine", stable_how::UNSTABLE).unwrap();
-    assert_eq!(other.read(&file, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_ACCES);
-    assert_eq!(status(other.write(&file, 0, b"x", stable_how::UNSTABLE)), nfsstat3::NFS3ERR_ACCES);
-    assert_eq!(status(other.setattr(&file, with_mode(0o777), Nfs3Option::None)), nfsstat3::NFS3ERR_PERM);
+    owner.write(&file, 0, b"mine", StableHow::Unstable).unwrap();
+    assert_eq!(other.read(&file, 0, 10).unwrap_err(), Nfsstat3::ErrAcces);
+    assert_eq!(status(other.write(&file, 0, b"x", StableHow::Unstable)), Nfsstat3::ErrAcces);
+    assert_eq!(status(other.setattr(&file, with_mode(0o777), None)), Nfsstat3::ErrPerm);
     assert_eq!(root.read(&file, 0, 10).unwrap().2, b"mine");
     assert_eq!(rights(&mut owner, &file) & ACCESS3_READ, ACCESS3_READ);
     assert_eq!(rights(&mut owner, &file) & ACCESS3_MODIFY, 0);
     assert_eq!(rights(&mut other, &file), 0);
-    owner.setattr(&file, with_mode(0o646), Nfs3Option::None).unwrap();
-    other.write(&file, 4, b" and yours", stable_how::UNSTABLE).unwrap();
+    owner.setattr(&file, with_mode(0o646), None).unwrap();
+    other.write(&file, 4, b" and yours", StableHow::Unstable).unwrap();
     assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine and yours");
     assert_eq!(rights(&mut other, &file), ACCESS3_READ | ACCESS3_MODIFY | ACCESS3_EXTEND);
     // Who may write may cut it, and nothing is cut for one who asks for what only the owner may have.
-    let cut = |mtime| sattr3 { size: Nfs3Option::Some(4), mtime, ..sattr3::default() };
-    let then = nfstime3 { seconds: 1, nseconds: 0 };
+    let cut = |mtime| Sattr3 { mtime, ..with_size(4) };
+    let then = Nfstime3 { seconds: 1, nseconds: 0 };
     for wrong in [
-        cut(set_mtime::SET_TO_CLIENT_TIME(then)),
-        sattr3 { mode: Nfs3Option::Some(0o666), ..cut(set_mtime::DONT_CHANGE) },
-        sattr3 { uid: Nfs3Option::Some(5678), ..cut(set_mtime::DONT_CHANGE) },
-        sattr3 { uid: Nfs3Option::Some(u32::MAX), ..cut(set_mtime::DONT_CHANGE) },
+        cut(SetMtime::SetToClientTime(then)),
+        Sattr3 { mode: Some(0o666), ..cut(SetMtime::Default(TimeHow::DontChange)) },
+        Sattr3 { uid: Some(5678), ..cut(SetMtime::Default(TimeHow::DontChange)) },
+        Sattr3 { uid: Some(u32::MAX), ..cut(SetMtime::Default(TimeHow::DontChange)) },
     ] {
-        let refused = status(other.setattr(&file, wrong.clone(), Nfs3Option::None));
-        assert!([nfsstat3::NFS3ERR_PERM, nfsstat3::NFS3ERR_INVAL].contains(&refused), "{refused:?}: {wrong:?}");
+        let refused = status(other.setattr(&file, wrong, None));
+        assert!([Nfsstat3::ErrPerm, Nfsstat3::ErrInval].contains(&refused), "{refused:?}: {wrong:?}");
         assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine and yours", "{wrong:?}");
     }
     fs::File::options().write(true).open(nfsd.path().join("file")).unwrap().set_modified(UNIX_EPOCH).unwrap();
-    other.setattr(&file, cut(set_mtime::SET_TO_SERVER_TIME), Nfs3Option::None).unwrap();
+    other.setattr(&file, cut(SetMtime::Default(TimeHow::SetToServerTime)), None).unwrap();
     assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine");
     assert!(fs::metadata(nfsd.path().join("file")).unwrap().modified().unwrap() > UNIX_EPOCH);
     // To give a file away is root's.
-    let give = sattr3 { uid: Nfs3Option::Some(5678), ..sattr3::default() };
-    assert_eq!(status(owner.setattr(&file, give.clone(), Nfs3Option::None)), nfsstat3::NFS3ERR_PERM);
-    root.setattr(&file, give, Nfs3Option::None).unwrap();
+    let give = Sattr3 { uid: Some(5678), ..UNCHANGED };
+    assert_eq!(status(owner.setattr(&file, give, None)), Nfsstat3::ErrPerm);
+    root.setattr(&file, give, None).unwrap();
     let locked = owner.make_dir(&top, "locked");
-    owner.setattr(&locked, with_mode(0o700), Nfs3Option::None).unwrap();
-    assert_eq!(status(other.lookup(&locked, "x")), nfsstat3::NFS3ERR_ACCES);
-    assert_eq!(other.readdir(&locked, 0, 4096).unwrap_err(), nfsstat3::NFS3ERR_ACCES);
-    assert_eq!(status(other.create(&locked, "x", createhow3::UNCHECKED(with_mode(0o600)))), nfsstat3::NFS3ERR_ACCES);
+    owner.setattr(&locked, with_mode(0o700), None).unwrap();
+    assert_eq!(status(other.lookup(&locked, "x")), Nfsstat3::ErrAcces);
+    assert_eq!(other.readdir(&locked, 0, 4096).unwrap_err(), Nfsstat3::ErrAcces);
+    assert_eq!(status(other.create(&locked, "x", Createhow3::Unchecked(with_mode(0o600)))), Nfsstat3::ErrAcces);
 }
 
 #[test]
@@ -255,9 +262,9 @@ fn nobody_is_root_where_root_is_squashed() {
     // The highest number is no user: it must not be taken for "no change".
     for uid in [0, u32::MAX] {
         let mut nfs = nfsd.client_as(uid, CreditMode::V1);
-        let root = nfs.root.clone();
+        let root = nfs.root;
         let secret = nfs.find(&root, "secret");
-        assert_eq!(nfs.read(&secret, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_ACCES, "{uid}");
+        assert_eq!(nfs.read(&secret, 0, 10).unwrap_err(), Nfsstat3::ErrAcces, "{uid}");
         nfs.make(&root, &format!("made-by-{uid}"));
         assert_eq!(fs::metadata(nfsd.path().join(format!("made-by-{uid}"))).unwrap().uid(), 65534);
     }

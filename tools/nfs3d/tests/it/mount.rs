@@ -5,11 +5,12 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use nfs3_types::mount::{PROGRAM, VERSION, dirpath, exports, mountlist, mountres3, mountstat3};
-use nfs3_types::xdr_codec::{List, Opaque, Void};
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
+use rpcrdma::xdr::{Encoder, padded};
+use rpcrdma_nfs3d::mount3::mount_v3::{PROGRAM, VERSION};
+use rpcrdma_nfs3d::mount3::{Exports, Mountlist, Mountres3, Mountstat3};
 
-use crate::client::{Nfsd, decode, encode};
+use crate::client::{Nfsd, decode};
 
 /// Sends a record as it is, and returns the next one.
 fn exchange(stream: &mut TcpStream, record: &[u8]) -> Option<Vec<u8>> {
@@ -48,15 +49,22 @@ fn call(port: u16, procedure: u32, args: &[u8]) -> Vec<u8> {
     results(&reply).to_vec()
 }
 
+/// A path of any length, as an argument.
+fn path_args(path: &Path) -> Vec<u8> {
+    let path = path.as_os_str().as_bytes();
+    let mut args = vec![0; 4 + padded(path.len())];
+    Encoder::new(&mut args).opaque(path, path.len()).expect("room");
+    args
+}
+
 /// The handle of a directory.
-pub(crate) fn mount(port: u16, path: &Path) -> Result<Vec<u8>, mountstat3> {
-    let args = encode(&dirpath(Opaque::borrowed(path.as_os_str().as_bytes())));
-    match decode(&call(port, 1, &args)) {
-        mountres3::Ok(results) => {
-            assert!(results.auth_flavors.contains(&1), "AUTH_SYS");
-            Ok(results.fhandle.0.into_owned())
+pub(crate) fn mount(port: u16, path: &Path) -> Result<Vec<u8>, Mountstat3> {
+    match decode(&call(port, 1, &path_args(path))) {
+        Mountres3::Ok(results) => {
+            assert!(results.auth_flavors.iter().any(|flavor| flavor == 1), "AUTH_SYS");
+            Ok(results.fhandle.to_vec())
         }
-        mountres3::Err(status) => Err(status),
+        Mountres3::Default(status) => Err(status),
     }
 }
 
@@ -67,32 +75,29 @@ fn directories_of_the_export_are_mounted_and_nothing_else() {
     std::fs::create_dir_all(path.join("a/b")).unwrap();
     std::fs::write(path.join("file"), b"").unwrap();
     std::os::unix::fs::symlink("/", path.join("link")).unwrap();
-    let _: Void = decode(&call(port, 0, &[]));
+    decode::<()>(&call(port, 0, &[]));
     let (root, below) = (mount(port, &path).unwrap(), mount(port, &path.join("a/b")).unwrap());
     assert_ne!(root, below);
     assert_eq!(mount(port, &path.join("")).unwrap(), root, "with a slash at its end");
     let fails = |path: &Path| mount(port, path).unwrap_err() as u32;
-    assert_eq!(fails(Path::new("/")), mountstat3::MNT3ERR_NOENT as u32);
-    assert_eq!(fails(&path.join("absent")), mountstat3::MNT3ERR_NOENT as u32);
-    assert_eq!(fails(&path.join("file")), mountstat3::MNT3ERR_NOTDIR as u32);
-    assert_eq!(fails(&path.join("link")), mountstat3::MNT3ERR_NOTDIR as u32);
-    assert_eq!(fails(&path.join("a/../..")), mountstat3::MNT3ERR_INVAL as u32);
-    assert_eq!(fails(Path::new(&"x".repeat(1024))), mountstat3::MNT3ERR_NOENT as u32);
-    assert_eq!(fails(Path::new(&"x".repeat(1025))), mountstat3::MNT3ERR_NAMETOOLONG as u32);
+    assert_eq!(fails(Path::new("/")), Mountstat3::ErrNoent as u32);
+    assert_eq!(fails(&path.join("absent")), Mountstat3::ErrNoent as u32);
+    assert_eq!(fails(&path.join("file")), Mountstat3::ErrNotdir as u32);
+    assert_eq!(fails(&path.join("link")), Mountstat3::ErrNotdir as u32);
+    assert_eq!(fails(&path.join("a/../..")), Mountstat3::ErrInval as u32);
+    assert_eq!(fails(Path::new(&"x".repeat(1024))), Mountstat3::ErrNoent as u32);
+    assert_eq!(fails(Path::new(&"x".repeat(1025))), Mountstat3::ErrNametoolong as u32);
 
-    let List(mounts): mountlist<'_, '_> = decode(&call(port, 2, &[]));
-    let mounted: Vec<&[u8]> = mounts.iter().map(|mount| mount.ml_directory.0.as_ref()).collect();
+    let list = || decode::<Mountlist<'_>>(&call(port, 2, &[])).iter();
+    let mounted: Vec<&[u8]> = list().map(|mount| mount.ml_directory.0).collect();
     assert!(mounted.contains(&path.as_os_str().as_bytes()), "{mounted:?}");
-    let args = encode(&dirpath(Opaque::borrowed(path.as_os_str().as_bytes())));
-    let _: Void = decode(&call(port, 3, &args));
-    let List(fewer): mountlist<'_, '_> = decode(&call(port, 2, &[]));
-    assert_eq!(fewer.len() + 1, mounts.len());
-    let _: Void = decode(&call(port, 4, &[]));
-    let List(none): mountlist<'_, '_> = decode(&call(port, 2, &[]));
-    assert_eq!(none.len(), 0);
-    let List(all): exports<'_, '_> = decode(&call(port, 5, &[]));
+    decode::<()>(&call(port, 3, &path_args(&path)));
+    assert_eq!(list().count() + 1, mounted.len());
+    decode::<()>(&call(port, 4, &[]));
+    assert_eq!(list().count(), 0);
+    let all: Vec<_> = decode::<Exports<'_>>(&call(port, 5, &[])).iter().collect();
     assert_eq!(all.len(), 1);
-    assert_eq!(all[0].ex_dir.0.as_ref(), path.as_os_str().as_bytes());
+    assert_eq!(all[0].ex_dir.0, path.as_os_str().as_bytes());
 }
 
 #[test]
@@ -132,7 +137,7 @@ fn connections_left_open_lock_nobody_out() {
     let whole = record(PROGRAM, VERSION, 0, &[]);
     let mut idle: Vec<_> = (0..200).map(|_| connect(nfsd.mount_port)).collect();
     idle.iter_mut().skip(100).for_each(|stream| drop(stream.write(&whole[..9])));
-    let _: Void = decode(&call(nfsd.mount_port, 0, &[]));
+    decode::<()>(&call(nfsd.mount_port, 0, &[]));
     assert_eq!(idle[0].read(&mut [0]).expect("the end"), 0, "the idlest is closed");
 }
 

@@ -2,22 +2,21 @@
 
 use std::fs;
 
-use nfs3_types::nfs3::*;
-use nfs3_types::xdr_codec::Opaque;
+use rpcrdma_nfs3d::nfs3::*;
 use rustix::process::geteuid;
 
-use crate::client::{Nfsd, pattern, status};
+use crate::client::{Fh, Nfsd, pattern, status};
 
 /// Handles are good after a restart, whatever has become of the names meanwhile.
 fn survives(options: &[&str]) {
     let mut nfsd = Nfsd::start(options);
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let dir = nfs.make_dir(&root, "dir");
     let deep = nfs.make_dir(&dir, "deep");
     let (file, gone) = (nfs.make(&deep, "file"), nfs.make(&deep, "gone"));
     let data = pattern(10_000);
-    let before = nfs.write(&file, 0, &data, stable_how::UNSTABLE).unwrap();
+    let before = nfs.write(&file, 0, &data, StableHow::Unstable).unwrap();
     assert_eq!(nfs.commit(&file).unwrap().verf, before.verf);
     nfsd.restart();
     fs::rename(nfsd.path().join("dir"), nfsd.path().join("moved")).unwrap();
@@ -30,11 +29,11 @@ fn survives(options: &[&str]) {
     assert_eq!(nfs.find(&dir, "deep"), deep);
     // Between two looks through the tree a server may say: later.
     let mut end = nfs.getattr(&gone).unwrap_err();
-    while end == nfsstat3::NFS3ERR_JUKEBOX {
+    while end == Nfsstat3::ErrJukebox {
         std::thread::sleep(std::time::Duration::from_millis(100));
         end = nfs.getattr(&gone).unwrap_err();
     }
-    assert_eq!(end, nfsstat3::NFS3ERR_STALE);
+    assert_eq!(end, Nfsstat3::ErrStale);
     // What was written but not committed might be lost: the verifier says so.
     assert_ne!(nfs.commit(&file).unwrap().verf, before.verf);
     assert!(nfsd.stop().contains("drained"));
@@ -55,24 +54,21 @@ fn handles_that_the_server_did_not_make_are_refused() {
     let nfsd = Nfsd::start(&[]);
     let other = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
-    let root = nfs.root.clone();
+    let root = nfs.root;
     let file = nfs.make(&root, "file");
-    assert_eq!(nfs.getattr(&other.client().root).unwrap_err(), nfsstat3::NFS3ERR_STALE, "another key");
-    let handle = |bytes: &[u8]| nfs_fh3 { data: Opaque::owned(bytes.to_vec()) };
+    assert_eq!(nfs.getattr(&other.client().root).unwrap_err(), Nfsstat3::ErrStale, "another key");
+    let handle = |bytes: &[u8]| Fh { data: bytes.to_vec().leak() };
     // Every byte counts.
     for at in 0..file.data.len() {
         let mut bytes = file.data.to_vec();
         bytes[at] ^= 1;
         let end = nfs.getattr(&handle(&bytes)).unwrap_err();
-        assert!(matches!(end, nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE), "byte {at}: {end}");
+        assert!(matches!(end, Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle), "byte {at}: {end:?}");
     }
     for bytes in [&b""[..], b"\x01", &file.data[..27], &[0; 64], &[1; 64], &[0xFF; 64]] {
         let end = nfs.getattr(&handle(bytes)).unwrap_err();
-        assert!(matches!(end, nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE), "{bytes:?}: {end}");
-        assert!(matches!(
-            status(nfs.lookup(&handle(bytes), "x")),
-            nfsstat3::NFS3ERR_STALE | nfsstat3::NFS3ERR_BADHANDLE
-        ));
+        assert!(matches!(end, Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle), "{bytes:?}: {end:?}");
+        assert!(matches!(status(nfs.lookup(&handle(bytes), "x")), Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle));
     }
     nfs.getattr(&file).unwrap();
 }

@@ -1,7 +1,8 @@
 //! Credentials and verifiers (RFC 5531 §8).
 
 use super::super::codes::codes;
-use super::super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};
+use super::super::word::word;
+use super::super::xdr::{BadXdr, Decoder, Encoder, NoSpace, padded};
 
 /// The longest body of a credential or verifier, bytes.
 pub const MAX_AUTH_LEN: usize = 400;
@@ -88,14 +89,14 @@ impl<'a> OpaqueAuth<'a> {
     }
 
     #[inline]
-    pub(super) fn read(reader: &mut Reader<'a>, what: &'static str) -> Result<OpaqueAuth<'a>, BadXdr> {
+    pub(super) fn read(reader: &mut Decoder<'a>, what: &'static str) -> Result<OpaqueAuth<'a>, BadXdr> {
         Ok(OpaqueAuth { flavor: reader.u32(what)?, body: reader.opaque(MAX_AUTH_LEN, what)? })
     }
 
-    pub(super) fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
         debug_assert!(self.body.len() <= MAX_AUTH_LEN, "RFC 5531 §8.2 limits opaque_auth");
         out.u32(self.flavor)?;
-        out.opaque(self.body)
+        out.opaque(self.body, MAX_AUTH_LEN)
     }
 }
 
@@ -122,13 +123,14 @@ impl<'a> AuthSys<'a> {
     pub const MAX_MACHINE: usize = 255;
 
     /// A credential without supplementary groups.
+    #[doc(hidden)]
     pub const fn new(stamp: u32, machine: &'a [u8], uid: u32, gid: u32) -> AuthSys<'a> {
         AuthSys { stamp, machine, uid, gid, gids: &[] }
     }
 
     /// Reads a body.
     pub fn parse(body: &'a [u8]) -> Result<AuthSys<'a>, BadXdr> {
-        let mut reader = Reader::new(body);
+        let mut reader = Decoder::new(body);
         let stamp = reader.u32("stamp")?;
         let machine = reader.opaque(Self::MAX_MACHINE, "machinename")?;
         let (uid, gid) = (reader.u32("uid")?, reader.u32("gid")?);
@@ -142,11 +144,12 @@ impl<'a> AuthSys<'a> {
 
     /// Writes a body with supplementary groups. It writes the first [`AuthSys::MAX_GIDS`] groups and truncates the name
     /// to [`AuthSys::MAX_MACHINE`] bytes.
+    #[doc(hidden)]
     pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, NoSpace> {
         let gids = &gids[..gids.len().min(Self::MAX_GIDS)];
-        let mut writer = Writer::new(out);
+        let mut writer = Encoder::new(out);
         writer.u32(self.stamp)?;
-        writer.opaque(&self.machine[..self.machine.len().min(Self::MAX_MACHINE)])?;
+        writer.opaque(&self.machine[..self.machine.len().min(Self::MAX_MACHINE)], Self::MAX_MACHINE)?;
         writer.u32(self.uid)?;
         writer.u32(self.gid)?;
         writer.u32(gids.len() as u32)?;

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::super::xdr::{BadXdr, NoSpace, Reader, Writer};
+use super::super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
 use super::auth::{AuthStat, OpaqueAuth};
 use super::reply::{AcceptStat, RejectStat, ReplyBody};
 use super::{MessageType, RPC_VERSION};
@@ -156,7 +156,7 @@ impl<'a> CallHeader<'a> {
     /// Like [`parse`](Self::parse), without the fast path.
     pub(in crate::wire) fn read(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcErrorKind> {
         let not_a_call = RpcErrorKind::NotA { expected: MessageType::Call };
-        let mut reader = Reader::new(message);
+        let mut reader = Decoder::new(message);
         let xid = reader.u32("xid").map_err(|_| not_a_call)?;
         if reader.u32("msg_type").ok() != Some(MessageType::Call.code()) {
             return Err(not_a_call);
@@ -188,7 +188,7 @@ impl<'a> CallHeader<'a> {
                 for (bytes, word) in fixed.as_chunks_mut().0.iter_mut().zip(words) {
                     *bytes = word.to_be_bytes();
                 }
-                let mut writer = Writer::new(auth);
+                let mut writer = Encoder::new(auth);
                 self.credential.emit(&mut writer)?;
                 self.verifier.emit(&mut writer)?;
                 Ok(FIXED_LEN + writer.len())

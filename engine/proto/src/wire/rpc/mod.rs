@@ -13,7 +13,7 @@ pub use reply::{
 use std::fmt;
 
 use super::codes::codes;
-use super::xdr::word;
+use super::word::word;
 
 /// The only version of the RPC protocol.
 pub const RPC_VERSION: u32 = 2;

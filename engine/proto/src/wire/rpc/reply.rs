@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::super::xdr::{BadXdr, NoSpace, Reader, Writer};
+use super::super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
 use super::MessageType;
 use super::auth::{AuthStat, Flavor, MAX_AUTH_LEN, OpaqueAuth};
 use super::call::{RpcError, RpcErrorKind};
@@ -148,7 +148,7 @@ impl<'a> ReplyBody<'a> {
         ReplyBody::Accepted { verifier: OpaqueAuth::NONE, stat }
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<ReplyBody<'a>, BadXdr> {
+    fn read(reader: &mut Decoder<'a>) -> Result<ReplyBody<'a>, BadXdr> {
         let at = reader.at();
         match reader.u32("reply_stat")? {
             MSG_ACCEPTED => {
@@ -161,7 +161,7 @@ impl<'a> ReplyBody<'a> {
     }
 }
 
-fn read_accept_stat(reader: &mut Reader<'_>) -> Result<AcceptStat, BadXdr> {
+fn read_accept_stat(reader: &mut Decoder<'_>) -> Result<AcceptStat, BadXdr> {
     let at = reader.at();
     Ok(match reader.u32("accept_stat")? {
         0 => AcceptStat::Success,
@@ -174,7 +174,7 @@ fn read_accept_stat(reader: &mut Reader<'_>) -> Result<AcceptStat, BadXdr> {
     })
 }
 
-fn read_reject_stat(reader: &mut Reader<'_>) -> Result<RejectStat, BadXdr> {
+fn read_reject_stat(reader: &mut Decoder<'_>) -> Result<RejectStat, BadXdr> {
     let at = reader.at();
     Ok(match reader.u32("reject_stat")? {
         0 => RejectStat::RpcMismatch { low: reader.u32("mismatch_info")?, high: reader.u32("mismatch_info")? },
@@ -200,7 +200,7 @@ impl<'a> ReplyHeader<'a> {
 
     fn read(message: &'a [u8]) -> Result<(ReplyHeader<'a>, usize), RpcErrorKind> {
         let not_a_reply = RpcErrorKind::NotA { expected: MessageType::Reply };
-        let mut reader = Reader::new(message);
+        let mut reader = Decoder::new(message);
         let xid = reader.u32("xid").map_err(|_| not_a_reply)?;
         if reader.u32("msg_type").ok() != Some(MessageType::Reply.code()) {
             return Err(not_a_reply);
@@ -221,7 +221,7 @@ impl<'a> ReplyHeader<'a> {
 
     /// Writes the header to the start of `out` and returns its length.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
-        let mut writer = Writer::new(out);
+        let mut writer = Encoder::new(out);
         writer.u32(self.xid)?;
         writer.u32(MessageType::Reply.code())?;
         match &self.body {

@@ -199,7 +199,7 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
         scene.serve(&mut conn, xid, LATER);
     }
     let taken: Vec<_> = scene.held.try_iter().collect();
-    assert_eq!(taken.iter().map(|call| call.xid()).collect::<Vec<_>>(), [1, 2], "as many as may be out");
+    assert_eq!(taken.iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1, 2], "as many as may be out");
     assert_eq!((scene.responder.away.len(), conn.served.taken, conn.served.untaken.len()), (2, 2, 2));
     assert!(!conn.served.none_away() && scene.sent(&mut conn).is_empty());
     scene.cx.conns.insert(conn);

@@ -17,8 +17,6 @@
 #![forbid(unsafe_code)]
 
 mod calls;
-#[path = "../../iwarp.rs"]
-mod iwarp;
 mod many;
 mod mount;
 mod transfer;
@@ -37,10 +35,10 @@ use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
-use rpcrdma_proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
+use rpcrdma_nfs3d::IwarpOptions;
+use rpcrdma_nfs3d::nfs3::nfs_v3::{PROGRAM, VERSION, bindings};
 
 use calls::{DIRECTORY, Nfs};
-use iwarp::IwarpOptions;
 
 /// List, read and write the files of an NFS version 3 server over RDMA.
 #[derive(Debug, Parser)]
@@ -221,7 +219,6 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     config.credential = Credential::sys("nfs3c", uid.as_raw(), gid.as_raw(), &[])
         .map_err(|_| anyhow::anyhow!("a credential that is too long"))?;
-    let sizes = Sizes { transfer: options.block as usize, directory: DIRECTORY };
-    config.bindings = Some(Arc::new(bindings(&sizes)));
+    config.bindings = Some(Arc::new(bindings()));
     Ok(config)
 }

@@ -4,23 +4,23 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use nfs3_types::mount::{PROGRAM, VERSION, dirpath, mountres3};
-use nfs3_types::nfs3::nfs_fh3;
-use nfs3_types::xdr_codec::Opaque;
 use rpcrdma::Address;
-use rpcrdma_proto::binding::nfs3;
+use rpcrdma::typed::Signature;
+use rpcrdma::xdr;
+use rpcrdma_nfs3d::mount_status;
+use rpcrdma_nfs3d::mount3::mount_v3::{Mnt, PROGRAM, VERSION};
+use rpcrdma_nfs3d::mount3::{Dirpath, Mountres3};
+use rpcrdma_nfs3d::nfs3::nfs_v3;
 use rpcrdma_rpcbind::stream::StreamClient;
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
-use crate::calls::{decode, encode};
+use crate::calls::Handle;
 
 /// Default port of MOUNT.
 const PORT: u16 = 20048;
 /// Time limit of the server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Procedure MNT.
-const MNT: u32 = 1;
 /// Reserved ports, which servers require unless the export is `insecure`.
 const RESERVED: std::ops::Range<u16> = 665..1024;
 
@@ -29,7 +29,7 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
     let host = server.socket_address()?.map(|address| address.ip());
     if ask {
         let host = host.with_context(|| format!("{server}: only networks have an rpcbind"))?;
-        let nfs = rpcbind::locate(host, Transport::Rdma, nfs3::PROGRAM, nfs3::VERSION, PATIENCE)?;
+        let nfs = rpcbind::locate(host, Transport::Rdma, nfs_v3::PROGRAM, nfs_v3::VERSION, PATIENCE)?;
         let mount = rpcbind::locate(host, Transport::Tcp, PROGRAM, VERSION, PATIENCE)?;
         return Ok((server.with_socket_address(nfs), mount));
     }
@@ -46,17 +46,17 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
 }
 
 /// Handle of an exported directory, from MOUNT at an address.
-pub(crate) fn root(at: SocketAddr, export: &str) -> anyhow::Result<nfs_fh3> {
+pub(crate) fn root(at: SocketAddr, export: &str) -> anyhow::Result<Handle> {
     let said = || format!("MOUNT of {export} at {at}");
     let mut client = match reserved(at) {
         Some(stream) => StreamClient::new(stream),
         None => StreamClient::connect(at, PATIENCE).with_context(said)?,
     };
-    let path = encode(&dirpath(Opaque::borrowed(export.as_bytes())))?;
-    let results = client.call(PROGRAM, VERSION, MNT, &path).with_context(said)?;
-    match decode(&results).with_context(said)? {
-        mountres3::Ok(results) => Ok(nfs_fh3 { data: Opaque::owned(results.fhandle.0.into_owned()) }),
-        mountres3::Err(status) => bail!("{}: {status}", said()),
+    let path = xdr::encode(&Dirpath(export.as_bytes())).with_context(said)?;
+    let results = client.call(PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(said)?;
+    match xdr::decode(&results).with_context(said)? {
+        Mountres3::Ok(results) => Ok(results.fhandle.into()),
+        Mountres3::Default(status) => bail!("{}: {}", said(), mount_status(status)),
     }
 }
 

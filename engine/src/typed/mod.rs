@@ -1,0 +1,136 @@
+//! Typed services: procedures, calls and replies of generated types.
+//!
+//! `xdrgen` compiles an `.x` file to types, and each program version to a module: a `Server` trait with a method per
+//! procedure, `add` for [`Services`](crate::Services), and a `Client`. The module's code uses this one.
+//!
+//! Opaque data that an upper-layer binding allows to be reduced is a [`Bulk`](crate::xdr::Bulk), on both sides. It may
+//! travel in the message, as a Read or Write chunk, or in a long or continued message. The types are the same.
+//!
+//! | | server | client |
+//! |---|---|---|
+//! | bulk argument | [`Bulk::bytes`](crate::xdr::Bulk::bytes), in the memory it arrived in | [`Request::lend`] |
+//! | bulk result | [`Answer::data`], [`Answer::lend`], or bytes | [`Request::room`], [`Request::room_in`] |
+
+mod answer;
+mod deferred;
+mod request;
+
+use std::fmt;
+use std::sync::Arc;
+
+use rpcrdma_xdr::{BadXdr, Decode, Decoder, Encode, Received};
+
+pub use answer::{Answer, Sent};
+pub use deferred::{Deferred, begin, take};
+pub use request::{Error, Request, Response, Transport, call};
+
+use crate::binding::Binding;
+use crate::proto::Refusal;
+pub use crate::service::CallInfo;
+use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
+use crate::service::{Identify, Incoming, Procedure, ServerCall, Sharing};
+
+/// A procedure of a program version, as generated.
+pub trait Signature: 'static {
+    /// Program number.
+    const PROGRAM: u32;
+    /// Program version.
+    const VERSION: u32;
+    /// Procedure number.
+    const NUMBER: u32;
+    /// Name in the specification.
+    const NAME: &'static str;
+    /// Upper-layer binding.
+    const BINDING: Binding;
+    /// Most bytes of results in front of the first eligible one, its length word included.
+    #[doc(hidden)]
+    const HEAD: usize;
+    /// Most bytes of eligible results in a reply without Write chunk.
+    #[doc(hidden)]
+    const MAX_INLINE_RESULT: usize;
+    /// Arguments.
+    type Args<'a>: Decode<'a> + Encode;
+    /// Results.
+    type Results<'a>: Decode<'a> + Encode;
+}
+
+/// Arguments of a call; no more and no less.
+#[inline(always)]
+fn decode<'a, T: Decode<'a>>(incoming: &Incoming<'a>) -> Result<T, BadXdr> {
+    decode_whole(incoming.inline, incoming.chunks)
+}
+
+/// A body of a message; no more and no less. Without chunks, decoders of bulk items are those of opaque data.
+#[inline(always)]
+fn decode_whole<'a, T: Decode<'a>>(inline: &'a [u8], chunks: Option<&'a impl Received>) -> Result<T, BadXdr> {
+    match chunks {
+        None => rpcrdma_xdr::decode(inline),
+        Some(chunks) => decode_with_chunks(inline, chunks),
+    }
+}
+
+#[inline(never)]
+fn decode_with_chunks<'a, T: Decode<'a>>(inline: &'a [u8], chunks: &'a dyn Received) -> Result<T, BadXdr> {
+    let mut from = Decoder::with_chunks(inline, chunks);
+    let body = T::decode(&mut from)?;
+    from.end()?;
+    Ok(body)
+}
+
+/// Runs a handler that answers at once.
+///
+/// # Errors
+/// The handler's refusal, or GARBAGE_ARGS: then the handler has not run.
+#[inline]
+pub fn run<P: Signature>(
+    call: &mut ServerCall,
+    handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>,
+) -> Result<(), Refusal> {
+    let (info, incoming, out) = call.split(P::BINDING.results.count > 0);
+    let args = decode(&incoming).map_err(|_| Refusal::GarbageArguments)?;
+    handler(info, args, Answer::new(out, 0)).map(|_| ())
+}
+
+/// Sets a procedure's binding, and the room of its reply.
+pub fn bound<P: Signature, S: Sharing>(procedure: Procedure<S>) -> Procedure<S> {
+    let inline = if P::BINDING.results.count > 0 { rpcrdma_xdr::padded(P::MAX_INLINE_RESULT) } else { 0 };
+    let max_reply = P::BINDING.max_reply.saturating_add(inline);
+    procedure.with_binding(P::BINDING).max_reply(max_reply)
+}
+
+/// Duplicate request cache of a program, and how it identifies callers.
+#[derive(Clone)]
+pub struct Cache {
+    replies: Arc<DuplicateRequestCache>,
+    client: Arc<Identify>,
+}
+
+impl Cache {
+    /// Uses this cache; `client` identifies callers, as for [`Procedure::cached`].
+    pub fn new(
+        replies: Arc<DuplicateRequestCache>,
+        client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
+    ) -> Self {
+        Self { replies, client: Arc::new(client) }
+    }
+
+    /// Makes a procedure run each call once.
+    #[doc(hidden)]
+    pub fn on<S: Sharing>(&self, procedure: Procedure<S>) -> Procedure<S> {
+        let client = Arc::clone(&self.client);
+        procedure.cached(Arc::clone(&self.replies), move |call| client(call))
+    }
+}
+
+/// A cache of its own, which tells callers [by credential](by_credential).
+impl Default for Cache {
+    fn default() -> Self {
+        Self::new(Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), by_credential)
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").finish_non_exhaustive()
+    }
+}

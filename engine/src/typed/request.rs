@@ -1,0 +1,265 @@
+//! Calls of typed procedures.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Buf;
+use rpcrdma_xdr::{BadXdr, Bulk, Encode, Encoder, NoSpace, Place, Placed, padded};
+
+use super::{Signature, decode_whole};
+use crate::client::{Client, ClientCall, Connection, LocalClient};
+use crate::fabric::Fabric;
+use crate::proto::{CallError, Refusal};
+use crate::service::MAX_CHUNKS;
+use crate::shard::{CallResult, FailedCall, Reply};
+
+/// Failure of a typed call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The call failed: it was not answered, or not sent.
+    #[error(transparent)]
+    Call(FailedCall),
+    /// The server refused it (RFC 5531 §9): accept and reject status.
+    #[error("refused: {0:?}")]
+    Refused(Refusal),
+    /// The arguments exceed a bound of the protocol.
+    #[error("arguments: {0}")]
+    Encode(NoSpace),
+    /// The results are not of the procedure's type.
+    #[error("results: {0}")]
+    Decode(BadXdr),
+}
+
+impl From<FailedCall> for Error {
+    fn from(failed: FailedCall) -> Self {
+        match failed.error {
+            CallError::Refused(refusal) => Self::Refused(refusal),
+            _ => Self::Call(failed),
+        }
+    }
+}
+
+/// Way to a server: a [`Client`], or a connection of a [`LocalClient`].
+pub trait Transport {
+    /// A call with memory for `args_len` bytes of arguments.
+    #[doc(hidden)]
+    fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError>;
+
+    /// Makes a call; blocks until its end.
+    ///
+    /// # Errors
+    /// The failure of a call without a reply.
+    fn call(&mut self, call: ClientCall) -> CallResult;
+}
+
+impl Transport for Client {
+    fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
+        Ok(ClientCall::new(procedure).args(vec![0; args_len]))
+    }
+
+    fn call(&mut self, call: ClientCall) -> CallResult {
+        self.call(call)
+    }
+}
+
+impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
+    #[inline]
+    fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
+        self.0.prepare(procedure, args_len)
+    }
+
+    #[inline]
+    fn call(&mut self, call: ClientCall) -> CallResult {
+        self.0.call_on(self.1, call)
+    }
+}
+
+/// A call's buffers of eligible items, and its time-out.
+///
+/// Without buffers, eligible arguments and results travel within the messages.
+#[must_use]
+pub struct Request<P> {
+    /// `None` costs a call without them no instructions.
+    buffers: Option<Buffers>,
+    timeout: Option<Duration>,
+    of: PhantomData<fn(P)>,
+}
+
+/// Buffers of eligible items, in order.
+#[derive(Debug, Default)]
+struct Buffers {
+    lent: ArrayVec<Buf, MAX_CHUNKS>,
+    rooms: ArrayVec<Room, MAX_CHUNKS>,
+}
+
+#[derive(Debug)]
+enum Room {
+    Bytes(u32),
+    Buf(Buf),
+}
+
+impl<P: Signature> Default for Request<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<P: Signature> Request<P> {
+    /// No buffers, no time-out.
+    #[inline]
+    pub fn new() -> Self {
+        Self { buffers: None, timeout: None, of: PhantomData }
+    }
+
+    /// Lends a buffer's window as the next eligible argument: a Read chunk.
+    ///
+    /// The arguments name it by [`Bulk::placed`], with its length. The buffer must be of the client's own `alloc`.
+    /// Buffers beyond [`MAX_CHUNKS`], and empty ones, return to their pool.
+    pub fn lend(mut self, data: Buf) -> Self {
+        let _ = self.buffers.get_or_insert_default().lent.try_push(data);
+        self
+    }
+
+    /// Offers a Write chunk of `len` bytes for the next eligible result.
+    pub fn room(mut self, len: u32) -> Self {
+        let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Bytes(len));
+        self
+    }
+
+    /// Offers a buffer's window for the next eligible result.
+    pub fn room_in(mut self, room: Buf) -> Self {
+        let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Buf(room));
+        self
+    }
+
+    /// Sets a time-out from the start; default none.
+    pub fn timeout(mut self, time: Duration) -> Self {
+        self.timeout = Some(time);
+        self
+    }
+
+    /// Encodes a call, to be started by any client.
+    ///
+    /// # Errors
+    /// [`Error::Encode`]; [`Error::Call`] without memory for the arguments.
+    #[inline]
+    pub fn into_call<T: Transport>(self, transport: &mut T, args: &P::Args<'_>) -> Result<ClientCall, Error> {
+        let prepared = transport.prepare(P::NUMBER, args.encoded_len());
+        let mut call = prepared.map_err(|error| Error::Call(FailedCall::without_memory(error)))?;
+        let rooms = self.buffers.as_ref().map_or(0, |buffers| buffers.rooms.len());
+        let max_inline = if P::BINDING.results.count > rooms { padded(P::MAX_INLINE_RESULT) } else { 0 };
+        call = call.expect_reply(P::BINDING.max_reply.saturating_add(max_inline));
+        if let Some(time) = self.timeout {
+            call = call.timeout(time);
+        }
+        match self.buffers {
+            None => args.encode(&mut Encoder::new(call.args_room())).map_err(Error::Encode)?,
+            Some(buffers) => call = encode_lent(call, buffers, args).map_err(Error::Encode)?,
+        }
+        call.args_written();
+        Ok(call)
+    }
+}
+
+impl<P: Signature> fmt::Debug for Request<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("of", &P::NAME).field("buffers", &self.buffers).finish_non_exhaustive()
+    }
+}
+
+/// Encodes arguments whose eligible items are in these buffers, and adds the chunks.
+#[inline(never)]
+fn encode_lent(
+    mut call: ClientCall,
+    Buffers { lent, rooms }: Buffers,
+    args: &impl Encode,
+) -> Result<ClientCall, NoSpace> {
+    let mut lending = Lending { lens: lent.iter().map(|buf| buf.len()).collect(), positions: ArrayVec::new() };
+    args.encode(&mut Encoder::placing(call.args_room(), &mut lending))?;
+    let (used, len) = (lending.positions.len(), lent.len());
+    if used < len {
+        // A buffer that no argument names.
+        return Err(NoSpace { needed: len, available: used });
+    }
+    // Empty data has no chunk (RFC 8166 §3.4.4).
+    let chunks = lending.positions.into_iter().zip(lent).filter(|(_, data)| !data.is_empty());
+    let call = chunks.fold(call, |call, (at, data)| call.read_chunk(at, data));
+    Ok(rooms.into_iter().fold(call, |call, room| match room {
+        Room::Bytes(len) => call.write_chunk(len),
+        Room::Buf(room) => call.write_chunk_into(room),
+    }))
+}
+
+/// Ways of eligible arguments.
+struct Lending {
+    /// Bytes of the lent buffers.
+    lens: ArrayVec<usize, MAX_CHUNKS>,
+    /// Positions of those used.
+    positions: ArrayVec<usize, MAX_CHUNKS>,
+}
+
+impl Place for Lending {
+    fn place(&mut self, _: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace> {
+        if !bulk.is_placed() {
+            return Ok(Placed::Inline);
+        }
+        let lent = self.lens.get(self.positions.len()).copied().unwrap_or(0);
+        if lent != bulk.len() || self.positions.try_push(position).is_err() {
+            return Err(NoSpace { needed: bulk.len(), available: lent });
+        }
+        Ok(Placed::Apart)
+    }
+}
+
+/// Makes a call; blocks until its end.
+///
+/// # Errors
+/// Any of [`Error`] but [`Error::Decode`].
+#[inline]
+pub fn call<P: Signature, T: Transport>(
+    transport: &mut T,
+    request: Request<P>,
+    args: &P::Args<'_>,
+) -> Result<Response<P>, Error> {
+    let call = request.into_call(transport, args)?;
+    Ok(Response::of(transport.call(call)?))
+}
+
+/// Reply of a typed call.
+pub struct Response<P> {
+    reply: Reply,
+    of: PhantomData<fn(P)>,
+}
+
+impl<P: Signature> Response<P> {
+    /// The reply of a call that was made by [`Request::into_call`].
+    #[must_use]
+    pub fn of(reply: Reply) -> Self {
+        Self { reply, of: PhantomData }
+    }
+
+    /// Its results, in the memory that they arrived in.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    #[inline]
+    pub fn results(&self) -> Result<P::Results<'_>, Error> {
+        let chunks = self.reply.has_chunks().then_some(&self.reply);
+        decode_whole(self.reply.results(), chunks).map_err(Error::Decode)
+    }
+
+    /// The reply itself, with its buffers.
+    #[must_use]
+    pub fn into_reply(self) -> Reply {
+        self.reply
+    }
+}
+
+impl<P: Signature> fmt::Debug for Response<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response").field("of", &P::NAME).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,333 @@
+//! Typed services: a bulk item is the same to handlers and callers, whichever way it travels.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig, Connection, LocalClient};
+use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::typed::{Answer, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport};
+use rpcrdma::xdr::Bulk;
+use rpcrdma::{CallError, CreditMode, Refusal, Services};
+use rpcrdma_tests::*;
+
+use protocol::typed_v1::{self, Fetch, FetchAsync, FetchLater, PROGRAM, Store, VERSION};
+use protocol::{Blob, Found, Pair, Wanted};
+
+#[expect(unreachable_pub, dead_code, reason = "generated for any module")]
+mod protocol {
+    include!(concat!(env!("OUT_DIR"), "/typed.rs"));
+}
+
+/// Lengths of blobs: nothing, unpadded, about what fits a message, and longer than any message.
+const LENS: [usize; 7] = [0, 1, 1021, 2999, 3001, 9001, 100_003];
+
+/// A store of blobs.
+#[derive(Default)]
+struct Blobs {
+    blobs: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A checksum.
+fn sum(data: &[u8]) -> u32 {
+    data.iter().fold(7, |sum: u32, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
+}
+
+impl Blobs {
+    fn found<T>(&self, name: &[u8], then: impl FnOnce(Option<&[u8]>, u32) -> T) -> T {
+        let blobs = self.blobs.lock().expect("no panic");
+        then(blobs.get(name).map(Vec::as_slice), blobs.len() as u32)
+    }
+
+    /// Writes the data in place, and answers.
+    fn answer_in_place<P>(&self, mut call: Deferred<P>)
+    where
+        P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
+    {
+        let name = call.args().name.to_vec();
+        let data = self.found(&name, |data, _| data.map(<[u8]>::to_vec));
+        let Some(data) = data else {
+            // What was written for a success is not sent.
+            call.data().expect("a writer").put(b"left").expect("room for 4 bytes");
+            return call.send(&Found::Missing(self.found(b"", |_, count| count)));
+        };
+        let most = call.args().most as usize;
+        let mut room = match call.data() {
+            Ok(room) => room,
+            Err(refusal) => return call.refuse(refusal),
+        };
+        let len = data.len().min(most).min(room.room());
+        room.put(&data[..len]).expect("as much as there is room for");
+        let blob = Blob { name: &name, data: Bulk::placed(len), checksum: sum(&data[..len]) };
+        call.send(&Found::Found(blob));
+    }
+}
+
+impl typed_v1::Server for Arc<Blobs> {
+    fn add(&self, _: CallInfo<'_>, args: (i32, i32), answer: Answer<'_, typed_v1::Add>) -> Result<Sent, Refusal> {
+        answer.send(&args.0.wrapping_add(args.1))
+    }
+
+    fn store(&self, info: CallInfo<'_>, blob: Blob<'_>, answer: Answer<'_, Store>) -> Result<Sent, Refusal> {
+        assert_eq!((info.program(), info.version(), info.procedure()), (PROGRAM, VERSION, Store::NUMBER));
+        let data = blob.data.bytes();
+        if blob.checksum != sum(data) {
+            return Err(Refusal::GarbageArguments);
+        }
+        self.blobs.lock().expect("no panic").insert(blob.name.to_vec(), data.to_vec());
+        answer.send(&sum(data))
+    }
+
+    fn fetch(&self, _: CallInfo<'_>, wanted: Wanted<'_>, answer: Answer<'_, Fetch>) -> Result<Sent, Refusal> {
+        self.found(wanted.name, |data, count| match data {
+            Some(data) => {
+                let data = &data[..data.len().min(wanted.most as usize)];
+                answer.send(&Found::Found(Blob { name: wanted.name, data: data.into(), checksum: sum(data) }))
+            }
+            None => answer.send(&Found::Missing(count)),
+        })
+    }
+
+    fn fetch_later(&self, call: Deferred<FetchLater>) {
+        let blobs = Arc::clone(self);
+        let thread = std::thread::spawn(move || blobs.answer_in_place(call));
+        self.threads.lock().expect("no panic").push(thread);
+    }
+
+    fn fetch_async(&self, call: Deferred<FetchAsync>) -> impl Future<Output = ()> + 'static {
+        let blobs = Arc::clone(self);
+        async move { blobs.answer_in_place(call) }
+    }
+
+    fn sum(&self, _: CallInfo<'_>, blob: Blob<'_>, answer: Answer<'_, typed_v1::Sum>) -> Result<Sent, Refusal> {
+        answer.send(&sum(blob.data.bytes()))
+    }
+
+    fn swap(&self, _: CallInfo<'_>, pair: Pair<'_>, answer: Answer<'_, typed_v1::Swap>) -> Result<Sent, Refusal> {
+        answer.send(&Pair { first: pair.second, second: pair.first })
+    }
+}
+
+/// A server of the program.
+fn serve(world: &mut World) -> (rpcrdma::Address, Arc<Blobs>) {
+    let blobs = Arc::new(Blobs::default());
+    let mut services = Services::new();
+    typed_v1::add(&mut services, &Arc::new(Arc::clone(&blobs)));
+    let config = ServerConfig { workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() };
+    (world.serve_with(config, services), blobs)
+}
+
+/// A client of the program, in versions 1 and 2.
+fn configs() -> [ClientConfig; 2] {
+    [CreditMode::V1, CreditMode::V2Windowed].map(|mode| {
+        let shard = small().with(|config| config.wire.credit_mode = mode);
+        ClientConfig { shard, bindings: Some(Arc::new(typed_v1::bindings())), ..ClientConfig::new(PROGRAM, VERSION) }
+    })
+}
+
+/// Bytes of a seed.
+fn data_of(seed: u32, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    pattern(seed, &mut data);
+    data
+}
+
+/// Ways of a client's room for a result.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    /// None: it comes in the message, or in a Reply chunk.
+    Inline,
+    /// A Write chunk of the client's choice.
+    Chunk,
+    /// A Write chunk in a buffer of the caller, shorter than the data may be.
+    Buf,
+}
+
+fn fetched<P>(
+    client: &mut (&mut LocalClient, Connection),
+    name: &[u8],
+    data: &[u8],
+    room: Room,
+    call: impl FnOnce(&mut (&mut LocalClient, Connection), &Wanted<'_>, Request<P>) -> Result<Response<P>, Error>,
+) where
+    P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
+{
+    let (request, most) = match room {
+        Room::Inline => (Request::new(), P::MAX_INLINE_RESULT),
+        Room::Chunk => (Request::new().room(1 << 20), usize::MAX),
+        Room::Buf => {
+            let buf = client.0.alloc(client.1, 5000).expect("a buffer");
+            (Request::new().room_in(buf), 5000)
+        }
+    };
+    let wanted = Wanted { name, most: most.min(1 << 20) as u32 };
+    let response = call(client, &wanted, request).expect("a reply");
+    let Found::Found(blob) = response.results().expect("results") else { panic!("the blob is there") };
+    assert_eq!(blob.name, name, "{room:?}");
+    assert_eq!(blob.checksum, sum(blob.data.bytes()), "{} {room:?}", P::NAME);
+    assert_eq!(blob.data.bytes(), &data[..blob.data.len()], "{} {room:?}", P::NAME);
+    // A server may answer less than was asked for, but not without need.
+    assert!(blob.data.len() == data.len() || blob.data.len() >= most.min(2000), "{} {room:?}: {blob:?}", P::NAME);
+}
+
+#[test]
+fn bulk_items_are_the_same_by_every_way() {
+    let mut world = World::new("typed");
+    let (address, blobs) = serve(&mut world);
+    for config in configs() {
+        let mut client = world.client(&address, config);
+        let connection = client.first();
+        for (n, len) in LENS.into_iter().enumerate() {
+            let (name, data) = (vec![b'n'; n], data_of(n as u32, len));
+            let mut of = typed_v1::Client((&mut client, connection));
+            let blob = Blob { name: &name, data: data[..].into(), checksum: sum(&data) };
+            // In the message, or in a long one.
+            let stored = of.store(&blob).expect("a reply").results().expect("a checksum");
+            assert_eq!(stored, sum(&data), "{len} bytes");
+            assert_eq!(of.sum(&blob).expect("a reply").results().expect("a checksum"), sum(&data));
+            // In a Read chunk.
+            let mut lent = of.0.0.alloc(connection, len).expect("a buffer");
+            lent.copy_from_slice(&data);
+            let placed = Blob { data: Bulk::placed(len), ..blob };
+            let stored = of.store_with(&placed, Request::new().lend(lent)).expect("a reply");
+            assert_eq!(stored.results().expect("a checksum"), sum(&data));
+            assert_eq!(stored.into_reply().take_sent().count(), len.min(1), "the buffer comes back");
+            for room in [Room::Inline, Room::Chunk, Room::Buf] {
+                // The handler that copies answers as much as is asked for, and a shorter chunk is an error.
+                fetched::<Fetch>(&mut of.0, &name, &data, room, |to, wanted, request| {
+                    typed_v1::Client((&mut *to.0, to.1)).fetch_with(wanted, request)
+                });
+                fetched::<FetchLater>(&mut of.0, &name, &data, room, |to, wanted, request| {
+                    typed_v1::Client((&mut *to.0, to.1)).fetch_later_with(wanted, request)
+                });
+                fetched::<FetchAsync>(&mut of.0, &name, &data, room, |to, wanted, request| {
+                    typed_v1::Client((&mut *to.0, to.1)).fetch_async_with(wanted, request)
+                });
+            }
+        }
+        let mut of = typed_v1::Client((&mut client, connection));
+        for request in [Request::new(), Request::new().room(5000)] {
+            let missing = of.fetch_later_with(&Wanted { name: b"nobody", most: 9 }, request).expect("a reply");
+            assert_eq!(missing.results().expect("results"), Found::Missing(LENS.len() as u32));
+        }
+    }
+    blobs.threads.lock().expect("no panic").drain(..).for_each(|thread| thread.join().expect("no panic"));
+}
+
+#[test]
+fn several_bulk_items_keep_their_order() {
+    let mut world = World::new("typed-pair");
+    let (address, _) = serve(&mut world);
+    for config in configs() {
+        let mut client = world.client(&address, config);
+        let connection = client.first();
+        let (long, short) = (data_of(1, 70_001), data_of(2, 1003));
+        for (first, second) in [(&long, &short), (&short, &long)] {
+            for lends in 0..4 {
+                for rooms in 0..3 {
+                    let mut request = Request::new();
+                    let mut item = |is_lent: bool, data: &[u8]| {
+                        if !is_lent {
+                            return None;
+                        }
+                        let mut buf = client.alloc(connection, data.len()).expect("a buffer");
+                        buf.copy_from_slice(data);
+                        Some(buf)
+                    };
+                    let bufs = [item(lends & 1 > 0, first), item(lends & 2 > 0, second)];
+                    let bulk =
+                        |buf: &Option<_>, data| if buf.is_some() { Bulk::placed(len_of(data)) } else { data.into() };
+                    let pair = Pair { first: bulk(&bufs[0], &first[..]), second: bulk(&bufs[1], &second[..]) };
+                    for buf in bufs.into_iter().flatten() {
+                        request = request.lend(buf);
+                    }
+                    for _ in 0..rooms {
+                        request = request.room(70_001);
+                    }
+                    let mut of = typed_v1::Client((&mut client, connection));
+                    let response = of.swap_with(&pair, request).expect("a reply");
+                    let swapped = response.results().expect("a pair");
+                    assert!(swapped.first.bytes() == &second[..] && swapped.second.bytes() == &first[..]);
+                }
+            }
+        }
+    }
+}
+
+fn len_of(data: &[u8]) -> usize {
+    data.len()
+}
+
+#[test]
+fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
+    let mut world = World::new("typed-errors");
+    let (address, _) = serve(&mut world);
+    for config in configs() {
+        let mut client = world.client(&address, config.clone());
+        let connection = client.first();
+        let mut of = typed_v1::Client((&mut client, connection));
+        assert_eq!(of.add(&(i32::MAX, 1)).expect("a reply").results().expect("a sum"), i32::MIN);
+        // Unimplemented.
+        assert!(matches!(of.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
+        // The handler refuses.
+        let blob = Blob { name: b"n", data: b"data"[..].into(), checksum: 0 };
+        assert!(matches!(of.store(&blob), Err(Error::Refused(Refusal::GarbageArguments))));
+        // A name longer than its bound is not sent.
+        let long = Blob { name: &[0; 65], ..blob };
+        assert!(matches!(of.store(&long), Err(Error::Encode(_))));
+        // Arguments that are none do not reach the handler: too few, too many, a name too long.
+        let short = ClientCall::new(Store::NUMBER).args(vec![0; 8]);
+        let more = ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 12]);
+        let mut name = 65_u32.to_be_bytes().to_vec();
+        name.resize(4 + 68 + 8, 0);
+        let named = ClientCall::new(FetchLater::NUMBER).args(name.clone());
+        let future = ClientCall::new(FetchAsync::NUMBER).args(name);
+        for call in [short, more, named, future] {
+            let failed = of.0.call(call).expect_err("no arguments of it").error;
+            assert_eq!(failed, CallError::Refused(Refusal::GarbageArguments));
+        }
+        // A chunk where no item is.
+        let lent = of.0.0.alloc(connection, 64).expect("a buffer");
+        let mut args = vec![0; 12];
+        args[7] = 64;
+        let misplaced = ClientCall::new(Store::NUMBER).args(args).read_chunk(0, lent);
+        assert!(of.0.call(misplaced).is_err());
+        // A buffer that no argument names is not sent.
+        let lent = of.0.0.alloc(connection, 64).expect("a buffer");
+        let inline = Blob { name: b"n", data: b"data"[..].into(), checksum: sum(b"data") };
+        assert!(matches!(of.store_with(&inline, Request::new().lend(lent)), Err(Error::Encode(_))));
+        // Results of another type.
+        let reply = of.0.call(ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 8])).expect("a reply");
+        assert!(matches!(Response::<Fetch>::of(reply).results(), Err(Error::Decode(_))));
+        // The engine's own.
+        drop(client);
+        let client = Client::connect(&address, config).expect("a connection");
+        client.close();
+        assert!(settles(|| client.is_closed()));
+        let mut of = typed_v1::Client(client);
+        assert!(matches!(of.add(&(1, 2)), Err(Error::Call(_))));
+    }
+}
+
+#[test]
+fn a_client_of_threads_makes_the_same_calls() {
+    let mut world = World::new("typed-threads");
+    let (address, _) = serve(&mut world);
+    for config in configs() {
+        let mut of = typed_v1::Client(Client::connect(&address, config).expect("a connection"));
+        let data = data_of(3, 20_000);
+        let blob = Blob { name: b"threads", data: data[..].into(), checksum: sum(&data) };
+        assert_eq!(of.store(&blob).expect("a reply").results().expect("a checksum"), sum(&data));
+        let mut lent = of.0.alloc(data.len()).expect("a buffer");
+        lent.copy_from_slice(&data);
+        let placed = Blob { data: Bulk::placed(data.len()), ..blob };
+        let call = Request::<Store>::new().lend(lent).into_call(&mut of.0, &placed).expect("a call");
+        let reply = of.0.start(call).expect("a start").join().expect("a reply");
+        assert_eq!(Response::<Store>::of(reply).results().expect("a checksum"), sum(&data));
+        let wanted = Wanted { name: b"threads", most: 1 << 20 };
+        let response = of.fetch_with(&wanted, Request::new().room(1 << 20)).expect("a reply");
+        let Found::Found(found) = response.results().expect("results") else { panic!("it is there") };
+        assert!(found.data.bytes() == data);
+    }
+}

@@ -1,0 +1,5 @@
+//! Compiles the protocol.
+
+fn main() {
+    xdrgen::compile_or_exit("blockstore.x", &xdrgen::Options::default());
+}

@@ -1,0 +1,94 @@
+//! The server of `nfs3d`, and NFS and MOUNT version 3 (RFC 1813) for `nfs3c` and tests, generated from `.x` files.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `nfs` | procedures and their threads |
+//! | `pool`, `shares` | worker threads, and the share of one client |
+//! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | implementations of procedures |
+//! | `mount`, `connections` | MOUNT version 3, on TCP |
+//! | `export` | files by handle and by name |
+//! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
+//! | `node`, `cache` | open files |
+//! | `identity` | user and groups of a call |
+//! | `main`, `bin` | `nfs3d` and `nfs3c`, a client without a mount |
+//! | `iwarp` | iWARP options, of `nfs3c` too |
+//! | `attr`, `status`, `lines` | attributes, errors; lines of the log |
+#![deny(unsafe_code)]
+
+mod attr;
+mod attributes;
+mod cache;
+mod connections;
+mod create;
+mod dirs;
+mod export;
+mod handles;
+mod identity;
+mod iwarp;
+mod lines;
+mod links;
+pub mod mount;
+mod names;
+pub mod nfs;
+mod node;
+mod pool;
+mod read_write;
+mod remove;
+mod shares;
+mod status;
+mod sys;
+
+use std::fmt::Debug;
+
+pub use export::{Export, Options};
+pub use handles::{By, Key};
+pub use identity::{Policy, Squash};
+pub use iwarp::IwarpOptions;
+pub use pool::Pool;
+
+/// NFS version 3.
+pub mod nfs3 {
+    include!(concat!(env!("OUT_DIR"), "/nfs3.rs"));
+}
+
+/// MOUNT version 3.
+pub mod mount3 {
+    include!(concat!(env!("OUT_DIR"), "/mount.rs"));
+}
+
+use mount3::Mountstat3;
+use nfs3::{Nfsstat3, Sattr3, SetAtime, SetMtime, TimeHow};
+
+/// No attributes to set.
+pub const UNCHANGED: Sattr3 = Sattr3 {
+    mode: None,
+    uid: None,
+    gid: None,
+    size: None,
+    atime: SetAtime::Default(TimeHow::DontChange),
+    mtime: SetMtime::Default(TimeHow::DontChange),
+};
+
+/// Name of an NFS status in RFC 1813.
+#[must_use]
+pub fn nfs_status(status: Nfsstat3) -> String {
+    name("NFS3", status)
+}
+
+/// Name of a MOUNT status in RFC 1813.
+#[must_use]
+pub fn mount_status(status: Mountstat3) -> String {
+    name("MNT3", status)
+}
+
+/// `NotSync` as `NOT_SYNC`, behind a prefix.
+fn name(prefix: &str, value: impl Debug) -> String {
+    let mut name = prefix.to_owned();
+    for letter in format!("{value:?}").chars() {
+        if letter.is_ascii_uppercase() && !name.ends_with('3') {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_uppercase());
+    }
+    name
+}

@@ -1,0 +1,5 @@
+//! Compiles the protocol.
+
+fn main() {
+    xdrgen::compile_or_exit("rpcbind.x", &xdrgen::Options::types_only());
+}
