@@ -18,3 +18,8 @@ mod log;
 pub mod protocol;
 mod ring;
 pub mod server;
+
+/// Compiles and runs the tutorial.
+#[cfg(doctest)]
+#[doc = include_str!("../../../tools/xdrgen/README.md")]
+mod tutorial {}
