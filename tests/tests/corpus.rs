@@ -42,4 +42,4 @@ macro_rules! targets {
     };
 }
 
-targets!(capture connection endpoint handshake iwarp messages packets private_data properties ring rpc xdrgen);
+targets!(capture connection endpoint generated handshake iwarp messages packets private_data properties ring rpc xdrgen);

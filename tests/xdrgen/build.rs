@@ -1,4 +1,8 @@
-//! Compiles `every.x` and the files of rpcsvc-proto, with a table of their types.
+//! Compiles `every.x`, the files of this repository and of rpcsvc-proto, and random ones, with a table of their types.
+//!
+//! `XDRGEN_SCHEMAS` is the number of random files, 8 by default.
+
+mod random;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,22 +10,36 @@ use std::{env, fs};
 
 use xdrgen::{Options, Source, generate, parse};
 
+/// Files of this repository, and the names of their modules.
+const OURS: [(&str, &str); 8] = [
+    ("every", "every.x"),
+    ("nfs3", "../../tools/nfs3d/nfs3.x"),
+    ("mount3", "../../tools/nfs3d/mount.x"),
+    ("nfs41", "../src/bin/nfs41c/nfs41.x"),
+    ("rpcbind", "../../tools/rpcbind/rpcbind.x"),
+    ("blockstore", "../../tools/blockstore/blockstore.x"),
+    ("rpcperf", "../../bench/rpcperf.x"),
+    ("kv", "../embed/kv.x"),
+];
+
 fn main() {
-    println!("cargo::rerun-if-changed=every.x\ncargo::rerun-if-changed=every.placement.toml");
-    let mut paths = vec![PathBuf::from("every.x")];
+    let mut paths: Vec<_> = OURS.map(|(name, path)| (name.to_owned(), PathBuf::from(path))).into();
     if let Ok(dir) = fs::read_dir("/usr/include/rpcsvc") {
         println!("cargo::rerun-if-changed=/usr/include/rpcsvc");
         let others = dir.flatten().map(|entry| entry.path());
         let others = others.filter(|path| path.extension().is_some_and(|extension| extension == "x"));
         // Its types are those of nis.x, which it includes in C only.
-        paths.extend(others.filter(|path| !path.ends_with("nis_callback.x")));
+        let others = others.filter(|path| !path.ends_with("nis_callback.x"));
+        paths.extend(others.map(|path| (path.file_stem().and_then(|stem| stem.to_str()).expect("a name").into(), path)));
     }
-    paths[1..].sort();
+    paths[OURS.len()..].sort();
+    println!("cargo::rerun-if-env-changed=XDRGEN_SCHEMAS\ncargo::rerun-if-changed=random.rs");
+    let count = env::var("XDRGEN_SCHEMAS").map_or(8, |count| count.parse().expect("a number"));
+    let written = paths.iter().map(|(name, path)| (name.clone(), text(path), placement(path)));
+    let random = (0..count).map(|seed| (format!("random_{seed}"), random::specification(seed), None));
     let (mut code, mut table) = (String::new(), String::new());
-    for path in &paths {
-        let name = path.file_stem().and_then(|stem| stem.to_str()).expect("a name");
-        let text = text(path);
-        code += &module(name, &text);
+    for (name, text, placement) in written.chain(random) {
+        code += &module(&name, &text, placement);
         let _ = writeln!(table, "File {{ name: {name:?}, text: {text:?}, types: {name}::TYPES }},");
     }
     let _ = write!(code, "/// All files.\npub const FILES: &[File] = &[\n{table}];\n");
@@ -31,6 +49,7 @@ fn main() {
 
 /// A file and what it includes.
 fn text(path: &Path) -> String {
+    println!("cargo::rerun-if-changed={}", path.display());
     let file = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let line = |line: &str| match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
         Some(other) => text(&path.with_file_name(other)),
@@ -39,10 +58,16 @@ fn text(path: &Path) -> String {
     file.lines().map(line).collect()
 }
 
+/// The placement file of a file, if any.
+fn placement(path: &Path) -> Option<String> {
+    let path = path.with_extension("placement.toml");
+    println!("cargo::rerun-if-changed={}", path.display());
+    fs::read_to_string(path).ok()
+}
+
 /// The module of a file.
-fn module(name: &str, text: &str) -> String {
+fn module(name: &str, text: &str, placement: Option<String>) -> String {
     let source = Source { name: name.into(), text: text.into() };
-    let placement = fs::read_to_string(format!("{name}.placement.toml")).ok();
     let placement = placement.map(|text| Source { name: name.into(), text });
     let schema = parse(&source, placement.as_ref()).unwrap_or_else(|errors| panic!("{errors}"));
     let code = generate(&schema, &Options::types_only());

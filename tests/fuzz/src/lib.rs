@@ -5,6 +5,7 @@
 pub mod capture;
 pub mod connection;
 pub mod endpoint;
+pub mod generated;
 pub mod handshake;
 pub mod iwarp;
 pub mod messages;
