@@ -27,6 +27,7 @@ schedule() {
     step dependencies
     step memcheck
     step loom
+    step schemas
     step fuzz
     step vm
 }
@@ -274,6 +275,12 @@ step_loom() {
     abandon ahead
     tests loom 1800 "${loom[@]}" -- loom_ software::model::
     each_has_tests loom
+}
+
+step_schemas() {
+    CARGO_TARGET_DIR=$target/schemas CARGO_INCREMENTAL=0 tests schemas 900 env XDRGEN_SCHEMAS=200 \
+        cargo test --locked -p rpcrdma-xdrgen-tests --test oracle --test every
+    each_has_tests schemas
 }
 
 step_fuzz() {

@@ -41,6 +41,7 @@ impl PageSize {
     }
 
     /// Whether these pages are reserved ahead of use.
+    #[doc(hidden)]
     pub fn is_hugetlb(self) -> bool {
         matches!(self, Self::Huge1G | Self::Huge2M)
     }

@@ -74,6 +74,7 @@ pub const COMMANDS: &[&str] = &[
     "tools/config/README.md",
     "tools/nfs3d/README.md",
     "tools/blockstore/README.md",
+    "tools/xdrgen/README.md",
 ];
 
 /// Place of a block's commands.

@@ -224,6 +224,7 @@ documents! {
     config "tools/config/README.md"
     nfs3d "tools/nfs3d/README.md"
     blockstore "tools/blockstore/README.md"
+    xdrgen "tools/xdrgen/README.md"
 }
 
 #[test]

@@ -30,7 +30,8 @@ fn main() {
         let others = others.filter(|path| path.extension().is_some_and(|extension| extension == "x"));
         // Its types are those of nis.x, which it includes in C only.
         let others = others.filter(|path| !path.ends_with("nis_callback.x"));
-        paths.extend(others.map(|path| (path.file_stem().and_then(|stem| stem.to_str()).expect("a name").into(), path)));
+        paths
+            .extend(others.map(|path| (path.file_stem().and_then(|stem| stem.to_str()).expect("a name").into(), path)));
     }
     paths[OURS.len()..].sort();
     println!("cargo::rerun-if-env-changed=XDRGEN_SCHEMAS\ncargo::rerun-if-changed=random.rs");

@@ -21,7 +21,7 @@ struct Writer {
 }
 
 /// A specification; the same for the same seed.
-pub fn specification(seed: u64) -> String {
+pub(crate) fn specification(seed: u64) -> String {
     let mut writer = Writer { rng: Rng::with_seed(seed), known: Vec::new(), text: String::new() };
     for index in 0..writer.rng.usize(4..10) {
         match writer.rng.u32(0..10) {

@@ -100,7 +100,6 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// See [`ConnectError`].
-    #[doc(hidden)]
     pub fn with_fabric(fabric: F, address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
         let mut client = Self::open(fabric, config)?;
         client.add_connection(address)?;
