@@ -4,9 +4,34 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use rpcrdma::binding::Binding;
 use rpcrdma::client::LocalClient;
+use rpcrdma::typed::{self, Request, Signature};
+use rpcrdma::xdr::Bulk;
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, With, World, filled, small, small_server};
+use rpcrdma_tests::{ECHO, PROGRAM, VERSION, With, World, filled, small, small_server};
+
+use protocol::Blob;
+
+#[expect(unreachable_pub, dead_code, reason = "generated for any module")]
+mod protocol {
+    include!(concat!(env!("OUT_DIR"), "/typed.rs"));
+}
+
+/// Returns its arguments.
+enum Mirror {}
+
+impl Signature for Mirror {
+    const PROGRAM: u32 = PROGRAM;
+    const VERSION: u32 = VERSION;
+    const NUMBER: u32 = 31;
+    const NAME: &'static str = "MIRROR";
+    const BINDING: Binding = Binding::inline(80, 80).arguments(1, 1 << 16).results(1, 1 << 16);
+    const HEAD: usize = 76;
+    const MAX_INLINE_RESULT: usize = 0;
+    type Args<'a> = Blob<'a>;
+    type Results<'a> = Blob<'a>;
+}
 
 /// Procedure that keeps the shard busy until [`crowd`] has started its calls.
 const PAUSE: u32 = 30;
@@ -68,13 +93,6 @@ fn services() -> Services {
         call.reply_mut(64)?.copy_from_slice(&bytes);
         Ok(())
     };
-    let mirror = |call: &mut ServerCall| {
-        let data = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        let result = call.result_mut(0)?;
-        result[..data.len()].copy_from_slice(&data);
-        call.set_result_len(0, data.len());
-        Ok(())
-    };
     let pause = |_: &mut ServerCall| {
         PAUSES.store(true, Ordering::Release);
         while PAUSES.load(Ordering::Acquire) {
@@ -83,12 +101,9 @@ fn services() -> Services {
         Ok(())
     };
     services.add(PROGRAM, VERSION, PAUSE, Procedure::new(pause));
-    services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo)).add(
-        PROGRAM,
-        VERSION,
-        MIRROR,
-        Procedure::new(mirror).read_chunks(1, 1 << 16).uncounted().write_chunks(1, 1 << 16),
-    );
+    services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
+    let mirror = |call: &mut ServerCall| typed::run::<Mirror>(call, |_, blob, answer| answer.send(&blob));
+    services.add(PROGRAM, VERSION, Mirror::NUMBER, typed::bound::<Mirror, _>(Procedure::new(mirror)));
     services
 }
 
@@ -101,11 +116,12 @@ fn start(client: &mut LocalClient, token: u64) {
 
 fn start_bulk(client: &mut LocalClient, token: u64) {
     let first = client.first();
-    let mut call = client.prepare(MIRROR, 0).expect("a buffer");
     let mut data = client.alloc(first, 9000).expect("a buffer");
     data.fill(token as u8);
-    call = call.read_chunk(0, data);
-    call = call.write_chunk_into(client.alloc(first, 9000).expect("a buffer"));
+    let room = client.alloc(first, 9000).expect("a buffer");
+    let blob = Blob { name: b"name", data: Bulk::placed(9000), checksum: 0 };
+    let request = Request::<Mirror>::new().lend(data).room_in(room);
+    let call = request.into_call(&mut (&mut *client, first), &blob).expect("a buffer");
     client.start(first, call, token);
 }
 
