@@ -15,6 +15,8 @@ const VALUES: usize = 10_000;
 const FEWER_VALUES: usize = 200;
 /// Random files that are compared with C; a comparison costs about a second.
 const COMPARED: usize = 8;
+/// libtirpc declares the types of this file itself, so the C code of rpcgen does not compile beside it.
+const IN_LIBRARY: &str = "rpcbind";
 
 #[test]
 fn rust_and_c_encode_each_value_of_each_type_the_same() {
@@ -40,7 +42,7 @@ fn rust_and_c_encode_each_value_of_each_type_the_same() {
             }
         }
         randoms += usize::from(is_random);
-        if missing.is_none() && randoms <= COMPARED {
+        if missing.is_none() && randoms <= COMPARED && file.name != IN_LIBRARY {
             compare(file, &schema, &values);
         }
     }
@@ -228,7 +230,7 @@ static int again(xdrproc_t proc, size_t size) {
     return 0;
 }
 
-static int run(u_int type) {
+static int code_again(u_int type) {
     switch (type) {
 "#;
 
@@ -242,7 +244,7 @@ int main(void) {
     u_int type;
     while (fread(&type, sizeof(type), 1, stdin) == 1) {
         if (fread(&len, sizeof(len), 1, stdin) != 1 || len > sizeof(in) || fread(in, 1, len, stdin) != len) return 4;
-        int failed = run(type);
+        int failed = code_again(type);
         if (failed) {
             fprintf(stderr, "type %u: %d\n", type, failed);
             return failed;

@@ -73,7 +73,7 @@ impl Session {
             ca_maxrequests: slots,
             ..Default::default()
         };
-        let credential = CallbackSecParms4::Sys(AuthsysParms { machinename: OWNER, uid, gid, ..Default::default() });
+        let credential = CallbackSecParms4::Sys(AuthSysParms { machinename: OWNER, uid, gid, ..Default::default() });
         let credentials = [credential];
         let creation = CreateSession4Args {
             csa_clientid: known.eir_clientid,
