@@ -28,7 +28,7 @@ unharmed "the link down and up, with nothing under way"
 # The other client connects before the cable has routes, and so stays within the device. soft-RoCE blocks for a second
 # or more when it destroys a queue pair whose packets a dead link still holds. That blocks the shard, so a call may take
 # several of those.
-"$RPCRDMA" ping -c 100000 -i 0.1 -W 20 $at 0x20525046 4 >/run/other 2>&1 &
+"$RPCRDMA" ping -c 100000 -i 0.1 -W 20 $at 0x20525046 5 >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
 await bash -c '(( $(wc -l </run/other) > 5 ))'
