@@ -93,10 +93,13 @@ impl<'b> Encoder<'b> {
         self.bytes(words.map(u32::to_be_bytes).as_flattened())
     }
 
-    /// Space for several words, with one length check.
+    /// Space for several words, with one length check. For generated code, which writes each of them.
+    ///
+    /// The words count as written: one that is not sends what the memory held before.
     ///
     /// # Errors
     /// No room.
+    #[doc(hidden)]
     #[inline(always)]
     pub fn run<const N: usize>(&mut self) -> Result<&mut [[u8; 4]; N], NoSpace> {
         let (at, available) = (self.at, self.out.len());
