@@ -11,6 +11,7 @@ use rpcrdma::xdr::Bulk;
 use rpcrdma::{CallError, CreditMode, Refusal, Services};
 use rpcrdma_tests::*;
 
+use super::reverse::{HELLO, telling_services};
 use protocol::typed_v1::{self, Fetch, FetchAsync, FetchLater, PROGRAM, Store, VERSION};
 use protocol::{Blob, Found, Pair, Wanted};
 
@@ -329,5 +330,43 @@ fn a_client_of_threads_makes_the_same_calls() {
         let response = of.fetch_with(&wanted, Request::new().room(1 << 20)).expect("a reply");
         let Found::Found(found) = response.results().expect("results") else { panic!("it is there") };
         assert!(found.data.bytes() == data);
+    }
+}
+
+#[test]
+fn a_server_calls_its_client_by_the_same_types() {
+    let mut world = World::new("typed-reverse");
+    for config in configs() {
+        let (services, told) = telling_services();
+        let address = world.serve_with(small_server(), services);
+        // The client serves the program, and its server calls it.
+        let mut callbacks = Services::new();
+        typed_v1::add(&mut callbacks, &Arc::new(Arc::new(Blobs::default())));
+        let forward = ClientConfig { services: Some(Arc::new(callbacks)), ..small_client(config.shard.clone()) };
+        let mut forward = Client::connect(&address, forward).expect("a connection");
+        forward.call(ClientCall::new(HELLO)).expect("a reply");
+        let caller = told.recv().expect("the caller");
+        let has_chunks = config.shard.wire.credit_mode != CreditMode::V1;
+        let reverse = world.server().call_back(caller, config).expect("a client of this server");
+        let mut of = typed_v1::Client(reverse);
+        assert_eq!(of.add(&(2, 3)).expect("a reply").results().expect("a sum"), 5);
+        assert!(matches!(of.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
+        // Version 1 has no chunks in this direction.
+        let data = data_of(4, if has_chunks { 30_000 } else { 500 });
+        let blob = Blob { name: b"back", data: data[..].into(), checksum: sum(&data) };
+        let (blob, store, fetch) = if has_chunks {
+            let mut lent = of.0.alloc(data.len()).expect("a buffer");
+            lent.copy_from_slice(&data);
+            let placed = Blob { data: Bulk::placed(data.len()), ..blob };
+            (placed, Request::new().lend(lent), Request::new().room(40_000))
+        } else {
+            (blob, Request::new(), Request::new())
+        };
+        let stored = of.store_with(&blob, store).expect("a reply").results().expect("a checksum");
+        assert_eq!(stored, sum(&data));
+        let response = of.fetch_with(&Wanted { name: b"back", most: 1 << 20 }, fetch).expect("a reply");
+        let Found::Found(found) = response.results().expect("results") else { panic!("it is there") };
+        assert!(found.data.bytes() == data);
+        drop((of, forward));
     }
 }
