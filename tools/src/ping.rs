@@ -11,7 +11,6 @@ use rpcrdma::client::{ClientCall, ClientConfig};
 use rpcrdma::config::{ConnectConfig, LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
-use rpcrdma::proto::binding::nfs3;
 use rpcrdma::{Address, CallError, Config, CreditMode, LocalClient};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -19,6 +18,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::command::{CommandError, Ended, Outcome, seconds};
 use report::Report;
 
+/// Program and version called unless others are named: NFS version 3.
+const NFS: (u32, u32) = (100_003, 3);
 /// Procedure 0 of every program: no arguments, no results (RFC 5531 §12.1).
 const NULL: u32 = 0;
 /// Announced length of results that makes a call offer a Reply chunk, in either version; bytes.
@@ -48,11 +49,11 @@ pub struct Args {
     pub address: Address,
 
     /// Program number, decimal or 0x…
-    #[arg(default_value_t = nfs3::PROGRAM, value_parser = number, value_name = "PROGRAM")]
+    #[arg(default_value_t = NFS.0, value_parser = number, value_name = "PROGRAM")]
     pub program: u32,
 
     /// Program version
-    #[arg(default_value_t = nfs3::VERSION, value_parser = number, value_name = "VERSION")]
+    #[arg(default_value_t = NFS.1, value_parser = number, value_name = "VERSION")]
     pub program_version: u32,
 
     /// Get the port from rpcbind at the server's host, in place of that in ADDRESS

@@ -2,13 +2,12 @@
 //!
 //! A [`Binding`] covers one procedure, a [`Bindings`] table covers programs. Both ends use the same one. A server
 //! creates its procedures from it (`Procedure::with_binding`) and refuses calls that violate it. A client checks calls
-//! before it sends them, and sizes their reply resources by it. [`nfs3`] is the binding of NFS version 3.
+//! before it sends them, and sizes their reply resources by it.
 //!
 //! A binding does *not* restrict long messages. A Position Zero Read chunk can carry any call, a Reply chunk any reply
 //! (RFC 8166 §6.1).
 #![forbid(unsafe_code)]
 
-pub mod nfs3;
 #[cfg(test)]
 mod tests;
 
@@ -255,15 +254,6 @@ impl Bindings {
     pub fn get(&self, program: u32, version: u32, procedure: u32) -> Option<&Binding> {
         let key = (program, version, procedure);
         self.rows.binary_search_by_key(&key, |row| row.0).ok().map(|at| &self.rows[at].1)
-    }
-
-    /// The procedures of one version of a program, ascending.
-    #[doc(hidden)]
-    pub fn of(&self, program: u32, version: u32) -> impl Iterator<Item = (u32, &Binding)> {
-        self.rows
-            .iter()
-            .filter(move |(key, _)| (key.0, key.1) == (program, version))
-            .map(|(key, binding)| (key.2, binding))
     }
 }
 

@@ -540,11 +540,10 @@ impl<S: Sharing> Services<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::binding::nfs3::{self, Sizes};
 
     #[test]
     fn a_bound_procedure_declares_nothing_twice() {
-        let write = nfs3::binding(7, &Sizes::default()).expect("WRITE");
+        let write = Binding::inline(88, 136).arguments(1, 1 << 20);
         assert_eq!(*LocalProcedure::new(|_| Ok(())).with_binding(write).binding(), write);
         let step_by_step = LocalProcedure::new(|_| Ok(())).read_chunks(1, 1 << 20).max_reply(136);
         assert_eq!(step_by_step.binding().arguments, write.arguments);

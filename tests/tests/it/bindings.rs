@@ -8,7 +8,6 @@ use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::proto::Defect;
 use rpcrdma::proto::binding::BindingError;
-use rpcrdma::proto::binding::nfs3;
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList};
 use rpcrdma::{CallError, CreditMode, Procedure, Refusal, Services};
@@ -111,12 +110,14 @@ fn a_result_that_missed_its_write_chunk_ends_the_call() {
     }
 }
 
+/// READ of NFS version 3: program, version and procedure.
+const READ: (u32, u32, u32) = (100_003, 3, 6);
+
 /// Bytes of file data in the READ result.
 const FILE: usize = 5001;
 
 /// NFS version 3 READ (RFC 1813 §3.3.6) with its binding. The file has [`FILE`] bytes or is absent.
 fn nfs() -> Services {
-    let read = nfs3::binding(6, &nfs3::Sizes::default()).expect("READ");
     let procedure = Procedure::new(|call| {
         let found = call.args().first() == Some(&0);
         if !found {
@@ -132,9 +133,10 @@ fn nfs() -> Services {
         call.reply_mut(20)?.copy_from_slice(&be(&[0, 0, len, 1, len]));
         Ok(())
     })
-    .with_binding(read);
+    // RFC 8267 §4.1: the data; its length stays.
+    .with_binding(Binding::inline(80, 104).results(1, 1 << 20));
     let mut services = Services::new();
-    services.add(nfs3::PROGRAM, nfs3::VERSION, 6, procedure);
+    services.add(READ.0, READ.1, READ.2, procedure);
     services
 }
 
@@ -148,7 +150,7 @@ fn nfs3_counts_stay_in_the_message_and_bytes_go_to_the_chunk() {
             let (room, memory) = client.peer.expose(&[0xEE; 8192], Access::REMOTE_WRITE);
             let writes = WriteList { counts: &[1], segments: &[room] };
             let args = [u8::from(!found); 20];
-            let call = call_bytes(XID, nfs3::PROGRAM, nfs3::VERSION, 6, &args);
+            let call = call_bytes(XID, READ.0, READ.1, READ.2, &args);
             client.send(XID, Flags::NONE, Body::Msg(Chunks { writes, ..Chunks::NONE }), &call);
             let bytes = client.answer().bytes;
             let (written, results) = match found {

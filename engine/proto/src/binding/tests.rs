@@ -1,6 +1,5 @@
-//! The rules of RFC 8166 §6 and §8.2.2, and the rows of RFC 8267 §4.
+//! The rules of RFC 8166 §6 and §8.2.2.
 
-use super::nfs3::{PATH_MAX, PROGRAM, Sizes, VERSION};
 use super::*;
 
 const RPCSEC_GSS: u32 = 6;
@@ -131,68 +130,4 @@ fn procedures_without_a_binding_are_not_found() {
     assert_eq!([bindings.get(9, 1, 4), bindings.get(9, 2, 5), bindings.get(7, 1, 5)], [None; 3]);
     bindings.add(9, 1, 5, Binding::inline(1, 1));
     assert_eq!(bindings.get(9, 1, 5), Some(&Binding::inline(1, 1)), "replaced");
-    assert_eq!(bindings.of(9, 1).map(|(procedure, _)| procedure).collect::<Vec<_>>(), [2, 5]);
-}
-
-#[test]
-fn rfc_8267_4_four_items_of_nfs_3_may_be_reduced_and_no_others() {
-    let sizes = Sizes::default();
-    let bindings = nfs3::bindings(&sizes);
-    assert_eq!(bindings.of(PROGRAM, VERSION).count(), 22);
-    for (procedure, binding) in bindings.of(PROGRAM, VERSION) {
-        let (arguments, results) = match procedure {
-            5 => ((0, 0), (1, PATH_MAX)),       // the path that READLINK gives
-            6 => ((0, 0), (1, sizes.transfer)), // the data that READ gives
-            7 => ((1, sizes.transfer), (0, 0)), // the data that WRITE takes
-            10 => ((1, PATH_MAX), (0, 0)),      // the path that SYMLINK takes
-            _ => ((0, 0), (0, 0)),
-        };
-        let of = |items: &Eligible| (items.count, items.max_len);
-        assert_eq!((of(&binding.arguments), of(&binding.results)), (arguments, results), "{procedure}");
-    }
-    let read = bindings.get(PROGRAM, VERSION, 6).expect("READ");
-    assert_eq!(read.check_call(80, &[], &[65536], true), Ok(()));
-    assert!(read.check_call(80, &[65536], &[], true).is_err(), "READ takes no data");
-    // Calls of Linux: PATH_MAX less the zero at the end.
-    let (readlink, symlink) = (bindings.get(PROGRAM, VERSION, 5), bindings.get(PROGRAM, VERSION, 10));
-    assert_eq!(symlink.expect("SYMLINK").check_call(76, &[4095], &[], true), Ok(()));
-    assert_eq!(readlink.expect("READLINK").results.max_len, 4095);
-    let readdir = bindings.get(PROGRAM, VERSION, 16).expect("READDIR");
-    assert!(readdir.check_call(88, &[], &[65536], true).is_err(), "entries are not eligible");
-}
-
-#[test]
-fn rfc_8267_4_1_reply_sizes_of_nfs_3_follow_from_rfc_1813() {
-    let sizes = Sizes { transfer: 65536, directory: 8192 };
-    let sizes_of =
-        |procedure| nfs3::binding(procedure, &sizes).map(|binding| (binding.call_len(0), binding.reply_len(0)));
-    // Added up by hand from the XDR of RFC 1813 §3.3, with handles of 64 bytes and names of 255.
-    let expected = [
-        (0, 0),
-        (68, 88),
-        (140, 120),
-        (328, 248),
-        (72, 96),
-        (68, 96 + 4096),
-        (80, 104 + 65536),
-        (88 + 65536, 136),
-        (392, 280),
-        (388, 280),
-        (392 + 4096, 280),
-        (400, 280),
-        (328, 120),
-        (328, 120),
-        (656, 236),
-        (396, 208),
-        (88, 92 + 8192),
-        (92, 92 + 8192),
-        (68, 144),
-        (68, 140),
-        (68, 116),
-        (80, 128),
-    ];
-    for (procedure, expected) in expected.into_iter().enumerate() {
-        assert_eq!(sizes_of(procedure as u32), Some(expected), "{procedure}");
-    }
-    assert_eq!(sizes_of(22), None);
 }
