@@ -16,18 +16,16 @@
 //! Decoding checks each length before use, and takes time linear in the bytes. Lists need no recursion.
 #![forbid(unsafe_code)]
 
-mod array;
 mod bulk;
 mod decoder;
 mod encoder;
-mod list;
+mod sequence;
 mod values;
 
-pub use array::{Array, ArrayIter};
 pub use bulk::{Bulk, Place, Placed, Received};
 pub use decoder::{BadXdr, Decoder};
 pub use encoder::{Encoder, NoSpace};
-pub use list::{List, ListBuilder, ListIter};
+pub use sequence::{Array, Iter, List, ListBuilder, Sequence};
 
 /// A value that is read from XDR.
 pub trait Decode<'a>: Sized {

@@ -1,0 +1,268 @@
+//! Arrays of variable length, and lists by optional pointers.
+
+use std::fmt;
+
+use crate::{BadXdr, Decode, Decoder, Encode, Encoder, NoSpace};
+
+/// `T x<>`: a view of received elements, or a slice of elements to send.
+///
+/// Received elements are checked once, when the array is decoded; [`iter`](Self::iter) decodes each again.
+pub type Array<'a, T> = Sequence<'a, T, false>;
+
+/// `T *first`, where `T` ends with an optional pointer to the next `T`.
+///
+/// A view of received elements, or elements to send. `T` has no field for the pointer.
+pub type List<'a, T> = Sequence<'a, T, true>;
+
+/// An [`Array`], or a [`List`] whose elements follow pointers.
+pub struct Sequence<'a, T, const LINKED: bool>(Elements<'a, T>);
+
+enum Elements<'a, T> {
+    Slice(&'a [T]),
+    /// Checked bytes of so many elements, with the pointers in front of them.
+    Encoded {
+        bytes: &'a [u8],
+        count: usize,
+    },
+}
+
+impl<T, const LINKED: bool> Clone for Sequence<'_, T, LINKED> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, const LINKED: bool> Copy for Sequence<'_, T, LINKED> {}
+
+impl<T> Clone for Elements<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Elements<'_, T> {}
+
+impl<'a, T, const LINKED: bool> From<&'a [T]> for Sequence<'a, T, LINKED> {
+    fn from(elements: &'a [T]) -> Self {
+        Self(Elements::Slice(elements))
+    }
+}
+
+/// No elements.
+impl<T, const LINKED: bool> Default for Sequence<'_, T, LINKED> {
+    fn default() -> Self {
+        Self(Elements::Slice(&[]))
+    }
+}
+
+impl<T, const LINKED: bool> Sequence<'_, T, LINKED> {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self.0 {
+            Elements::Slice(elements) => elements.len(),
+            Elements::Encoded { count, .. } => count,
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Sequence<'a, T, LINKED> {
+    /// The elements, in order.
+    #[must_use]
+    pub fn iter(&self) -> Iter<'a, T, LINKED> {
+        Iter(match self.0 {
+            Elements::Slice(elements) => Left::Slice(elements.iter()),
+            Elements::Encoded { bytes, count } => Left::Encoded { from: Decoder::new(bytes), count },
+        })
+    }
+}
+
+impl<T: Encode, const LINKED: bool> Sequence<'_, T, LINKED> {
+    /// Bytes of the elements, and of the word that counts them or ends them.
+    fn len_with_end(&self) -> usize {
+        4 + match self.0 {
+            Elements::Slice(elements) => elements.iter().map(|element| pointer(LINKED) + element.encoded_len()).sum(),
+            Elements::Encoded { bytes, .. } => bytes.len(),
+        }
+    }
+
+    fn encode_elements(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        match self.0 {
+            Elements::Slice(elements) => elements.iter().try_for_each(|element| {
+                if LINKED {
+                    to.bool(true)?;
+                }
+                element.encode(to)
+            }),
+            Elements::Encoded { bytes, .. } => to.bytes(bytes),
+        }
+    }
+}
+
+/// Bytes in front of an element.
+const fn pointer(linked: bool) -> usize {
+    if linked { 4 } else { 0 }
+}
+
+impl<'a, T: Decode<'a>> Array<'a, T> {
+    /// Reads an array of at most `max` elements.
+    ///
+    /// # Errors
+    /// There are more, or one is no `T`.
+    pub fn decode(from: &mut Decoder<'a>, max: usize, what: &'static str) -> Result<Self, BadXdr> {
+        let bad = BadXdr { what, at: from.at() };
+        let count = from.u32(what)? as usize;
+        // An element takes a word at least: a count of more needs no loop to be refused.
+        if count > max || count > from.rest().len() / 4 {
+            return Err(bad);
+        }
+        let at = from.at();
+        for _ in 0..count {
+            T::decode(from)?;
+        }
+        Ok(Self(Elements::Encoded { bytes: from.since(at), count }))
+    }
+}
+
+impl<T: Encode> Array<'_, T> {
+    /// Bytes of the encoded array.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        self.len_with_end()
+    }
+
+    /// Writes at most `max` elements.
+    ///
+    /// # Errors
+    /// There are more, or no room.
+    pub fn encode(&self, to: &mut Encoder<'_>, max: usize) -> Result<(), NoSpace> {
+        to.count(self.len(), max)?;
+        self.encode_elements(to)
+    }
+}
+
+impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
+    fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
+        let at = from.at();
+        let (mut bytes, mut count) = (from.since(at), 0);
+        while from.bool("pointer to the next element")? {
+            T::decode(from)?;
+            (bytes, count) = (from.since(at), count + 1);
+        }
+        Ok(Self(Elements::Encoded { bytes, count }))
+    }
+}
+
+impl<T: Encode> Encode for List<'_, T> {
+    fn encoded_len(&self) -> usize {
+        self.len_with_end()
+    }
+
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        self.encode_elements(to)?;
+        to.bool(false)
+    }
+}
+
+impl<'a, T: Decode<'a> + Clone, const LINKED: bool> IntoIterator for Sequence<'a, T, LINKED> {
+    type Item = T;
+    type IntoIter = Iter<'a, T, LINKED>;
+
+    fn into_iter(self) -> Iter<'a, T, LINKED> {
+        self.iter()
+    }
+}
+
+impl<'a, T: Decode<'a> + Clone + fmt::Debug, const LINKED: bool> fmt::Debug for Sequence<'a, T, LINKED> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl<'a, T: Decode<'a> + Clone + PartialEq, const LINKED: bool> PartialEq for Sequence<'a, T, LINKED> {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().eq(other.iter())
+    }
+}
+
+/// Elements of a [`Sequence`].
+#[derive(Debug)]
+pub struct Iter<'a, T, const LINKED: bool>(Left<'a, T>);
+
+#[derive(Debug)]
+enum Left<'a, T> {
+    Slice(std::slice::Iter<'a, T>),
+    Encoded { from: Decoder<'a>, count: usize },
+}
+
+impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Iterator for Iter<'a, T, LINKED> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        match &mut self.0 {
+            Left::Slice(elements) => elements.next().cloned(),
+            Left::Encoded { from, count } => {
+                *count = count.checked_sub(1)?;
+                from.bytes(pointer(LINKED), "pointer to the next element").ok()?;
+                T::decode(from).ok()
+            }
+        }
+    }
+}
+
+/// Builds a [`List`] element by element, in one allocation.
+///
+/// For elements whose parts do not live as long as the list.
+#[derive(Debug, Default)]
+pub struct ListBuilder {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl ListBuilder {
+    /// An empty list, with room for elements of `bytes` bytes.
+    #[must_use]
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), count: 0 }
+    }
+
+    /// Bytes of its elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether it has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Adds an element. All must be of the type of the [list](Self::list).
+    ///
+    /// # Errors
+    /// A length exceeds its bound in the protocol: the element is not added.
+    pub fn push<T: Encode>(&mut self, element: &T) -> Result<(), NoSpace> {
+        let at = self.bytes.len();
+        self.bytes.resize(at + 4 + element.encoded_len(), 0);
+        let mut to = Encoder::new(&mut self.bytes[at..]);
+        let done = to.bool(true).and_then(|()| element.encode(&mut to));
+        match done {
+            Ok(()) => self.count += 1,
+            Err(_) => self.bytes.truncate(at),
+        }
+        done
+    }
+
+    /// The list.
+    #[must_use]
+    pub fn list<T>(&self) -> List<'_, T> {
+        Sequence(Elements::Encoded { bytes: &self.bytes, count: self.count })
+    }
+}
