@@ -1,5 +1,7 @@
 //! Recognizable data, and reproducible random numbers.
 
+use rpcrdma::service::{ResultTooLong, ResultWriter};
+
 /// Ascending bytes, two periods long, so that 256 bytes can start at any value.
 const RAMP: [u8; 512] = {
     let mut ramp = [0; 512];
@@ -18,6 +20,11 @@ pub fn pattern(seed: u32, bytes: &mut [u8]) {
     for (n, block) in bytes.chunks_mut(BLOCK).enumerate() {
         block.copy_from_slice(expected(seed, n, block.len()));
     }
+}
+
+/// Writes `len` bytes of the pattern of `seed`.
+pub fn put_pattern(mut writer: ResultWriter<'_>, seed: u32, len: usize) -> Result<(), ResultTooLong> {
+    (0..len.div_ceil(BLOCK)).try_for_each(|n| writer.put(expected(seed, n, BLOCK.min(len - n * BLOCK))))
 }
 
 /// True if `bytes` hold the pattern of `seed`.

@@ -20,7 +20,7 @@ mod world;
 pub use balance::{open_descriptors, settles, shard_leak};
 pub use cable::Cable;
 pub use child::{CHILD_TEST, Child, child_role};
-pub use data::{Random, filled, pattern, patterned};
+pub use data::{Random, filled, pattern, patterned, put_pattern};
 pub use raw::{Message, RawListener, RawPeer, call_bytes, reply_bytes};
 pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,

@@ -7,7 +7,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
-use crate::data::{pattern, patterned};
+use crate::data::{pattern, patterned, put_pattern};
 
 /// Program number.
 pub const PROGRAM: u32 = 0x2000_0001;
@@ -134,10 +134,9 @@ fn load(call: &mut ServerCall) -> Result<(), Refusal> {
     for n in 0..MAX_CHUNKS {
         let Some(capacity) = call.write_chunk_capacity(n) else { break };
         let len = (word(call, n + 1)? as usize).min(capacity);
-        if let Ok(result) = call.result_mut(n) {
-            pattern(seed + n as u32, &mut result[..len]);
+        if let Ok(writer) = call.result_writer(n) {
+            put_pattern(writer, seed + n as u32, len)?;
         }
-        call.set_result_len(n, len);
         room.extend((capacity as u32).to_be_bytes());
     }
     results(call, &room)
@@ -146,9 +145,7 @@ fn load(call: &mut ServerCall) -> Result<(), Refusal> {
 fn mirror(call: &mut ServerCall) -> Result<(), Refusal> {
     for n in 0..call.read_chunks() {
         let data = call.take_read_chunk(n).ok_or(Refusal::SystemError)?;
-        let result = call.result_mut(n)?;
-        result.get_mut(..data.len()).ok_or(Refusal::GarbageArguments)?.copy_from_slice(&data);
-        call.set_result_len(n, data.len());
+        call.result_writer(n)?.put(&data).map_err(|_| Refusal::GarbageArguments)?;
     }
     Ok(())
 }

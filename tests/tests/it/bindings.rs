@@ -126,9 +126,7 @@ fn nfs() -> Services {
             return Ok(());
         }
         let len = FILE as u32;
-        let room = call.result_mut(0)?;
-        pattern(1, &mut room[..FILE]);
-        call.set_result_len(0, FILE);
+        put_pattern(call.result_writer(0)?, 1, FILE)?;
         // Status, no attributes, count, end of file, length of the data.
         call.reply_mut(20)?.copy_from_slice(&be(&[0, 0, len, 1, len]));
         Ok(())
@@ -318,10 +316,7 @@ fn an_empty_write_chunk_brings_its_result_inline() {
                 inline.extend(be(&[8]));
                 match call.write_chunk_capacity(n) {
                     Some(0) | None => inline.extend([n as u8; 8]),
-                    Some(_) => {
-                        call.result_mut(n)?[..8].fill(n as u8);
-                        call.set_result_len(n, 8);
-                    }
+                    Some(_) => call.result_writer(n)?.put(&[n as u8; 8])?,
                 }
             }
             call.reply_mut(inline.len())?.copy_from_slice(&inline);

@@ -344,11 +344,8 @@ fn results_of_the_handlers_own_memory_are_shared() {
     let own = Arc::clone(&shared);
     let handler = move |call: &mut ServerCall| {
         let bytes = own.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
-        for n in 0..2 {
-            call.set_result(n, bytes.clone())?;
-        }
-        call.set_result_len(1, 77);
-        Ok(())
+        call.set_result(0, bytes.clone())?;
+        Ok(call.set_result(1, bytes.part(0, 77))?)
     };
     services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler());
     let shard = small().with(|c| c.memory.arenas = vec![pool.arena().clone()]);
@@ -416,9 +413,9 @@ fn a_result_without_a_chunk_is_an_error() {
     };
     let from_pool = move |call: &mut ServerCall| {
         let argument = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        call.result_mut(1).expect_err("no chunk");
+        call.result_writer(1).expect_err("no chunk");
         call.set_result(0, argument)?;
-        assert!(call.result_mut(0).expect_err("shared").to_string().contains("ServerCall::set_result"));
+        assert!(why(call.result_writer(0)).to_string().contains("ServerCall::set_result"));
         assert_eq!(call.reply_mut(1 << 20).map(|room| room.len()).map_err(|no_space| no_space.needed), Err(1 << 20));
         Err(why(call.result_writer(0)).into())
     };
@@ -481,10 +478,9 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     let wait = Mutex::new(wait);
     let handler = move |call: &mut ServerCall| {
         let () = wait.lock().unwrap().recv().map_err(|_| Refusal::SystemError)?;
-        let n = call.result_mut(0)?.len();
-        pattern(9, call.result_mut(0)?);
-        call.set_result_len(0, n);
-        Ok(())
+        let writer = call.result_writer(0)?;
+        let room = writer.room();
+        Ok(put_pattern(writer, 9, room)?)
     };
     let slow = Procedure::new(handler).read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20).on_workers();
     services.add(PROGRAM, VERSION, 20, slow);

@@ -91,7 +91,7 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
             ran.fetch_add(1, Ordering::Relaxed);
             match call.args() {
                 [0, 0, 0, 1] => Err(Refusal::GarbageArguments),
-                [0, 0, 0, 3] => Ok(call.result_mut(0).map(|_| ())?),
+                [0, 0, 0, 3] => Ok(call.result_writer(0).map(|_| ())?),
                 _ => Err(Refusal::SystemError),
             }
         }

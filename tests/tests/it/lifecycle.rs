@@ -338,10 +338,9 @@ pub(super) fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
     let gate = gate.clone();
     let handler = move |call: &mut ServerCall| {
         gate.wait();
-        if let Ok(result) = call.result_mut(0) {
-            let len = result.len();
-            pattern(20, result);
-            call.set_result_len(0, len);
+        if let Ok(writer) = call.result_writer(0) {
+            let room = writer.room();
+            put_pattern(writer, 20, room)?;
         }
         Ok(())
     };

@@ -384,9 +384,7 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
         let mut services = standard_services();
         let both = Procedure::new(|call| {
             let len = call.args().first().map_or(0, |&byte| 100 * usize::from(byte));
-            let room = call.result_mut(0)?;
-            pattern(7, &mut room[..ITEM]);
-            call.set_result_len(0, ITEM);
+            put_pattern(call.result_writer(0)?, 7, ITEM)?;
             pattern(8, call.reply_mut(len)?);
             Ok(())
         });

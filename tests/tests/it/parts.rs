@@ -35,10 +35,9 @@ pub(super) fn long_world(name: &'static str, scheme: CreditMode, shard: Config) 
     let long = Procedure::new(|call| {
         let args = call.args().to_vec();
         call.reply_mut(args.len())?.copy_from_slice(&args);
-        if let Ok(room) = call.result_mut(0) {
-            pattern(3, room);
-            let len = room.len();
-            call.set_result_len(0, len);
+        if let Ok(writer) = call.result_writer(0) {
+            let room = writer.room();
+            put_pattern(writer, 3, room)?;
         }
         Ok(())
     });

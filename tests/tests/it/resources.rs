@@ -25,11 +25,8 @@ fn services() -> Services {
     let mut services = services_for(16 << 10);
     let two = Procedure::new(|call| {
         for (n, needed) in [(0, 8), (1, NEEDED)] {
-            match call.result_mut(n) {
-                Ok(room) if room.len() >= needed => pattern(n as u32, &mut room[..needed]),
-                _ => return Err(Refusal::ShortChunk { index: n as u32, needed: needed as u32 }),
-            }
-            call.set_result_len(n, needed);
+            let short = Refusal::ShortChunk { index: n as u32, needed: needed as u32 };
+            put_pattern(call.result_writer(n).map_err(|_| short)?, n as u32, needed).map_err(|_| short)?;
         }
         Ok(())
     });

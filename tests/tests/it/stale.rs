@@ -71,49 +71,24 @@ const INLINE: [(Handler, usize); 5] = [
     ),
 ];
 
-/// The same for a result in a Write chunk.
-const DIRECT: [(Handler, usize); 5] = [
+/// The same for a result in a Write chunk: it has what was written last, from the start.
+const DIRECT: [(Handler, usize); 2] = [
     (
         |call, len| {
-            call.set_result_len(0, len);
-            Ok(())
-        },
-        0,
-    ),
-    (
-        |call, len| {
-            call.result_mut(0)?[..3].fill(1);
-            call.set_result_len(0, len);
-            Ok(())
-        },
-        3,
-    ),
-    (
-        |call, len| {
-            call.result_writer(0)?.put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
-            call.set_result_len(0, len);
-            Ok(())
+            let mut writer = call.result_writer(0)?;
+            writer.put(&[1; 5])?;
+            Ok(writer.put_zeroes(len - 5)?)
         },
         5,
     ),
     (
         |call, len| {
-            call.result_writer(0)?.put(&[1; 9]).map_err(|_| Refusal::SystemError)?;
-            call.result_writer(0)?.put(&[1; 2]).map_err(|_| Refusal::SystemError)?;
-            call.set_result_len(0, len);
-            Ok(())
+            call.result_writer(0)?.put(&[1; 9])?;
+            let mut writer = call.result_writer(0)?;
+            writer.put(&[1; 2])?;
+            Ok(writer.put_zeroes(len - 2)?)
         },
-        9,
-    ),
-    (
-        |call, len| {
-            call.set_result_len(0, 4);
-            call.result_mut(0)?[..6].fill(1);
-            call.set_result_len(0, 2);
-            call.set_result_len(0, len);
-            Ok(())
-        },
-        6,
+        2,
     ),
 ];
 
@@ -122,10 +97,8 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     if call.args().iter().chain(call.read_chunk(0).unwrap_or_default()).any(|&byte| byte != SECRET) {
         return Err(Refusal::GarbageArguments);
     }
-    if let Ok(result) = call.result_mut(0) {
-        result.fill(SECRET);
-        let len = result.len();
-        call.set_result_len(0, len);
+    if let Ok(mut writer) = call.result_writer(0) {
+        writer.put(&vec![SECRET; writer.room()])?;
     }
     call.reply_mut(len)?.fill(SECRET);
     Ok(())
@@ -300,9 +273,8 @@ fn results_that_are_given_up_are_not_sent() {
     const LEN: usize = 3000;
     fn begin(call: &mut ServerCall) {
         call.reply_mut(LEN).expect("room")[..5].fill(1);
-        if let Ok(result) = call.result_mut(0) {
-            result[..5].fill(1);
-            call.set_result_len(0, LEN);
+        if let Ok(mut writer) = call.result_writer(0) {
+            writer.put(&[1; 5]).and_then(|()| writer.put_zeroes(LEN - 5)).expect("room");
         }
     }
     let refuse = |call: &mut ServerCall| {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, services_with};
+use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, put_pattern, services_with};
 
 use crate::later::Later;
 use crate::plan::Plan;
@@ -176,10 +176,9 @@ fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
     for (n, &len) in wanted.iter().enumerate() {
         let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
         let len = len.min(room);
-        if let Ok(result) = call.result_mut(n) {
-            pattern(seed + 1 + n as u32, &mut result[..len]);
+        if let Ok(writer) = call.result_writer(n) {
+            put_pattern(writer, seed + 1 + n as u32, len)?;
         }
-        call.set_result_len(n, len);
     }
     results(call, seed, inline_len)?;
     Ok(name)
@@ -210,8 +209,7 @@ fn grow(call: &mut ServerCall) -> Result<Name, Refusal> {
         if room < len {
             return Err(Refusal::ShortChunk { index: n as u32, needed: len as u32 });
         }
-        pattern(seed + n as u32, &mut call.result_mut(n)?[..len]);
-        call.set_result_len(n, len);
+        put_pattern(call.result_writer(n)?, seed + n as u32, len)?;
     }
     results(call, seed, 8)?;
     Ok(name)

@@ -82,8 +82,6 @@ pub(crate) struct ResultChunk {
     declared: u32,
     /// Bytes sent.
     pub(super) len: usize,
-    /// Initialized bytes of pool memory, from its start, beside the first `len`.
-    filled: usize,
     bytes: ResultBytes,
     /// The address of its pool memory was exposed, so it may be written as long as the call lasts.
     told: bool,
@@ -96,43 +94,11 @@ pub(crate) struct ResultChunk {
 impl ResultChunk {
     /// An empty result for a chunk of this capacity, with this number of segments.
     fn of(capacity: u32, segments: u32) -> Self {
-        Self {
-            capacity,
-            declared: u32::MAX,
-            len: 0,
-            filled: 0,
-            bytes: ResultBytes::Empty,
-            told: false,
-            kept: None,
-            segments,
-        }
-    }
-
-    /// Clears other calls' data in the first `len` bytes of pool memory, or in all if there are fewer; returns their
-    /// number.
-    fn fill(&mut self, len: usize) -> usize {
-        let ResultBytes::Pool(buf) = &mut self.bytes else { return 0 };
-        let (filled, len) = (self.filled.max(self.len), len.min(buf.len()));
-        if let Some(unwritten) = buf.get_mut(filled..len) {
-            unwritten.fill(0);
-        }
-        self.filled = filled.max(len);
-        len
-    }
-
-    /// All of its pool memory, with unwritten bytes cleared.
-    pub(super) fn cleared(&mut self) -> Result<&mut [u8], NoResult> {
-        self.fill(usize::MAX);
-        match &mut self.bytes {
-            ResultBytes::Pool(buf) => Ok(&mut buf[..]),
-            ResultBytes::Empty => Err(NoResult(Unusable::NoMemory)),
-            ResultBytes::Shared(_) => Err(NoResult(Unusable::Shared)),
-        }
+        Self { capacity, declared: u32::MAX, len: 0, bytes: ResultBytes::Empty, told: false, kept: None, segments }
     }
 
     /// Writer of its pool memory.
     pub(super) fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
-        self.filled = self.filled.max(self.len);
         let of = (index as u32, self.declared);
         match &mut self.bytes {
             ResultBytes::Pool(buf) => Ok(ResultWriter::of_chunk(&mut buf[..], &mut self.len, &mut self.told, of)),
@@ -145,13 +111,9 @@ impl ResultChunk {
         }
     }
 
-    /// Sets its length, at most its memory.
-    pub(super) fn set_len(&mut self, len: usize) {
-        self.len = match &self.bytes {
-            ResultBytes::Empty => 0,
-            ResultBytes::Pool(_) => self.fill(len),
-            ResultBytes::Shared(bytes) => len.min(bytes.len()),
-        };
+    /// Sends at most the first `len` bytes.
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
     }
 
     /// Sends these bytes as the result of this index.

@@ -347,17 +347,6 @@ impl<T: ?Sized> ServerCall<T> {
         extra.chunks.result_mut(index)
     }
 
-    /// Pool memory for a Write chunk's result, cleared; prefer a [writer](Self::result_writer).
-    ///
-    /// As long as the chunk, and the procedure's declaration, allow. Only the first
-    /// [`set_result_len`](Self::set_result_len) bytes are sent. Memory that this call has not written is cleared first.
-    ///
-    /// # Errors
-    /// The chunk does not exist, or has no pool memory.
-    pub fn result_mut(&mut self, index: usize) -> Result<&mut [u8], NoResult> {
-        self.chunk_mut(index)?.cleared()
-    }
-
     /// Writer of a Write chunk's result, in the memory sent.
     ///
     /// The written bytes are the result. Its room is what the chunk, and the procedure's declaration, allow.
@@ -367,15 +356,6 @@ impl<T: ?Sized> ServerCall<T> {
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         self.chunk_mut(index)?.writer(index)
-    }
-
-    /// Sets a result's length, at most its memory.
-    ///
-    /// 0 without an offered chunk. Bytes that this call has not written are zero.
-    pub fn set_result_len(&mut self, index: usize, len: usize) {
-        if let Ok(result) = self.chunk_mut(index) {
-            result.set_len(len);
-        }
     }
 
     /// Sends the service's own memory as a result, without a copy.

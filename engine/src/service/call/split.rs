@@ -151,7 +151,7 @@ impl Results<'_> {
     pub(crate) fn copy(&mut self, index: usize, bytes: &[u8]) -> Result<(), Refusal> {
         let result = self.chunks.get_mut(index).ok_or(NoResult::no_chunk(index))?;
         if bytes.is_empty() {
-            result.set_len(0);
+            result.truncate(0);
             return Ok(());
         }
         Ok(result.writer(index)?.put(bytes)?)
@@ -162,7 +162,7 @@ impl Results<'_> {
         self.chunks.get_mut(index).is_some_and(|result| {
             let is_there = len <= result.len;
             if is_there {
-                result.set_len(len);
+                result.truncate(len);
             }
             is_there
         })
@@ -170,7 +170,7 @@ impl Results<'_> {
 
     /// Sends nothing in the chunks from `index` on.
     pub(crate) fn clear_from(&mut self, index: usize) {
-        self.chunks.iter_mut().skip(index).for_each(|result| result.set_len(0));
+        self.chunks.iter_mut().skip(index).for_each(|result| result.truncate(0));
     }
 }
 
