@@ -46,7 +46,7 @@ impl Changes {
 impl Connection {
     /// Starts the exchange on the peer's properties, if both ends offer it.
     pub(super) fn start_exchange(&mut self, peer: &PropertySet<'_>) {
-        if !self.config.optional() || !self.session.terms().optional {
+        if !self.config.optional() || !self.session.terms.optional {
             return;
         }
         let local = negotiate::properties(&self.config);
@@ -228,7 +228,7 @@ impl Connection {
             peer.receive_size = peer.receive_size.min(bytes);
         }
         self.changes.offers_invalidation = exchange.local().remote_invalidation;
-        self.session.set_terms(self.session.terms().changed(&self.config, exchange.local(), &peer));
+        self.session.terms = self.session.terms.changed(&self.config, exchange.local(), &peer);
     }
 
     /// Queues this connection's operations for sending, if there are any.

@@ -194,7 +194,7 @@ impl Connection {
     /// The call whose reply the last message interrupted, if any. Check after each [`Event::Failed`], [`Event::Late`]
     /// and [`Event::Rejected`].
     pub fn broken_off(&mut self) -> Option<Event> {
-        let xid = self.sequences.take_orphan()?;
+        let xid = self.sequences.orphan.take()?;
         Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))
     }
 

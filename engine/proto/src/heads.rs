@@ -12,7 +12,7 @@ pub(super) struct Heads {
     layout: Option<HeadLayout>,
     by_layout: bool,
     /// Whether the peer has sent a windowed header: all later ones are windowed.
-    windowed: bool,
+    pub(super) windowed: bool,
 }
 
 impl Heads {
@@ -35,14 +35,5 @@ impl Heads {
     pub(super) fn expect(&mut self, layout: Option<HeadLayout>) {
         self.layout = layout;
         self.decoder = layout.filter(|_| self.by_layout);
-    }
-
-    /// Whether the peer has sent a windowed header.
-    pub(super) fn are_windowed(&self) -> bool {
-        self.windowed
-    }
-
-    pub(super) fn set_windowed(&mut self, windowed: bool) {
-        self.windowed = windowed;
     }
 }

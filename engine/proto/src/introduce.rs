@@ -15,12 +15,12 @@ pub(super) struct Introduction {
     /// Whether a CONNPROP of this side was sent or queued.
     introduced: bool,
     /// Whether the peer's CONNPROP has arrived.
-    peer_introduced: bool,
+    pub(super) peer_introduced: bool,
     /// Received parts of a CONNPROP.
     part: Vec<u8>,
     /// The unsent rest of a CONNPROP in parts.
     rest: Vec<u8>,
-    auth: HostAuth,
+    pub(super) auth: HostAuth,
     /// Its message for the next CONNPROP.
     message: Option<Vec<u8>>,
 }
@@ -30,16 +30,6 @@ impl Introduction {
         let auth = HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client });
         let (part, rest) = (Vec::new(), Vec::new());
         Self { introduced: false, peer_introduced: false, part, rest, auth, message: None }
-    }
-
-    /// Authentication of the peer.
-    pub(super) fn auth(&self) -> &HostAuth {
-        &self.auth
-    }
-
-    /// Whether the peer's CONNPROP has arrived.
-    pub(super) fn peer_introduced(&self) -> bool {
-        self.peer_introduced
     }
 
     /// Whether a CONNPROP in parts has begun.
@@ -77,12 +67,12 @@ impl Connection {
             Version::V1 => {
                 let _ = self.introduction.auth.receive(None);
                 if !self.config.server {
-                    self.session.settle();
-                    self.session.set_open(self.introduction.auth.may_go_on());
+                    self.session.phase = Phase::Settled;
+                    self.session.open = self.introduction.auth.may_go_on();
                 }
             }
         }
-        self.session.set_serves(self.config.takes_calls && self.introduction.auth.may_go_on());
+        self.session.serves = self.config.takes_calls && self.introduction.auth.may_go_on();
     }
 
     /// Processes the peer's properties. A second set changes nothing (version 2 §6.4.4), but continues authentication.
@@ -94,7 +84,7 @@ impl Connection {
             return self.bad_properties(xid);
         };
         if !std::mem::replace(&mut self.introduction.peer_introduced, true) {
-            self.session.set_terms(Terms::from_properties(&self.config, &properties));
+            self.session.terms = Terms::from_properties(&self.config, &properties);
             self.introduce();
             self.agree_on_windowed_credits();
             self.start_exchange(&set);
@@ -124,17 +114,17 @@ impl Connection {
                 self.outbox.push(Outgoing::Connprop);
             }
         }
-        self.session.set_serves(self.config.takes_calls && self.introduction.auth.may_go_on());
+        self.session.serves = self.config.takes_calls && self.introduction.auth.may_go_on();
         Ok(())
     }
 
     /// Reports once to a client that it may call. A server sends a grant or properties first.
     pub(super) fn opened(&mut self, event: Event) -> Event {
         let over = !self.introduction.auth.in_progress() && self.introduction.auth.may_go_on();
-        if self.session.is_open() || self.config.server || self.session.phase() != Phase::Settled || !over {
+        if self.session.open || self.config.server || self.session.phase != Phase::Settled || !over {
             return event;
         }
-        self.session.set_open(true);
+        self.session.open = true;
         match event {
             Event::Grant => Event::Settled,
             // The owner polls [`is_open`](Self::is_open).
@@ -160,7 +150,7 @@ impl Connection {
     /// Maximum bytes of a CONNPROP, or of its next part.
     pub fn connprop_room(&self) -> usize {
         let message = self.introduction.message.as_ref().map_or(0, Vec::len);
-        (PROPERTIES_LEN + message + self.introduction.rest.len()).min(self.session.terms().send_inline_threshold)
+        (PROPERTIES_LEN + message + self.introduction.rest.len()).min(self.session.terms.send_inline_threshold)
     }
 
     /// Writes this side's CONNPROP before `end` of `buf`, whole or in parts. A part has the peer's message size. The
@@ -171,8 +161,7 @@ impl Connection {
         }
         let words = self.account(false, true, receives_ok);
         let room =
-            end.min(self.session.terms().send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))?
-                & !3;
+            end.min(self.session.terms.send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))? & !3;
         let len = self.introduction.rest.len().min(room);
         let flags = if len < self.introduction.rest.len() { Flags::MORE } else { Flags::NONE };
         let start = end.checked_sub(wire::connprop_len(words.received, len))?;

@@ -258,24 +258,24 @@ impl Connection {
 
     /// Authentication of the peer. If it has already [failed](HostAuth::failure), the connection must end.
     pub fn auth(&self) -> &HostAuth {
-        self.introduction.auth()
+        &self.introduction.auth
     }
 
     /// Whether a client may call: negotiation and authentication are complete.
     pub fn is_open(&self) -> bool {
-        self.session.is_open()
+        self.session.open
     }
 
     /// Whether version and authentication let this side call.
     pub fn may_call(&self) -> bool {
-        self.session.phase() == Phase::Settled && self.auth().may_go_on() && (self.is_open() || self.config.server)
+        self.session.phase == Phase::Settled && self.auth().may_go_on() && (self.is_open() || self.config.server)
     }
 
     /// Sets the private data of the peer's connect message (client only). It determines the terms of version 1.
     pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
         self.config.private_data = peer;
         if self.session.version() == Version::V1 {
-            self.session.set_terms(Terms::version_1(&self.config));
+            self.session.terms = Terms::version_1(&self.config);
         }
     }
 
@@ -287,17 +287,17 @@ impl Connection {
     /// Terms of this side's messages, as negotiated so far.
     #[inline]
     pub fn terms(&self) -> &Terms {
-        self.session.terms()
+        &self.session.terms
     }
 
     /// State of the version negotiation.
     pub fn phase(&self) -> Phase {
-        self.session.phase()
+        self.session.phase
     }
 
     /// Limits that decide the form of this side's messages.
     pub fn form_limits(&self) -> FormLimits {
-        self.session.terms().form_limits(&self.config)
+        self.session.terms.form_limits(&self.config)
     }
 
     /// Receives that must be in reserve for this connection.
@@ -325,7 +325,7 @@ impl Connection {
 
     /// Requests a pure grant in this turn, as a keep-alive. See version 2 §4.3.1.2. Version 1 has no such message.
     pub fn keep_alive(&mut self) {
-        self.outbox.set_ping(self.session.version() == Version::V2 && self.session.phase() == Phase::Settled);
+        self.outbox.ping = self.session.version() == Version::V2 && self.session.phase == Phase::Settled;
     }
 
     /// Counters so far.

@@ -27,12 +27,12 @@ pub enum Phase {
 #[derive(Debug)]
 pub(super) struct Session {
     version: Version,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// Whether a client may call.
-    open: bool,
+    pub(super) open: bool,
     /// Whether calls of the peer are served: configured, and the peer authenticated.
-    serves: bool,
-    terms: Terms,
+    pub(super) serves: bool,
+    pub(super) terms: Terms,
 }
 
 impl Session {
@@ -50,56 +50,18 @@ impl Session {
         self.version
     }
 
-    #[inline]
-    pub(super) fn phase(&self) -> Phase {
-        self.phase
-    }
-
-    /// Fixes the version.
-    pub(super) fn settle(&mut self) {
-        self.phase = Phase::Settled;
-    }
-
     /// Settles on version 1, permanently.
     pub(super) fn go_version_1(&mut self, config: &ConnConfig) {
         (self.version, self.phase, self.open) = (Version::V1, Phase::Settled, !config.server);
         self.terms = Terms::version_1(config);
-    }
-
-    #[inline]
-    pub(super) fn terms(&self) -> &Terms {
-        &self.terms
-    }
-
-    pub(super) fn set_terms(&mut self, terms: Terms) {
-        self.terms = terms;
-    }
-
-    /// Whether a client may call.
-    pub(super) fn is_open(&self) -> bool {
-        self.open
-    }
-
-    pub(super) fn set_open(&mut self, open: bool) {
-        self.open = open;
-    }
-
-    /// Whether calls of the peer are accepted.
-    #[inline]
-    pub(super) fn serves(&self) -> bool {
-        self.serves
-    }
-
-    pub(super) fn set_serves(&mut self, serves: bool) {
-        self.serves = serves;
     }
 }
 
 impl Connection {
     /// Selects the version by a server's first readable message.
     pub(super) fn settle_server(&mut self, version: Version, introduce: bool) {
-        if self.config.server && self.session.phase() == Phase::Hello {
-            self.session.settle();
+        if self.config.server && self.session.phase == Phase::Hello {
+            self.session.phase = Phase::Settled;
             if version == Version::V2 && introduce {
                 self.introduce();
             }
@@ -108,7 +70,7 @@ impl Connection {
 
     /// Whether a server accepts a version 1 first message despite its preference.
     pub(super) fn follows(&self, vers: Version) -> bool {
-        self.config.server && self.session.phase() == Phase::Hello && vers == Version::V1 && self.config.version_1
+        self.config.server && self.session.phase == Phase::Hello && vers == Version::V1 && self.config.version_1
     }
 
     /// Version 1 cannot authenticate: policy decides.
@@ -117,7 +79,7 @@ impl Connection {
         self.session.go_version_1(&self.config);
         self.credits = self.config.new_credits(Version::V1);
         self.heads.expect(None);
-        self.outbox.set_ping(false);
+        self.outbox.ping = false;
         self.outbox.forget(Outgoing::Connprop);
         Ok(())
     }
@@ -127,7 +89,7 @@ impl Connection {
     pub(super) fn take_version_error(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
         // The common layout of all versions has no credits.
         self.credits.count_unreadable(None)?;
-        if self.config.server || self.session.phase() == Phase::Settled {
+        if self.config.server || self.session.phase == Phase::Settled {
             return Ok(self.failed(view));
         }
         if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
@@ -153,7 +115,7 @@ impl Connection {
 
     #[cold]
     pub(super) fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Result<Event, PeerFault> {
-        if self.config.server && self.session.phase() == Phase::Settled {
+        if self.config.server && self.session.phase == Phase::Settled {
             return Err(PeerFault::VersionChanged(vers));
         }
         let whose = match self.session.version() {

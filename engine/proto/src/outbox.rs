@@ -17,9 +17,9 @@ pub(super) struct Outbox {
     /// Queued errors; each occupies a served call's place until sent.
     errors: usize,
     /// Whether a message was sent since the last pure-grant decision.
-    just_sent: bool,
+    pub(super) just_sent: bool,
     /// A pure grant to send, though no credit needs it.
-    ping: bool,
+    pub(super) ping: bool,
 }
 
 fn is_error(out: &Outgoing) -> bool {
@@ -111,21 +111,10 @@ impl Outbox {
         self.errors = 0;
     }
 
-    /// Records a sent message.
-    #[inline(always)]
-    pub(super) fn note_sent(&mut self) {
-        self.just_sent = true;
-    }
-
     /// Whether no message was sent since the last call of this.
     #[inline]
     pub(super) fn take_silence(&mut self) -> bool {
         !std::mem::replace(&mut self.just_sent, false)
-    }
-
-    /// Sets whether to send a pure grant without need.
-    pub(super) fn set_ping(&mut self, ping: bool) {
-        self.ping = ping;
     }
 
     /// Takes the request for a pure grant.
@@ -168,9 +157,9 @@ mod tests {
     #[test]
     fn silence_and_pings_are_reported_once() {
         let mut outbox = Outbox::new(0);
-        outbox.note_sent();
+        outbox.just_sent = true;
         assert_eq!((outbox.take_silence(), outbox.take_silence()), (false, true));
-        outbox.set_ping(true);
+        outbox.ping = true;
         assert_eq!((outbox.take_ping(), outbox.take_ping()), (true, false));
     }
 }

@@ -74,10 +74,10 @@ impl Connection {
                 increment: (!error).then(|| view.credit()),
             });
         }
-        if self.heads.are_windowed() && !windowed {
+        if self.heads.windowed && !windowed {
             return Err(PeerFault::CreditWordMissing);
         }
-        self.heads.set_windowed(windowed);
+        self.heads.windowed = windowed;
         let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
         if view.htype() == HeaderType::Error {
             self.credits.on_receive_error(view.received())?;
@@ -86,8 +86,8 @@ impl Connection {
         }
         // It is answered after all its parts.
         self.settle_server(Version::V2, view.htype() != HeaderType::Connprop);
-        if self.session.phase() == Phase::Hello && view.htype() != HeaderType::Error {
-            self.session.settle();
+        if self.session.phase == Phase::Hello && view.htype() != HeaderType::Error {
+            self.session.phase = Phase::Settled;
         }
         let event = self.understand(view, grant)?;
         self.expect_layout();
@@ -101,7 +101,7 @@ impl Connection {
             self.useless.grant(self.counters.sent);
             return Ok(Event::Grant);
         }
-        if let Some(sequence) = self.sequences.open() {
+        if let Some(sequence) = self.sequences.open {
             if !sequence.continues_with(view) {
                 return Ok(self.broken(sequence, view));
             }
@@ -134,15 +134,13 @@ impl Connection {
 
     /// Whether the peer may send windowed headers: both ends have offered them.
     pub(super) fn may_be_windowed(&self) -> bool {
-        self.introduction.peer_introduced()
-            && self.session.terms().windowed
-            && self.config.scheme == CreditMode::V2Windowed
+        self.introduction.peer_introduced && self.session.terms.windowed && self.config.scheme == CreditMode::V2Windowed
     }
 
     /// Sets the layout of most messages from here on.
     pub(super) fn expect_layout(&mut self) {
-        self.heads.expect(match (self.sequences.open(), self.session.phase()) {
-            (None, Phase::Settled) if self.heads.are_windowed() => Some(HeadLayout::V2Windowed),
+        self.heads.expect(match (self.sequences.open, self.session.phase) {
+            (None, Phase::Settled) if self.heads.windowed => Some(HeadLayout::V2Windowed),
             // Until the first windowed header each one is checked.
             (None, Phase::Settled) if !self.may_be_windowed() => Some(HeadLayout::V2),
             _ => None,
@@ -219,7 +217,7 @@ impl Connection {
     /// Handles a complete call.
     #[inline(always)]
     pub(super) fn called(&mut self, xid: u32, lists: Option<HasLists>) -> Result<Event, PeerFault> {
-        if !self.session.serves() {
+        if !self.session.serves {
             return Ok(self.unserved(xid));
         }
         if let Some(lists) = lists {

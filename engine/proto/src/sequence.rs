@@ -57,20 +57,14 @@ impl Sequence {
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     /// The incoming continued message.
-    open: Option<Sequence>,
+    pub(super) open: Option<Sequence>,
     /// Continued messages that have begun. The number wraps.
     begun: u32,
     /// The XID of an interrupted continued reply.
-    orphan: Option<u32>,
+    pub(super) orphan: Option<u32>,
 }
 
 impl Sequences {
-    /// The incoming message.
-    #[inline]
-    pub(super) fn open(&self) -> Option<Sequence> {
-        self.open
-    }
-
     /// The number of the message in progress, unique per message.
     pub(super) fn number(&self) -> Option<u32> {
         self.open.map(|_| self.begun)
@@ -83,31 +77,11 @@ impl Sequences {
         first
     }
 
-    /// Continues it: more parts follow.
-    pub(super) fn go_on(&mut self, sequence: Sequence) {
-        self.open = Some(sequence);
-    }
-
-    /// Ends it: no more parts follow.
-    pub(super) fn end(&mut self) {
-        self.open = None;
-    }
-
     /// Drops the message in progress for lack of memory.
     pub(super) fn spoil(&mut self) {
         if let Some(sequence) = &mut self.open {
             (sequence.kept, sequence.no_memory) = (false, true);
         }
-    }
-
-    /// Records that the incoming reply was interrupted.
-    pub(super) fn leave_orphan(&mut self, xid: u32) {
-        self.orphan = Some(xid);
-    }
-
-    /// Takes the XID of an interrupted reply.
-    pub(super) fn take_orphan(&mut self) -> Option<u32> {
-        self.orphan.take()
     }
 }
 
@@ -122,10 +96,10 @@ impl Connection {
                 self.introduction.add_part(bytes);
             }
             if more {
-                self.sequences.go_on(sequence);
+                self.sequences.open = Some(sequence);
                 return Ok(Event::Grant);
             }
-            self.sequences.end();
+            self.sequences.open = None;
             let bytes = self.introduction.take_part();
             return match PropertySet::parse(&bytes, self.config.revision) {
                 Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
@@ -135,10 +109,10 @@ impl Connection {
         sequence.add(view.payload().len(), self.config.reassemble_up_to);
         if more {
             self.counters.continued_received += 1;
-            self.sequences.go_on(sequence);
+            self.sequences.open = Some(sequence);
             return Ok(Event::Continued { first, kept: sequence.kept });
         }
-        self.sequences.end();
+        self.sequences.open = None;
         match (sequence.response, sequence.kept) {
             (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
             (false, true) => self.called(view.xid(), HasLists::of(view)),
@@ -169,10 +143,10 @@ impl Connection {
     /// Drops a continued message whose rest will not arrive.
     #[cold]
     pub(super) fn break_off(&mut self, sequence: Sequence) {
-        self.sequences.end();
+        self.sequences.open = None;
         self.introduction.drop_part();
         if sequence.response {
-            self.sequences.leave_orphan(sequence.xid);
+            self.sequences.orphan = Some(sequence.xid);
         } else {
             self.answer(sequence.xid, ErrorBody::InvalFlag);
         }

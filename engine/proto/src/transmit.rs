@@ -69,7 +69,7 @@ impl Connection {
     #[cold]
     pub fn take_back(&mut self, out: Outgoing) {
         match out {
-            Outgoing::Grant => self.outbox.set_ping(true),
+            Outgoing::Grant => self.outbox.ping = true,
             Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Connprop | Outgoing::Optional => {
                 self.outbox.put_back(out);
             }
@@ -95,7 +95,7 @@ impl Connection {
     #[inline]
     fn room_beside(&self, taken: usize) -> u32 {
         let [taken, slots] = [taken, self.inbound.capacity()].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        self.credits.room_beside(taken, slots, !self.calls.is_empty(), self.sequences.open().is_some())
+        self.credits.room_beside(taken, slots, !self.calls.is_empty(), self.sequences.open.is_some())
     }
 
     /// As above if Receives are in reserve; otherwise `None`.
@@ -161,7 +161,7 @@ impl Connection {
     /// As [`account`](Self::account) with a full grant; also writes the header.
     #[inline(always)]
     fn emit_windowed(&mut self, xid: u32, flags: Flags, header: &mut [u8; wire::WINDOWED_LEN]) {
-        self.outbox.note_sent();
+        self.outbox.just_sent = true;
         self.counters.sent += 1;
         self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
         let (credit, received) = self.credits.on_send_windowed(self.room());
@@ -258,7 +258,7 @@ impl Connection {
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
         self.counters.sent += 1;
         if grants {
-            self.outbox.note_sent();
+            self.outbox.just_sent = true;
         }
         if self.session.version() == Version::V1 {
             // Every reply grants the credit of its call.
@@ -274,7 +274,7 @@ impl Connection {
     fn account_grant(&mut self, receives_ok: bool) -> CreditWords {
         self.counters.sent += 1;
         self.counters.grants_pure += 1;
-        self.outbox.note_sent();
+        self.outbox.just_sent = true;
         self.credits.on_send_grant(self.room_if(receives_ok))
     }
 }

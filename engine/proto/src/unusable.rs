@@ -33,7 +33,7 @@ impl Connection {
     pub(super) fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
         if let WireErrorKind::UnsupportedVersion { vers } = error.kind
             && self.config.server
-            && self.session.phase() == Phase::Settled
+            && self.session.phase == Phase::Settled
         {
             return Err(PeerFault::VersionChanged(vers));
         }
@@ -48,12 +48,12 @@ impl Connection {
             self.go_version_1()?;
         }
         // Peers with message counts put them in each header: a lost one loses nothing.
-        let increment = error.credit().filter(|_| !self.heads.are_windowed());
+        let increment = error.credit().filter(|_| !self.heads.windowed);
         if let (Some(xid), true) = (xid, error.is_connprop()) {
             self.count_unusable(increment)?;
             if !self.config.server {
                 // The server presumably supports version 2.
-                self.session.settle();
+                self.session.phase = Phase::Settled;
             }
             let event = self.bad_properties(xid)?;
             self.expect_layout();
@@ -73,7 +73,7 @@ impl Connection {
     /// Counts an unusable message: it took a Receive. It is not a part of another message.
     pub(super) fn count_unusable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         self.credits.count_unreadable(increment)?;
-        if let Some(sequence) = self.sequences.open() {
+        if let Some(sequence) = self.sequences.open {
             self.break_off(sequence);
         }
         Ok(())

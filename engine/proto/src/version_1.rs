@@ -14,7 +14,7 @@ impl Connection {
             _ if response => self.receive_v1_error(view),
             _ => self.reject_v1(view),
         };
-        if self.session.phase() == Phase::Settled {
+        if self.session.phase == Phase::Settled {
             self.heads.expect(Some(HeadLayout::V1));
         }
         event

@@ -360,13 +360,13 @@ impl Fabric for SoftwareFabric {
         let windows = &mut self.table.get(qp).ok_or_else(unknown)?.windows;
         let index = windows.add();
         index.map(|index| WindowId { qp, index }).ok_or_else(|| {
-            FabricError::misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.keys().limit()))
+            FabricError::misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.keys.limit()))
         })
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.windows.keys().next(window.index)).unwrap_or(0)
+        self.table.peek(window.qp).and_then(|qp| qp.windows.keys.next(window.index)).unwrap_or(0)
     }
 
     #[inline]

@@ -315,7 +315,7 @@ impl Qp {
                     if *access == Access::LOCAL {
                         return Err("a window without rights");
                     }
-                    if window.qp != self.id || !self.windows.keys_mut().post_bind(window.index) {
+                    if window.qp != self.id || !self.windows.keys.post_bind(window.index) {
                         return Err("a window that is not free, or of another queue pair");
                     }
                 }
@@ -332,7 +332,7 @@ impl Qp {
                 }
             }
             WorkRequest::LocalInvalidate { window } => {
-                if fresh && (window.qp != self.id || !self.windows.keys_mut().post_invalidate(window.index)) {
+                if fresh && (window.qp != self.id || !self.windows.keys.post_invalidate(window.index)) {
                     return Err("a window that is not bound, or of another queue pair");
                 }
                 if budget.is_none() {

@@ -40,7 +40,7 @@ const WRITE: u64 = 1 << 33;
 #[derive(Debug)]
 pub(super) struct OwnWindows {
     table: PeerMapping,
-    keys: Keys,
+    pub(super) keys: Keys,
     windows: Vec<Window>,
 }
 
@@ -65,16 +65,6 @@ impl OwnWindows {
     /// Windows in a zeroed table. `random` makes their keys hard to guess.
     pub(super) fn new(table: PeerMapping, limit: u32, random: u32) -> Self {
         Self { table, keys: Keys::new(limit, random), windows: Vec::new() }
-    }
-
-    /// Current and future keys of the windows.
-    pub(super) fn keys(&self) -> &Keys {
-        &self.keys
-    }
-
-    /// The same, for requests that are posted.
-    pub(super) fn keys_mut(&mut self) -> &mut Keys {
-        &mut self.keys
     }
 
     /// Makes a window, within the limit.

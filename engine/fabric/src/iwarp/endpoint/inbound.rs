@@ -54,23 +54,23 @@ pub(super) struct Sinks<'a> {
 #[derive(Debug)]
 pub(super) struct Inbound {
     reader: Reader,
-    placing: Placing,
+    pub(super) placing: Placing,
     /// First segment of a message without a Receive, and its bytes.
     waiting: Option<(Segment, usize)>,
     rnr_polls: u32,
     /// Bytes taken.
-    position: u64,
+    pub(super) position: u64,
     /// The peer has begun a segment.
-    spoken: bool,
+    pub(super) spoken: bool,
 }
 
 /// The destination of all bytes.
 #[derive(Debug)]
-struct Placing {
+pub(super) struct Placing {
     max_message: usize,
     ird: usize,
     /// Numbers of the next message on each queue.
-    send_msn: u32,
+    pub(super) send_msn: u32,
     read_msn: u32,
     /// The incoming message.
     message: Option<Incoming>,
@@ -78,10 +78,10 @@ struct Placing {
     current: Segment,
     target: Target,
     /// Reads of ours that are not answered yet, oldest first.
-    reads: VecDeque<OwnRead>,
-    reads_done: u64,
+    pub(super) reads: VecDeque<OwnRead>,
+    pub(super) reads_done: u64,
     /// Reads of the peer that are not answered yet, oldest first.
-    requests: VecDeque<ReadRequest>,
+    pub(super) requests: VecDeque<ReadRequest>,
 }
 
 /// A partly received message.
@@ -184,32 +184,12 @@ impl Inbound {
         self.placing.ird = terms.ird.into();
     }
 
-    /// The next message of the peer has this number.
-    #[cfg(test)]
-    pub(super) fn expect_message(&mut self, msn: u32) {
-        self.placing.send_msn = msn;
-    }
-
-    #[inline]
-    pub(super) fn has_spoken(&self) -> bool {
-        self.spoken
-    }
-
-    #[inline]
-    pub(super) fn reads_done(&self) -> u64 {
-        self.placing.reads_done
-    }
-
     pub(super) fn has_reads(&self) -> bool {
         !self.placing.reads.is_empty()
     }
 
     pub(super) fn waits_for_receive(&self) -> bool {
         self.waiting.is_some()
-    }
-
-    pub(super) fn position(&self) -> u64 {
-        self.position
     }
 
     /// Whether no message and no segment is half here.
@@ -224,25 +204,10 @@ impl Inbound {
         own as u64 + requests.iter().map(|request| u64::from(request.len)).sum::<u64>()
     }
 
-    /// Reads of ours on their way.
-    pub(super) fn outstanding(&self) -> usize {
-        self.placing.reads.len()
-    }
-
-    /// A Read of ours has been sent.
-    pub(super) fn expect(&mut self, read: OwnRead) {
-        self.placing.reads.push_back(read);
-    }
-
     /// The peer's oldest unanswered Read.
     #[inline]
     pub(super) fn request(&self) -> Option<&ReadRequest> {
         self.placing.requests.front()
-    }
-
-    /// It is answered.
-    pub(super) fn answered(&mut self) {
-        self.placing.requests.pop_front();
     }
 
     /// Consumes as many of the peer's bytes as possible.

@@ -189,7 +189,7 @@ impl Endpoint {
 
     /// Fails the setup: only a Terminate message is sent, with or without CRC.
     pub(super) fn decline(&mut self, crc: bool) {
-        self.outbound.decline(crc);
+        self.outbound.crc = crc;
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -258,7 +258,7 @@ impl Endpoint {
     /// Appends the completions of finished requests.
     #[inline]
     pub(super) fn reap(&mut self, done: &mut impl Extend<Completion>) {
-        self.outbound.reap(self.id, self.inbound.reads_done(), done);
+        self.outbound.reap(self.id, self.inbound.placing.reads_done, done);
     }
 
     /// Whether something that was posted is not done.
@@ -278,8 +278,8 @@ impl Endpoint {
     pub(super) fn progress(&self, untaken: u64) -> Progress {
         Progress {
             taken: self.outbound.position().saturating_sub(untaken),
-            received: self.inbound.position(),
-            done: self.inbound.reads_done(),
+            received: self.inbound.position,
+            done: self.inbound.placing.reads_done,
         }
     }
 
@@ -287,7 +287,7 @@ impl Endpoint {
     /// `untaken`.
     pub(super) fn flow(&self, untaken: u64) -> Flow {
         Flow {
-            moved: (self.outbound.position() + self.inbound.position()).saturating_sub(untaken),
+            moved: (self.outbound.position() + self.inbound.position).saturating_sub(untaken),
             queued: self.outbound.queued() + self.inbound.queued() + untaken,
         }
     }
@@ -327,8 +327,8 @@ impl Endpoint {
         let receives = own_receives.as_mut().unwrap_or(receives);
         let (rnr_retry, sent) = (limits.rnr_retry, outbound.position());
         let taken = inbound.take(&mut Sinks { id: *id, windows, receives, stats, rnr_retry, sent, out, end }, input);
-        if inbound.has_spoken() {
-            outbound.open();
+        if inbound.spoken {
+            outbound.open = true;
         }
         taken
     }

@@ -73,16 +73,16 @@ pub(super) struct Outbound {
     /// The last message answered a Read, so a request is next.
     answered: bool,
     /// We may speak.
-    open: bool,
+    pub(super) open: bool,
     begun: bool,
     over: bool,
-    crc: bool,
+    pub(super) crc: bool,
     /// Most bytes of payload in a tagged and in an untagged segment.
     tagged: usize,
     untagged: usize,
     max_message: usize,
     ord: usize,
-    send_msn: u32,
+    pub(super) send_msn: u32,
     read_msn: u32,
     reads_sent: u64,
     read_stag: u32,
@@ -109,22 +109,6 @@ impl Outbound {
         self.untagged = (terms.max_ulpdu - UNTAGGED_HEADER) & !3;
         self.max_message = terms.max_message;
         self.ord = terms.ord.into();
-    }
-
-    /// Nothing is sent but a Terminate message.
-    pub(super) fn decline(&mut self, crc: bool) {
-        self.crc = crc;
-    }
-
-    /// The next message has this number.
-    #[cfg(test)]
-    pub(super) fn number_message(&mut self, msn: u32) {
-        self.send_msn = msn;
-    }
-
-    #[inline]
-    pub(super) fn open(&mut self) {
-        self.open = true;
     }
 
     #[inline]
@@ -229,13 +213,13 @@ impl Outbound {
                 if *access == Access::LOCAL {
                     return Err("a window without rights");
                 }
-                if window.qp != id || !windows.keys().post_bind(window.index) {
+                if window.qp != id || !windows.keys.post_bind(window.index) {
                     return Err("a window that is not free, or of another queue pair");
                 }
                 Ok(())
             }
             WorkRequest::LocalInvalidate { window } => {
-                if window.qp != id || !windows.keys().post_invalidate(window.index) {
+                if window.qp != id || !windows.keys.post_invalidate(window.index) {
                     return Err("a window that is not bound, or of another queue pair");
                 }
                 Ok(())
@@ -311,7 +295,7 @@ impl Outbound {
         if last {
             self.amid = Amid::Nothing;
             self.answered = true;
-            inbound.answered();
+            inbound.placing.requests.pop_front();
         } else {
             self.amid = Amid::Answer(done + len);
         }
@@ -341,10 +325,10 @@ impl Outbound {
                 }
                 (Opcode::Write, Until::Sent(self.stream.end()))
             }
-            WorkRequest::Read { .. } if inbound.outstanding() >= self.ord => return wait(wr),
+            WorkRequest::Read { .. } if inbound.placing.reads.len() >= self.ord => return wait(wr),
             WorkRequest::Read { dst, offset, len, remote } => {
                 let stag = self.request(len as u32, remote);
-                inbound.expect(OwnRead { stag, dst, offset, len, got: 0 });
+                inbound.placing.reads.push_back(OwnRead { stag, dst, offset, len, got: 0 });
                 (Opcode::Read, Until::Read(self.reads_sent))
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {

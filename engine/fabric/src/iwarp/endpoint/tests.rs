@@ -431,8 +431,8 @@ fn respond(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
 fn message_numbers_wrap() {
     let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
     b.receives(3);
-    a.endpoint.outbound.number_message(u32::MAX);
-    b.endpoint.inbound.expect_message(u32::MAX);
+    a.endpoint.outbound.send_msn = u32::MAX;
+    b.endpoint.inbound.placing.send_msn = u32::MAX;
     for n in 0..3 {
         a.send(n, &[n as u8], None, false);
     }

@@ -39,7 +39,7 @@ struct Exposure {
 /// The windows of our side of one queue pair.
 #[derive(Debug)]
 pub(in super::super) struct Windows {
-    keys: Keys,
+    pub(in super::super) keys: Keys,
     exposures: Vec<Option<Exposure>>,
 }
 
@@ -47,11 +47,6 @@ impl Windows {
     /// No windows. `random` makes their STags hard to guess.
     pub(in super::super) fn new(limit: u32, random: u32) -> Self {
         Self { keys: Keys::new(limit, random), exposures: Vec::new() }
-    }
-
-    /// Their book of keys.
-    pub(in super::super) fn keys(&mut self) -> &mut Keys {
-        &mut self.keys
     }
 
     /// The key that the next posted bind makes valid.
