@@ -106,7 +106,7 @@ fn next_message(peer: &mut RawPeer) -> Message {
     loop {
         let message = peer.receive().expect("the connection lives on");
         let view = View::check(&message.bytes, Revision::Ietf00).expect("a header");
-        if !matches!(view.body(), ViewBody::Nomsg) || view.has_chunks() {
+        if !matches!(view.body(), ViewBody::Nomsg(())) || view.has_chunks() {
             return message;
         }
     }
@@ -172,7 +172,7 @@ fn ping(peer: &mut RawPeer, xid: u32, len: usize) -> Vec<Update> {
             continue;
         }
         let view = View::check(&message.bytes, Revision::Ietf00).expect("a header");
-        assert_eq!((view.xid(), matches!(view.body(), ViewBody::Msg)), (xid, true), "{view}");
+        assert_eq!((view.xid(), matches!(view.body(), ViewBody::Msg(()))), (xid, true), "{view}");
         got.extend_from_slice(view.payload());
         if !view.flags().contains(Flags::MORE) {
             break;

@@ -141,7 +141,7 @@ fn next_reply(peer: &mut RawPeer) -> Vec<u8> {
         let bytes = peer.receive().expect("a message").bytes;
         let view = View::check(&bytes, Revision::Ietf00).expect("a header");
         match view.body() {
-            ViewBody::Msg => whole.extend_from_slice(view.payload()),
+            ViewBody::Msg(()) => whole.extend_from_slice(view.payload()),
             ViewBody::Error(error) => panic!("{error:?}"),
             _ => continue,
         }

@@ -128,8 +128,8 @@ fn every_header_is_written_again_as_it_was() {
         let writes = WriteList { counts: &counts, segments: &segments };
         let chunks = Chunks { inv_handle: 0, reads: &reads, writes, reply: reply.as_deref() };
         let body = match view.body() {
-            ViewBody::Msg => Body::Msg(chunks),
-            ViewBody::Nomsg => Body::Nomsg(chunks),
+            ViewBody::Msg(()) => Body::Msg(chunks),
+            ViewBody::Nomsg(()) => Body::Nomsg(chunks),
             other => panic!("frame {}: {other:?}", send.frame),
         };
         let header = Header { xid: view.xid(), credit: view.credit(), received: None, flags: view.flags(), body };

@@ -56,8 +56,8 @@ fn write_list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, label: &str, items: i
 
 fn write_body(f: &mut fmt::Formatter<'_>, view: &View<'_>) -> fmt::Result {
     match view.body() {
-        ViewBody::Msg | ViewBody::Nomsg | ViewBody::Done => Ok(()),
-        ViewBody::Msgp { align, thresh } => write!(f, " align={align} thresh={thresh}"),
+        ViewBody::Msg(()) | ViewBody::Nomsg(()) | ViewBody::Done => Ok(()),
+        ViewBody::Msgp { align, thresh, .. } => write!(f, " align={align} thresh={thresh}"),
         ViewBody::Error(error @ ErrorBody::BadXdr) if view.version() == Version::V1 => {
             write!(f, " {}", error.name_in(Version::V1))
         }

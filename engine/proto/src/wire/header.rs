@@ -22,13 +22,13 @@ pub struct Header<'a> {
     pub body: Body<'a>,
 }
 
-/// The body of a header to send.
+/// The body of a header; `C` is its chunk lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body<'a> {
+pub enum Body<'a, C = Chunks<'a>> {
     /// The RPC message follows the header.
-    Msg(Chunks<'a>),
+    Msg(C),
     /// The RPC message is in a chunk.
-    Nomsg(Chunks<'a>),
+    Nomsg(C),
     /// Version 1 only. Never sent to a peer, but every view can be encoded again.
     Msgp {
         /// `rdma_align`.
@@ -36,7 +36,7 @@ pub enum Body<'a> {
         /// `rdma_thresh`.
         thresh: u32,
         /// The lists.
-        chunks: Chunks<'a>,
+        chunks: C,
     },
     /// Version 1 only. Never sent to a peer, like [`Body::Msgp`].
     Done,
@@ -53,7 +53,7 @@ pub enum Body<'a> {
     },
 }
 
-impl Body<'_> {
+impl<C> Body<'_, C> {
     /// The type of the header.
     pub const fn htype(&self) -> HeaderType {
         match self {
@@ -123,8 +123,7 @@ impl Header<'_> {
         match &self.body {
             Body::Msg(chunks) | Body::Nomsg(chunks) => chunks.emit(out, version),
             Body::Msgp { align, thresh, chunks } => {
-                out.u32(*align)?;
-                out.u32(*thresh)?;
+                out.words([*align, *thresh])?;
                 chunks.emit(out, version)
             }
             Body::Done => Ok(()),
@@ -227,9 +226,7 @@ pub fn emit_connprop_continued(
     bytes: &[u8],
 ) -> Result<usize, NoSpace> {
     let mut writer = Encoder::new(out);
-    for word in [xid, Version::V2.code(), credit, HeaderType::Connprop.code(), sent_flags(flags, received).0] {
-        writer.u32(word)?;
-    }
+    writer.words([xid, Version::V2.code(), credit, HeaderType::Connprop.code(), sent_flags(flags, received).0])?;
     if let Some(received) = received {
         writer.u32(received)?;
     }
@@ -247,9 +244,7 @@ pub fn emit_err_vers(
     (low, high): (Version, Version),
 ) -> Result<usize, NoSpace> {
     let mut writer = Encoder::new(out);
-    for word in [xid, vers, credit, HeaderType::Error.code(), 1, low.code(), high.code()] {
-        writer.u32(word)?;
-    }
+    writer.words([xid, vers, credit, HeaderType::Error.code(), 1, low.code(), high.code()])?;
     debug_assert_eq!(writer.len(), ERR_VERS_LEN);
     Ok(writer.len())
 }

@@ -258,8 +258,7 @@ impl<'b> Builder<'b> {
 
     /// Adds an opaque property.
     pub fn opaque(mut self, which: u32, value: &[u8]) -> Result<Self, NoSpace> {
-        self.out.u32(which)?;
-        self.out.u32(4 + padded(value.len()) as u32)?;
+        self.out.words([which, 4 + padded(value.len()) as u32])?;
         self.out.opaque(value, usize::MAX)?;
         self.count += 1;
         Ok(self)

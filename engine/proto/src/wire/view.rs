@@ -3,6 +3,7 @@
 use super::chunks::{ChunkCounts, Lists, Reads, WriteChunk, Writes};
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::{ErrorBody, WireError, WireErrorKind};
+use super::header::Body;
 use super::properties::PropertySet;
 use super::word::word;
 use super::xdr::Decoder;
@@ -33,33 +34,7 @@ pub struct View<'a> {
 }
 
 /// The body of a received header. Its chunk lists are [`View::reads`], [`View::writes`] and [`View::reply_chunk`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ViewBody<'a> {
-    /// Chunk lists and payload.
-    Msg,
-    /// Chunk lists.
-    Nomsg,
-    /// Chunk lists and payload.
-    Msgp {
-        /// `rdma_align`.
-        align: u32,
-        /// `rdma_thresh`.
-        thresh: u32,
-    },
-    /// Nothing.
-    Done,
-    /// An error.
-    Error(ErrorBody),
-    /// The sender's properties.
-    Connprop(PropertySet<'a>),
-    /// An optional operation, see [`optional`](super::optional).
-    Optional {
-        /// `rdma_opttype`.
-        opttype: u32,
-        /// `rdma_optinfo`.
-        optinfo: &'a [u8],
-    },
-}
+pub type ViewBody<'a> = Body<'a, ()>;
 
 /// A receiver's limits on chunks and segments. They are at least its own offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,11 +225,11 @@ impl<'a> View<'a> {
     fn body_end(&self) -> usize {
         let body = self.body_at();
         match self.body() {
-            ViewBody::Error(error) => body + error.encoded_len(self.layout()),
+            Body::Error(error) => body + error.encoded_len(self.layout()),
             // Otherwise this is a part of a set, which extends to the end.
-            ViewBody::Connprop(_) => PropertySet::read(&mut Decoder::starting_at(self.bytes, body))
+            Body::Connprop(_) => PropertySet::read(&mut Decoder::starting_at(self.bytes, body))
                 .map_or(self.bytes.len(), |properties| body + properties.encoded_len()),
-            ViewBody::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
+            Body::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
             _ => body,
         }
     }
@@ -263,21 +238,20 @@ impl<'a> View<'a> {
     pub fn body(&self) -> ViewBody<'a> {
         let mut reader = Decoder::starting_at(self.bytes, self.body_at());
         match self.htype {
-            HeaderType::Msg => ViewBody::Msg,
-            HeaderType::Nomsg => ViewBody::Nomsg,
+            HeaderType::Msg => Body::Msg(()),
+            HeaderType::Nomsg => Body::Nomsg(()),
             HeaderType::Msgp => {
-                ViewBody::Msgp { align: word(self.bytes, COMMON_LEN), thresh: word(self.bytes, COMMON_LEN + 4) }
+                let (align, thresh) = (word(self.bytes, COMMON_LEN), word(self.bytes, COMMON_LEN + 4));
+                Body::Msgp { align, thresh, chunks: () }
             }
-            HeaderType::Done => ViewBody::Done,
-            HeaderType::Error => ViewBody::Error(
-                ErrorBody::read(&mut reader, self.layout(), self.revision).unwrap_or(ErrorBody::Unknown(0)),
-            ),
-            HeaderType::Connprop => ViewBody::Connprop(PropertySet::read(&mut reader).unwrap_or_default()),
-            HeaderType::Optional => ViewBody::Optional {
-                opttype: word(self.bytes, self.body_at()),
-                optinfo: Decoder::starting_at(self.bytes, self.body_at() + 4)
-                    .opaque(usize::MAX, "rdma_optinfo")
-                    .unwrap_or_default(),
+            HeaderType::Done => Body::Done,
+            HeaderType::Error => {
+                Body::Error(ErrorBody::read(&mut reader, self.layout(), self.revision).unwrap_or(ErrorBody::Unknown(0)))
+            }
+            HeaderType::Connprop => Body::Connprop(PropertySet::read(&mut reader).unwrap_or_default()),
+            HeaderType::Optional => Body::Optional {
+                opttype: reader.u32("rdma_opttype").unwrap_or_default(),
+                optinfo: reader.opaque(usize::MAX, "rdma_optinfo").unwrap_or_default(),
             },
         }
     }

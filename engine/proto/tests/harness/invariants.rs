@@ -86,9 +86,9 @@ impl<'a> Owned<'a> {
             reply: self.reply.as_deref(),
         };
         let body = match view.body() {
-            ViewBody::Msg => Body::Msg(chunks),
-            ViewBody::Nomsg => Body::Nomsg(chunks),
-            ViewBody::Msgp { align, thresh } => Body::Msgp { align, thresh, chunks },
+            ViewBody::Msg(()) => Body::Msg(chunks),
+            ViewBody::Nomsg(()) => Body::Nomsg(chunks),
+            ViewBody::Msgp { align, thresh, .. } => Body::Msgp { align, thresh, chunks },
             ViewBody::Done => Body::Done,
             ViewBody::Error(error) => Body::Error(error),
             ViewBody::Connprop(properties) => Body::Connprop(properties),

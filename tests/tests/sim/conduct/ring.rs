@@ -106,7 +106,7 @@ impl Ring {
             match view.body() {
                 ViewBody::Connprop(_) => self.peer.take_properties(&message.bytes),
                 // It only grants.
-                ViewBody::Nomsg if view.xid() == 0 => {}
+                ViewBody::Nomsg(()) if view.xid() == 0 => {}
                 _ => news.push(News::Message(message.bytes)),
             }
         }

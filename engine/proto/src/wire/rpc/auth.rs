@@ -150,9 +150,7 @@ impl<'a> AuthSys<'a> {
         let mut writer = Encoder::new(out);
         writer.u32(self.stamp)?;
         writer.opaque(&self.machine[..self.machine.len().min(Self::MAX_MACHINE)], Self::MAX_MACHINE)?;
-        writer.u32(self.uid)?;
-        writer.u32(self.gid)?;
-        writer.u32(gids.len() as u32)?;
+        writer.words([self.uid, self.gid, gids.len() as u32])?;
         gids.iter().try_for_each(|gid| writer.u32(*gid))?;
         Ok(writer.len())
     }

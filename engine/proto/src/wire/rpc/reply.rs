@@ -222,26 +222,20 @@ impl<'a> ReplyHeader<'a> {
     /// Writes the header to the start of `out` and returns its length.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
         let mut writer = Encoder::new(out);
-        writer.u32(self.xid)?;
-        writer.u32(MessageType::Reply.code())?;
+        writer.words([self.xid, MessageType::Reply.code()])?;
         match &self.body {
             ReplyBody::Accepted { verifier, stat } => {
                 writer.u32(MSG_ACCEPTED)?;
                 verifier.emit(&mut writer)?;
                 writer.u32(stat.code())?;
                 if let AcceptStat::ProgMismatch { low, high } = stat {
-                    writer.u32(*low)?;
-                    writer.u32(*high)?;
+                    writer.words([*low, *high])?;
                 }
             }
             ReplyBody::Denied(stat) => {
-                writer.u32(MSG_DENIED)?;
-                writer.u32(stat.code())?;
+                writer.words([MSG_DENIED, stat.code()])?;
                 match stat {
-                    RejectStat::RpcMismatch { low, high } => {
-                        writer.u32(*low)?;
-                        writer.u32(*high)?;
-                    }
+                    RejectStat::RpcMismatch { low, high } => writer.words([*low, *high])?,
                     RejectStat::AuthError(why) => writer.u32(*why)?,
                 }
             }
