@@ -1,4 +1,4 @@
-//! Forwarding of trait methods by wrappers of fabrics.
+//! Forwarding of trait methods: by wrappers of fabrics, and to the sockets of a fabric.
 
 #![forbid(unsafe_code)]
 
@@ -18,4 +18,55 @@ macro_rules! forward {
     };
 }
 
-pub(crate) use forward;
+/// Writes the methods that the fabrics over sockets share. Their parts are `capabilities`, `table` and
+/// `connections.sockets`.
+macro_rules! over_sockets {
+    () => {
+        fn capabilities(&self) -> &Capabilities {
+            &self.capabilities
+        }
+
+        fn bind(address: &FabricAddress) -> Result<Self::Listener, FabricError> {
+            Self::Listener::bind(address)
+        }
+
+        fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError> {
+            self.connections.sockets.listen(listener)
+        }
+
+        fn unlisten(&mut self) {
+            self.connections.sockets.unlisten();
+        }
+
+        fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
+            self.start_connect(address, params)
+        }
+
+        fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
+            self.accept_request(request, params)
+        }
+
+        fn flow(&mut self, qp: QpId) -> Option<Flow> {
+            self.table.get(qp).map(|qp| qp.flow())
+        }
+
+        #[inline]
+        fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
+            (mem.offset() + offset) as u64
+        }
+
+        fn waker(&self) -> Waker {
+            self.connections.sockets.waker()
+        }
+
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.connections.sockets.descriptor()
+        }
+
+        fn longest_wait(&self) -> Option<Duration> {
+            self.sleep_limit()
+        }
+    };
+}
+
+pub(crate) use {forward, over_sockets};

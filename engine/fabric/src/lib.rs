@@ -25,7 +25,7 @@
 //! | [`any`] | the fabric of an address, chosen at run time |
 //! | `device_event` | events of a device or its port |
 //! | `error` | failures of a fabric or its environment |
-//! | `forward` | forwarding in wrappers of fabrics |
+//! | `forward` | methods that wrappers of fabrics, or fabrics over sockets, share |
 //! | `checks` | checks of work requests, common to all fabrics |
 //! | `arrival` | a lone message from a poll |
 //! | `received`, `receives` | buffers with received data; a queue of posted ones |

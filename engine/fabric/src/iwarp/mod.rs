@@ -80,6 +80,7 @@ use self::connect::Connections;
 use self::endpoint::Shared;
 pub use self::listener::IwarpListener;
 use self::qp::{Common, Polled, Qp, SCRATCH, State};
+use super::forward::over_sockets;
 use super::log_limit::ClockedLog;
 use super::sockets::failed;
 use super::table::Table;
@@ -302,9 +303,7 @@ fn capabilities(config: &IwarpConfig) -> Capabilities {
 impl Fabric for IwarpFabric {
     type Listener = IwarpListener;
 
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    over_sockets!();
 
     fn stats(&self) -> FabricStats {
         self.common.shared.stats
@@ -321,26 +320,6 @@ impl Fabric for IwarpFabric {
         self.common.shared.regions.remove(arena)
     }
 
-    fn bind(address: &FabricAddress) -> Result<IwarpListener, FabricError> {
-        IwarpListener::bind(address)
-    }
-
-    fn listen(&mut self, listener: &IwarpListener) -> Result<(), FabricError> {
-        self.connections.sockets.listen(listener)
-    }
-
-    fn unlisten(&mut self) {
-        self.connections.sockets.unlisten();
-    }
-
-    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.start_connect(address, params)
-    }
-
-    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.accept_request(request, params)
-    }
-
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
         self.connections.reject(request, private_data, &self.common.config);
     }
@@ -348,10 +327,6 @@ impl Fabric for IwarpFabric {
     /// Bytes not yet in the socket stay in the posted memory.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
-    }
-
-    fn flow(&mut self, id: QpId) -> Option<Flow> {
-        self.table.get(id).map(|qp| qp.flow())
     }
 
     fn round_trip(&mut self, id: QpId) -> Option<Duration> {
@@ -411,11 +386,6 @@ impl Fabric for IwarpFabric {
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
         self.table.peek(window.qp).and_then(|qp| qp.endpoint.next_rkey(window.index)).unwrap_or(0)
-    }
-
-    #[inline]
-    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
-        (mem.offset() + offset) as u64
     }
 
     fn fence_receives(&mut self) {
@@ -482,17 +452,5 @@ impl Fabric for IwarpFabric {
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.sleep(timeout)
-    }
-
-    fn waker(&self) -> Waker {
-        self.connections.sockets.waker()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.connections.sockets.descriptor()
-    }
-
-    fn longest_wait(&self) -> Option<Duration> {
-        self.sleep_limit()
     }
 }

@@ -63,6 +63,7 @@ use self::connect::Connections;
 use self::qp::{Common, Qp, State};
 use self::receive::Polled;
 use self::region::{Budget, PeerMemory, Regions};
+use super::forward::over_sockets;
 use super::log_limit::ClockedLog;
 use super::receives::Receives;
 use super::table::Table;
@@ -267,9 +268,7 @@ impl SoftwareFabric {
 impl Fabric for SoftwareFabric {
     type Listener = SoftwareListener;
 
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    over_sockets!();
 
     fn stats(&self) -> FabricStats {
         self.common.stats
@@ -286,26 +285,6 @@ impl Fabric for SoftwareFabric {
         self.common.regions.remove(arena)
     }
 
-    fn bind(address: &FabricAddress) -> Result<SoftwareListener, FabricError> {
-        SoftwareListener::bind(address)
-    }
-
-    fn listen(&mut self, listener: &SoftwareListener) -> Result<(), FabricError> {
-        self.connections.sockets.listen(listener)
-    }
-
-    fn unlisten(&mut self) {
-        self.connections.sockets.unlisten();
-    }
-
-    fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.start_connect(address, params)
-    }
-
-    fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.accept_request(request, params)
-    }
-
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
         self.connections.reject(request, private_data);
     }
@@ -313,10 +292,6 @@ impl Fabric for SoftwareFabric {
     /// Ring contents are copies.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| !qp.pending.is_empty())
-    }
-
-    fn flow(&mut self, id: QpId) -> Option<Flow> {
-        self.table.get(id).map(|qp| qp.flow())
     }
 
     fn disconnect(&mut self, id: QpId) {
@@ -367,11 +342,6 @@ impl Fabric for SoftwareFabric {
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
         self.table.peek(window.qp).and_then(|qp| qp.windows.keys.next(window.index)).unwrap_or(0)
-    }
-
-    #[inline]
-    fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
-        (mem.offset() + offset) as u64
     }
 
     fn fence_receives(&mut self) {
@@ -468,17 +438,5 @@ impl Fabric for SoftwareFabric {
         }
         // The same wakes it for both.
         true
-    }
-
-    fn waker(&self) -> Waker {
-        self.connections.sockets.waker()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.connections.sockets.descriptor()
-    }
-
-    fn longest_wait(&self) -> Option<Duration> {
-        self.sleep_limit()
     }
 }
