@@ -41,6 +41,24 @@
 //! | `reaper` | slow destruction, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
 
+/// A struct with the default of each field.
+macro_rules! with_defaults {
+    (
+        $(#[$meta:meta])* pub struct $name:ident {
+            $($(#[$of_field:meta])* pub $field:ident: $type:ty = $default:expr,)*
+        }
+    ) => {
+        $(#[$meta])*
+        pub struct $name { $($(#[$of_field])* pub $field: $type,)* }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+
 pub mod any;
 mod arrival;
 mod checks;
@@ -112,58 +130,40 @@ impl fmt::Debug for QpId {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FabricAddress(pub String);
 
-/// A device's capabilities, read once when it is opened.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// The fabric: the word before the colon of its addresses.
-    pub scheme: &'static str,
-    /// Human-readable device name.
-    pub device: String,
-    /// Most outstanding work requests per send queue.
-    pub max_send_wr: u32,
-    /// Receives that may be posted to one receive queue.
-    pub max_recv_wr: u32,
-    /// Bytes that a Send may carry inside its work request (0: none).
-    pub max_inline_data: u32,
-    /// Longest message, in bytes.
-    pub max_message: u32,
-    /// Bytes of private data in a connect request.
-    pub max_connect_private_data: usize,
-    /// Bytes of private data in an accept or reject.
-    pub max_accept_private_data: usize,
-    /// RDMA Reads outstanding per queue pair, as initiator and as responder.
-    pub max_read_depth: u16,
-    /// Whether the device binds type-2 memory windows and obeys Send With Invalidate.
-    pub remote_invalidate: bool,
-    /// Whether a peer can reach all memory exposed on its connection, whatever its windows. Such memory must come from
-    /// an arena that serves no other peer.
-    pub exposure_needs_own_arena: bool,
-    /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound window
-    /// of its connection, while it is bound.
-    pub checks_window_bounds: bool,
-    /// Whether success proves that a Send or Write reached the peer's memory. A refusal by the peer then fails its
-    /// request. Otherwise success means that it left this side (RFC 5040 §5.5), and a refusal ends the connection.
-    pub acknowledges: bool,
-}
-
-impl Default for Capabilities {
-    fn default() -> Self {
-        Self {
-            scheme: "",
-            device: String::new(),
-            max_send_wr: 1024,
-            max_recv_wr: 4096,
-            max_inline_data: 0,
-            max_message: 1 << 30,
-            max_connect_private_data: 56,
-            max_accept_private_data: 196,
-            max_read_depth: 16,
-            remote_invalidate: true,
-            exposure_needs_own_arena: false,
-            checks_window_bounds: true,
-            acknowledges: true,
-        }
+with_defaults! {
+    /// A device's capabilities, read once when it is opened.
+    #[derive(Clone, Debug)]
+    #[non_exhaustive]
+    pub struct Capabilities {
+        /// The fabric: the word before the colon of its addresses.
+        pub scheme: &'static str = "",
+        /// Human-readable device name.
+        pub device: String = String::new(),
+        /// Most outstanding work requests per send queue.
+        pub max_send_wr: u32 = 1024,
+        /// Receives that may be posted to one receive queue.
+        pub max_recv_wr: u32 = 4096,
+        /// Bytes that a Send may carry inside its work request (0: none).
+        pub max_inline_data: u32 = 0,
+        /// Longest message, in bytes.
+        pub max_message: u32 = 1 << 30,
+        /// Bytes of private data in a connect request.
+        pub max_connect_private_data: usize = 56,
+        /// Bytes of private data in an accept or reject.
+        pub max_accept_private_data: usize = 196,
+        /// RDMA Reads outstanding per queue pair, as initiator and as responder.
+        pub max_read_depth: u16 = 16,
+        /// Whether the device binds type-2 memory windows and obeys Send With Invalidate.
+        pub remote_invalidate: bool = true,
+        /// Whether a peer can reach all memory exposed on its connection, whatever its windows. Such memory must come
+        /// from an arena that serves no other peer.
+        pub exposure_needs_own_arena: bool = false,
+        /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound
+        /// window of its connection, while it is bound.
+        pub checks_window_bounds: bool = true,
+        /// Whether success proves that a Send or Write reached the peer's memory. A refusal by the peer then fails its
+        /// request. Otherwise success means that it left this side (RFC 5040 §5.5), and a refusal ends the connection.
+        pub acknowledges: bool = true,
     }
 }
 
@@ -415,37 +415,25 @@ impl Completion {
     }
 }
 
-/// Parameters that both sides exchange at connect.
-#[derive(Clone, Debug)]
-pub struct ConnectParams {
-    /// Opaque to the fabric (RFC 8797 for version 1).
-    pub private_data: Vec<u8>,
-    /// Depth of the send queue.
-    pub send_queue_depth: u32,
-    /// Depth of a private receive queue; `None` for the shared one.
-    pub own_receive_queue: Option<u32>,
-    /// Windows that may be bound at a time.
-    pub windows: u32,
-    /// Retries of the *peer* while we have no Receive posted. It is 0 to 6, or 7 for unlimited, within the limits of
-    /// the peer's fabric. Over TCP its messages wait here, until `retry_timeout` at most.
-    pub rnr_retry: u8,
-    /// RDMA Reads that we may have outstanding.
-    pub initiator_depth: u16,
-    /// RDMA Reads of the peer that we serve at a time.
-    pub responder_resources: u16,
-}
-
-impl Default for ConnectParams {
-    fn default() -> Self {
-        Self {
-            private_data: Vec::new(),
-            send_queue_depth: 256,
-            own_receive_queue: None,
-            windows: 256,
-            rnr_retry: 0,
-            initiator_depth: 16,
-            responder_resources: 16,
-        }
+with_defaults! {
+    /// Parameters that both sides exchange at connect.
+    #[derive(Clone, Debug)]
+    pub struct ConnectParams {
+        /// Opaque to the fabric (RFC 8797 for version 1).
+        pub private_data: Vec<u8> = Vec::new(),
+        /// Depth of the send queue.
+        pub send_queue_depth: u32 = 256,
+        /// Depth of a private receive queue; `None` for the shared one.
+        pub own_receive_queue: Option<u32> = None,
+        /// Windows that may be bound at a time.
+        pub windows: u32 = 256,
+        /// Retries of the *peer* while we have no Receive posted. It is 0 to 6, or 7 for unlimited, within the limits
+        /// of the peer's fabric. Over TCP its messages wait here, until `retry_timeout` at most.
+        pub rnr_retry: u8 = 0,
+        /// RDMA Reads that we may have outstanding.
+        pub initiator_depth: u16 = 16,
+        /// RDMA Reads of the peer that we serve at a time.
+        pub responder_resources: u16 = 16,
     }
 }
 

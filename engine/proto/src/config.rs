@@ -6,88 +6,60 @@ use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{Revision, Version};
 
-/// Configuration of a connection, and initial knowledge of its peer.
-#[derive(Clone, Debug)]
-pub struct ConnConfig {
-    /// The version and credit scheme that this end prefers. [`CreditMode::V1`]: version 1 only.
-    pub scheme: CreditMode,
-    /// Whether to fall back to version 1 with a peer that lacks version 2.
-    pub version_1: bool,
-    /// Code points of version 2.
-    pub revision: Revision,
-    /// Whether this end has accepted the connection: the peer sends first.
-    pub server: bool,
-    /// Whether this end answers calls of the peer.
-    pub takes_calls: bool,
-    /// The initial credit limit: Receives, without the one for a pure grant.
-    pub credits: u32,
-    /// Version 1 Receives for reverse-direction calls (client) or their replies (server).
-    pub reverse_credits: u32,
-    /// Most outstanding or queued calls of this end; 0 for none.
-    pub max_calls: usize,
-    /// Calls in the reverse direction that this client accepts.
-    pub reverse: ReverseSupport,
-    /// Whether pure grants wait for half the credit limit and a carrier. If not, each message is reported at once.
-    pub coalesce_grants: bool,
-    /// Start of XIDs: differs from connection to connection.
-    pub xid_seed: u32,
-    /// Bytes of each Receive, announced as the Receive Buffer Size.
-    pub receive_size: usize,
-    /// Bytes of the longest Send.
-    pub longest_send: usize,
-    /// Whether characteristics may change while connected (version 2), if the peer agrees.
-    pub optional_operations: bool,
-    /// Receive sizes that the peer may request, minimum and maximum. The owner then applies them.
-    pub receive_sizes: Option<(usize, usize)>,
-    /// Longest segment that this end handles, in bytes.
-    pub segment_size: u32,
-    /// Most segments in one header that this end handles.
-    pub segment_count: u32,
-    /// Longest RPC message to continue instead of using a chunk, in bytes.
-    pub continue_up_to: usize,
-    /// Longest RPC message to reassemble from parts, in bytes.
-    pub reassemble_up_to: usize,
-    /// Replies may use Send With Invalidate, in both directions.
-    pub remote_invalidation: bool,
-    /// Unsolicited messages allowed to the peer, per second and as a burst.
-    pub useless_per_second: u32,
-    /// Authentication of the peer.
-    pub auth: AuthPolicy,
-    /// Whether most messages are decoded by fixed layout. Otherwise each is parsed as a whole, with equal results.
-    pub decode_by_layout: bool,
-    /// Private data of the peer's connect message (RFC 8797).
-    pub private_data: Option<PrivateData>,
-}
-
-impl Default for ConnConfig {
-    /// A version 2 client with fallback, 32 calls, and no calls served.
-    fn default() -> Self {
-        Self {
-            scheme: CreditMode::V2Windowed,
-            version_1: true,
-            revision: Revision::default(),
-            server: false,
-            takes_calls: false,
-            credits: 32,
-            reverse_credits: 0,
-            max_calls: 32,
-            reverse: ReverseSupport::None,
-            coalesce_grants: true,
-            xid_seed: 0,
-            receive_size: 4096,
-            longest_send: 4096,
-            optional_operations: false,
-            receive_sizes: None,
-            segment_size: 1 << 20,
-            segment_count: 16,
-            continue_up_to: 16 << 10,
-            reassemble_up_to: 1 << 20,
-            remote_invalidation: true,
-            useless_per_second: 1000,
-            auth: AuthPolicy::Off,
-            decode_by_layout: true,
-            private_data: None,
-        }
+with_defaults! {
+    /// Configuration of a connection, and initial knowledge of its peer.
+    ///
+    /// Default: a version 2 client with fallback, 32 calls, and no calls served.
+    #[derive(Clone, Debug)]
+    pub struct ConnConfig {
+        /// The version and credit scheme that this end prefers. [`CreditMode::V1`]: version 1 only.
+        pub scheme: CreditMode = CreditMode::V2Windowed,
+        /// Whether to fall back to version 1 with a peer that lacks version 2.
+        pub version_1: bool = true,
+        /// Code points of version 2.
+        pub revision: Revision = Revision::default(),
+        /// Whether this end has accepted the connection: the peer sends first.
+        pub server: bool = false,
+        /// Whether this end answers calls of the peer.
+        pub takes_calls: bool = false,
+        /// The initial credit limit: Receives, without the one for a pure grant.
+        pub credits: u32 = 32,
+        /// Version 1 Receives for reverse-direction calls (client) or their replies (server).
+        pub reverse_credits: u32 = 0,
+        /// Most outstanding or queued calls of this end; 0 for none.
+        pub max_calls: usize = 32,
+        /// Calls in the reverse direction that this client accepts.
+        pub reverse: ReverseSupport = ReverseSupport::None,
+        /// Whether pure grants wait for half the credit limit and a carrier. If not, each message is reported at once.
+        pub coalesce_grants: bool = true,
+        /// Start of XIDs: differs from connection to connection.
+        pub xid_seed: u32 = 0,
+        /// Bytes of each Receive, announced as the Receive Buffer Size.
+        pub receive_size: usize = 4096,
+        /// Bytes of the longest Send.
+        pub longest_send: usize = 4096,
+        /// Whether characteristics may change while connected (version 2), if the peer agrees.
+        pub optional_operations: bool = false,
+        /// Receive sizes that the peer may request, minimum and maximum. The owner then applies them.
+        pub receive_sizes: Option<(usize, usize)> = None,
+        /// Longest segment that this end handles, in bytes.
+        pub segment_size: u32 = 1 << 20,
+        /// Most segments in one header that this end handles.
+        pub segment_count: u32 = 16,
+        /// Longest RPC message to continue instead of using a chunk, in bytes.
+        pub continue_up_to: usize = 16 << 10,
+        /// Longest RPC message to reassemble from parts, in bytes.
+        pub reassemble_up_to: usize = 1 << 20,
+        /// Replies may use Send With Invalidate, in both directions.
+        pub remote_invalidation: bool = true,
+        /// Unsolicited messages allowed to the peer, per second and as a burst.
+        pub useless_per_second: u32 = 1000,
+        /// Authentication of the peer.
+        pub auth: AuthPolicy = AuthPolicy::Off,
+        /// Whether most messages are decoded by fixed layout. Otherwise each is parsed as a whole, with equal results.
+        pub decode_by_layout: bool = true,
+        /// Private data of the peer's connect message (RFC 8797).
+        pub private_data: Option<PrivateData> = None,
     }
 }
 

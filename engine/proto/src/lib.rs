@@ -140,6 +140,24 @@
 //! | [`binding`] | data items of a procedure for direct placement |
 //! | [`wire`] | bytes to headers and back |
 
+/// A struct with the default of each field.
+macro_rules! with_defaults {
+    (
+        $(#[$meta:meta])* pub struct $name:ident$(<$life:lifetime>)? {
+            $($(#[$of_field:meta])* pub $field:ident: $type:ty = $default:expr,)*
+        }
+    ) => {
+        $(#[$meta])*
+        pub struct $name$(<$life>)? { $($(#[$of_field])* pub $field: $type,)* }
+
+        impl$(<$life>)? Default for $name$(<$life>)? {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+
 pub mod auth;
 pub mod binding;
 mod call_error;

@@ -9,57 +9,43 @@ pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 4096..=1 << 24;
 /// Most windows per side and queue pair: a steering tag has 16 bits of index to spare.
 pub(super) const MAX_WINDOWS: usize = 1 << 16;
 
-/// Configuration of a [`SoftwareFabric`](super::SoftwareFabric). Every field has a default that suits a shard of a few
-/// hundred connections.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SoftwareConfig {
-    /// Most ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.
-    /// Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space, not memory. A
-    /// full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
-    pub ring_bytes: usize,
-    /// Longest message in bytes; the smaller of both sides' values is used. At most half of `ring_bytes`. Default 64
-    /// KiB. It costs nothing until used.
-    pub max_message: usize,
-    /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
-    pub shared_receives: usize,
-    /// Whether this fabric ever uses [`arm`](crate::Fabric::arm) and [`wait`](crate::Fabric::wait). Default
-    /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be
-    /// called.
-    pub may_sleep: bool,
-    /// Most bytes that a connection may map. They are its ring, window table and exposed memory. Default 16 GiB. Costs
-    /// address space, and page tables for the used part.
-    pub max_mapped_per_peer: u64,
-    /// Memory regions that one connection may expose. Default 128: a client exposes one, and one for each exposed
-    /// arena. Each is a mapping. The process reserves half of `vm.max_map_count` for them; when few are left, a
-    /// connection's share is smaller.
-    pub max_regions_per_peer: usize,
-    /// Concurrent handshakes of a listener. Default 64. One more evicts the one that has been silent longest. A process
-    /// with more than a quarter of them loses its own. As many unaccepted connections are processed per turn.
-    pub max_handshakes: usize,
-    /// Longest connection setup, on either side. Default 5 s.
-    pub handshake_timeout: Duration,
-    /// Longest wait for a peer that takes nothing or stops a copy. Then the connection ends with
-    /// [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), as a device's retries end. Default 30 s. Waiting requests
-    /// hold buffers.
-    pub retry_timeout: Duration,
-    /// Longest wait of a closing connection for its sent data. Default 1 s.
-    pub linger: Duration,
-}
-
-impl Default for SoftwareConfig {
-    fn default() -> Self {
-        Self {
-            ring_bytes: 256 << 10,
-            max_message: 64 << 10,
-            shared_receives: 4096,
-            may_sleep: true,
-            max_mapped_per_peer: 16 << 30,
-            max_regions_per_peer: 128,
-            max_handshakes: 64,
-            handshake_timeout: Duration::from_secs(5),
-            retry_timeout: Duration::from_secs(30),
-            linger: Duration::from_secs(1),
-        }
+with_defaults! {
+    /// Configuration of a [`SoftwareFabric`](super::SoftwareFabric). Every field has a default that suits a shard of a
+    /// few hundred connections.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct SoftwareConfig {
+        /// Most ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.
+        /// Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space, not memory.
+        /// A full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
+        pub ring_bytes: usize = 256 << 10,
+        /// Longest message in bytes; the smaller of both sides' values is used. At most half of `ring_bytes`. Default
+        /// 64 KiB. It costs nothing until used.
+        pub max_message: usize = 64 << 10,
+        /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
+        pub shared_receives: usize = 4096,
+        /// Whether this fabric ever uses [`arm`](crate::Fabric::arm) and [`wait`](crate::Fabric::wait). Default
+        /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be
+        /// called.
+        pub may_sleep: bool = true,
+        /// Most bytes that a connection may map. They are its ring, window table and exposed memory. Default 16 GiB.
+        /// Costs address space, and page tables for the used part.
+        pub max_mapped_per_peer: u64 = 16 << 30,
+        /// Memory regions that one connection may expose. Default 128: a client exposes one, and one for each exposed
+        /// arena. Each is a mapping. The process reserves half of `vm.max_map_count` for them; when few are left, a
+        /// connection's share is smaller.
+        pub max_regions_per_peer: usize = 128,
+        /// Concurrent handshakes of a listener. Default 64. One more evicts the one that has been silent longest. A
+        /// process with more than a quarter of them loses its own. As many unaccepted connections are processed per
+        /// turn.
+        pub max_handshakes: usize = 64,
+        /// Longest connection setup, on either side. Default 5 s.
+        pub handshake_timeout: Duration = Duration::from_secs(5),
+        /// Longest wait for a peer that takes nothing or stops a copy. Then the connection ends with
+        /// [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), as a device's retries end. Default 30 s. Waiting
+        /// requests hold buffers.
+        pub retry_timeout: Duration = Duration::from_secs(30),
+        /// Longest wait of a closing connection for its sent data. Default 1 s.
+        pub linger: Duration = Duration::from_secs(1),
     }
 }
 

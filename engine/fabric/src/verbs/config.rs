@@ -20,76 +20,57 @@ pub enum Switch {
     Off,
 }
 
-/// Configuration of a [`VerbsFabric`](super::VerbsFabric).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VerbsConfig {
-    /// The device, such as `mlx5_0`. Default: the device of the route to `address`, else the first with an active port.
-    pub device: Option<String>,
-    /// Index of the local GID in the port's table. The GID must be routable (RoCE v2). Default: the GID of the route to
-    /// the peer.
-    pub gid_index: Option<u32>,
-    /// The address to listen at or connect to, which picks the device. `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT`
-    /// name the device and its GID. Default none.
-    pub address: Option<FabricAddress>,
-    /// Traffic class, service level and path MTU of connections.
-    ///
-    /// A request carries the class to the server, which answers with the same unless it has its own. It also carries
-    /// the path MTU, which both ends must observe. A server refuses a request whose MTU exceeds its own. On InfiniBand
-    /// only the subnet manager chooses the MTU, and a client that sets one does not connect. Each side has its own
-    /// service level. A request with a path MTU carries the service level too, 0 unless set.
-    pub path: PathConfig,
-    /// Receives in the shared queue. Default 4096.
-    pub shared_receives: u32,
-    /// Maximum outstanding work requests of all queue pairs together. Default 32768. Each work request and each Receive
-    /// costs 64 bytes of completion queue. A device with smaller completion queues provides its maximum. A post that
-    /// exceeds the limit fails with [`PostError::QueueFull`](crate::PostError::QueueFull).
-    pub completions: u32,
-    /// Longest Send copied into its work request, in bytes. The device must support it. Default 220, the largest value
-    /// that most devices support without longer work requests.
-    pub max_inline_data: u32,
-    /// Whether peers may invalidate this side's keys by Send With Invalidate. Default auto.
-    pub remote_invalidate: Switch,
-    /// The peer's wait before a retry when no Receive is posted here. InfiniBand code: 1 (10 µs) to 31 (491 ms), 0 for
-    /// 655 ms. Default 12: 640 µs.
-    pub min_rnr_timer: u8,
-    /// Maximum retransmissions of a lost packet, 0 to 7. The connection ends after them. The limit applies to either
-    /// side, but peers may request another number. Default 6, as in the Linux kernel's NFS. On soft-RoCE 7 is
-    /// unlimited, so a dead peer goes unnoticed.
-    pub retries: u8,
-    /// Maximum retries of a local message without a Receive, 0 to 6. Peers set the number, possibly unlimited, and the
-    /// wait of at most 655 ms. Default 6: a peer without Receives is disconnected after 4 s.
-    pub rnr_retries: u8,
-    /// Longest wait for an acknowledgement before retransmission. InfiniBand code: 4.096 µs times two to the power of 1
-    /// to 31. The actual wait follows from the path and the peer, and may be unlimited. Default 20: 4.3 s.
-    pub ack_timeout: u8,
-    /// Time-out of address and route resolution. Default 5 s.
-    pub resolve_timeout: Duration,
-    /// Longest wait of a closing connection for its sent data. Default 1 s.
-    pub linger: Duration,
-    /// Longest wait of a queue pair's destruction for its last completions. Default 1 s. Devices need microseconds.
-    /// Later completions count as flushed.
-    pub drain: Duration,
-}
-
-impl Default for VerbsConfig {
-    fn default() -> Self {
-        Self {
-            device: None,
-            gid_index: None,
-            address: None,
-            path: PathConfig::default(),
-            shared_receives: 4096,
-            completions: 32768,
-            max_inline_data: 220,
-            remote_invalidate: Switch::Auto,
-            min_rnr_timer: 12,
-            retries: 6,
-            rnr_retries: 6,
-            ack_timeout: 20,
-            resolve_timeout: Duration::from_secs(5),
-            linger: Duration::from_secs(1),
-            drain: Duration::from_secs(1),
-        }
+with_defaults! {
+    /// Configuration of a [`VerbsFabric`](super::VerbsFabric).
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct VerbsConfig {
+        /// The device, such as `mlx5_0`. Default: the device of the route to `address`, else the first with an active
+        /// port.
+        pub device: Option<String> = None,
+        /// Index of the local GID in the port's table. The GID must be routable (RoCE v2). Default: the GID of the
+        /// route to the peer.
+        pub gid_index: Option<u32> = None,
+        /// The address to listen at or connect to, which picks the device. `DEVICE@HOST:PORT` and
+        /// `DEVICE/GID@HOST:PORT` name the device and its GID. Default none.
+        pub address: Option<FabricAddress> = None,
+        /// Traffic class, service level and path MTU of connections.
+        ///
+        /// A request carries the class to the server, which answers with the same unless it has its own. It also
+        /// carries the path MTU, which both ends must observe. A server refuses a request whose MTU exceeds its own. On
+        /// InfiniBand only the subnet manager chooses the MTU, and a client that sets one does not connect. Each side
+        /// has its own service level. A request with a path MTU carries the service level too, 0 unless set.
+        pub path: PathConfig = PathConfig::default(),
+        /// Receives in the shared queue. Default 4096.
+        pub shared_receives: u32 = 4096,
+        /// Maximum outstanding work requests of all queue pairs together. Default 32768. Each work request and each
+        /// Receive costs 64 bytes of completion queue. A device with smaller completion queues provides its maximum. A
+        /// post that exceeds the limit fails with [`PostError::QueueFull`](crate::PostError::QueueFull).
+        pub completions: u32 = 32768,
+        /// Longest Send copied into its work request, in bytes. The device must support it. Default 220, the largest
+        /// value that most devices support without longer work requests.
+        pub max_inline_data: u32 = 220,
+        /// Whether peers may invalidate this side's keys by Send With Invalidate. Default auto.
+        pub remote_invalidate: Switch = Switch::Auto,
+        /// The peer's wait before a retry when no Receive is posted here. InfiniBand code: 1 (10 µs) to 31 (491 ms), 0
+        /// for 655 ms. Default 12: 640 µs.
+        pub min_rnr_timer: u8 = 12,
+        /// Maximum retransmissions of a lost packet, 0 to 7. The connection ends after them. The limit applies to
+        /// either side, but peers may request another number. Default 6, as in the Linux kernel's NFS. On soft-RoCE 7
+        /// is unlimited, so a dead peer goes unnoticed.
+        pub retries: u8 = 6,
+        /// Maximum retries of a local message without a Receive, 0 to 6. Peers set the number, possibly unlimited, and
+        /// the wait of at most 655 ms. Default 6: a peer without Receives is disconnected after 4 s.
+        pub rnr_retries: u8 = 6,
+        /// Longest wait for an acknowledgement before retransmission. InfiniBand code: 4.096 µs times two to the power
+        /// of 1 to 31. The actual wait follows from the path and the peer, and may be unlimited. Default 20: 4.3 s.
+        pub ack_timeout: u8 = 20,
+        /// Time-out of address and route resolution. Default 5 s.
+        pub resolve_timeout: Duration = Duration::from_secs(5),
+        /// Longest wait of a closing connection for its sent data. Default 1 s.
+        pub linger: Duration = Duration::from_secs(1),
+        /// Longest wait of a queue pair's destruction for its last completions. Default 1 s. Devices need microseconds.
+        /// Later completions count as flushed.
+        pub drain: Duration = Duration::from_secs(1),
     }
 }
 

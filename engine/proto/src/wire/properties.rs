@@ -270,43 +270,30 @@ impl<'b> Builder<'b> {
     }
 }
 
-/// All known properties of a set, as one value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Properties<'a> {
-    /// [`PropertyId::SendSize`], bytes.
-    pub send_size: u32,
-    /// [`PropertyId::ReceiveSize`], bytes.
-    pub receive_size: u32,
-    /// [`PropertyId::SegmentSize`], bytes.
-    pub segment_size: u32,
-    /// [`PropertyId::SegmentCount`].
-    pub segment_count: u32,
-    /// [`PropertyId::ReverseSupport`].
-    pub reverse_support: ReverseSupport,
-    /// [`PropertyId::HostAuth`]. `None` without a message.
-    pub host_auth: Option<&'a [u8]>,
-    /// [`PropertyId::WindowedCredits`] is offered.
-    pub windowed_credits: bool,
-    /// [`PropertyId::OptionalType`] is offered.
-    pub optional_type: bool,
-    /// [`PropertyId::RemoteInvalidation`].
-    pub remote_invalidation: bool,
-}
-
-/// The defaults of version 2 §5.2, without experimental properties.
-impl Default for Properties<'_> {
-    fn default() -> Self {
-        Properties {
-            send_size: 4096,
-            receive_size: 4096,
-            segment_size: 1_048_576,
-            segment_count: 16,
-            reverse_support: ReverseSupport::Inline,
-            host_auth: None,
-            windowed_credits: false,
-            optional_type: false,
-            remote_invalidation: false,
-        }
+with_defaults! {
+    /// All known properties of a set, as one value.
+    ///
+    /// Default: that of version 2 §5.2, without experimental properties.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Properties<'a> {
+        /// [`PropertyId::SendSize`], bytes.
+        pub send_size: u32 = 4096,
+        /// [`PropertyId::ReceiveSize`], bytes.
+        pub receive_size: u32 = 4096,
+        /// [`PropertyId::SegmentSize`], bytes.
+        pub segment_size: u32 = 1_048_576,
+        /// [`PropertyId::SegmentCount`].
+        pub segment_count: u32 = 16,
+        /// [`PropertyId::ReverseSupport`].
+        pub reverse_support: ReverseSupport = ReverseSupport::Inline,
+        /// [`PropertyId::HostAuth`]. `None` without a message.
+        pub host_auth: Option<&'a [u8]> = None,
+        /// [`PropertyId::WindowedCredits`] is offered.
+        pub windowed_credits: bool = false,
+        /// [`PropertyId::OptionalType`] is offered.
+        pub optional_type: bool = false,
+        /// [`PropertyId::RemoteInvalidation`].
+        pub remote_invalidation: bool = false,
     }
 }
 
