@@ -223,8 +223,8 @@ fn declaration(entry: &Entry<'_>) -> String {
         file.lines().skip(number(&span["begin"][0]) - 1).take(number(&span["end"][0]) + 1 - number(&span["begin"][0]));
     let mut text: Vec<&str> =
         lines.map(str::trim).filter(|line| !line.starts_with("//") && !line.starts_with("#[")).collect();
-    if text.first().is_some_and(|line| line.starts_with("knobs!")) {
-        // The span of a knob is its whole group.
+    if text.first().is_some_and(|line| line.starts_with("knobs!") || line.starts_with("with_defaults!")) {
+        // The span of a knob is its whole group, and that of a field with a default its whole struct.
         let start = format!("pub {}: ", entry.item["name"].as_str().expect("a name"));
         let knob = text.iter().find(|line| line.starts_with(&start)).and_then(|line| line.split(" = ").next());
         text = knob.into_iter().collect();
