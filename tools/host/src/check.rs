@@ -91,19 +91,11 @@ impl Verdict {
 pub struct Check {
     pub(crate) name: &'static str,
     pub(crate) area: Area,
-    /// The fabrics that it matters for. `All` includes questions without an address.
-    pub(crate) concerns: Concerns,
+    /// The fabrics that it matters for; none: for every question.
+    pub(crate) fabrics: &'static [Fabric],
     pub(crate) wanted: &'static str,
     pub(crate) why: &'static str,
     pub(crate) look: fn(&Scene) -> Result<Verdict, Unseen>,
-}
-
-/// Questions that a check concerns.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Concerns {
-    All,
-    /// Addresses of these fabrics.
-    Only(&'static [Fabric]),
 }
 
 impl Check {
@@ -119,10 +111,7 @@ impl Check {
 
     /// Whether it is relevant to the question.
     pub fn concerns(&self, scene: &Scene) -> bool {
-        match self.concerns {
-            Concerns::All => true,
-            Concerns::Only(fabrics) => scene.question().fabric.is_some_and(|fabric| fabrics.contains(&fabric)),
-        }
+        self.fabrics.is_empty() || scene.question().fabric.is_some_and(|fabric| self.fabrics.contains(&fabric))
     }
 
     /// Runs the check.

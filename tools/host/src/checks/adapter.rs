@@ -1,9 +1,9 @@
 //! Performance of an RDMA device.
 
 use super::device::{driven, ports};
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::devices::NET;
-use crate::scene::{Fabric, Scene};
+use crate::scene::Scene;
 use crate::tree::{Unseen, if_there};
 
 /// Settings of the connection manager.
@@ -34,40 +34,20 @@ const FAULTS: &[&str] = &[
 /// Counters of received packets.
 const PACKETS: &[&str] = &["counters/port_rcv_packets", "hw_counters/rcvd_pkts", "hw_counters/rx_pkts"];
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "roce-mode",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "connections are made by RoCE version 2",
-        why: "version 1 has no IP header: no router passes it, and no switch tells its flows apart",
-        look: roce_mode,
-    },
-    Check {
-        name: "pcie",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "the device's PCIe link has all its lanes, at full speed",
-        why: "half the lanes are half the bandwidth; a card in the wrong slot, or one that is not seated well, has fewer",
-        look: pcie,
-    },
-    Check {
-        name: "rdma-counters",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "the device has counted nothing that went wrong, or less than one in 10000 packets",
-        why: "lost and reordered packets are sent again, and peers that meet no Receive wait: both take milliseconds",
-        look: counters,
-    },
-    Check {
-        name: "congestion",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "ECN on some priority, as far as sysfs tells; the switches' side, and PFC, are not to be seen from here",
-        why: "RoCE that meets a full queue loses packets, unless senders slow down (ECN) or are stopped (PFC)",
-        look: congestion,
-    },
-];
+checks! {
+    "roce-mode", Devices on Verbs: roce_mode,
+        wanted "connections are made by RoCE version 2",
+        why "version 1 has no IP header: no router passes it, and no switch tells its flows apart";
+    "pcie", Devices on Verbs: pcie,
+        wanted "the device's PCIe link has all its lanes, at full speed",
+        why "half the lanes are half the bandwidth; a card in the wrong slot, or one that is not seated well, has fewer";
+    "rdma-counters", Devices on Verbs: counters,
+        wanted "the device has counted nothing that went wrong, or less than one in 10000 packets",
+        why "lost and reordered packets are sent again, and peers that meet no Receive wait: both take milliseconds";
+    "congestion", Devices on Verbs: congestion,
+        wanted "ECN on some priority, as far as sysfs tells; the switches' side, and PFC, are not to be seen from here",
+        why "RoCE that meets a full queue loses packets, unless senders slow down (ECN) or are stopped (PFC)";
+}
 
 fn roce_mode(scene: &Scene) -> Result<Verdict, Unseen> {
     let (mut told, mut old) = (Vec::new(), Vec::new());

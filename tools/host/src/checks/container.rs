@@ -1,31 +1,21 @@
 //! Containers.
 
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::scene::Scene;
 use crate::tree::{Tree, Unseen, if_there};
 
 /// Default of container runtimes, in bytes.
 const USUAL_SHM: u64 = 64 << 20;
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "container",
-        area: Area::Container,
-        concerns: Concerns::All,
-        wanted: "no container, or one that was given devices, limits and a network on purpose",
-        why: "commands that set what the kernel has once are for the host; soft:NAME is known within one network namespace, \
-              soft:/path where the path is shared; devices need --device /dev/infiniband and the host's network",
-        look: container,
-    },
-    Check {
-        name: "shm",
-        area: Area::Container,
-        concerns: Concerns::All,
-        wanted: "more than a runtime's 64 MiB at /dev/shm",
-        why: "this library takes none of it, as its memory has no names (memfd); applications that share memory of their own do",
-        look: shm,
-    },
-];
+checks! {
+    "container", Container: container,
+        wanted "no container, or one that was given devices, limits and a network on purpose",
+        why "commands that set what the kernel has once are for the host; soft:NAME is known within one network namespace, \
+              soft:/path where the path is shared; devices need --device /dev/infiniband and the host's network";
+    "shm", Container: shm,
+        wanted "more than a runtime's 64 MiB at /dev/shm",
+        why "this library takes none of it, as its memory has no names (memfd); applications that share memory of their own do";
+}
 
 /// The kind of container, if the process can detect one.
 pub(super) fn kind(tree: &Tree) -> Result<Option<String>, Unseen> {

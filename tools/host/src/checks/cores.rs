@@ -1,78 +1,38 @@
 //! State of the cores.
 
 use crate::cgroup::{Groups, Version};
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::cores::CoreList;
-use crate::scene::{Fabric, Scene};
+use crate::scene::Scene;
 use crate::topology::{CPU, cpuset, isolated, list};
 use crate::tree::{Unseen, if_there};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "core-online",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "each given core is online",
-        why: "a shard cannot be pinned to a core that is not there",
-        look: core_online,
-    },
-    Check {
-        name: "cpuset",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "the process's cpuset has each given core",
-        why: "outside of its cpuset a process gets no core, whatever it asks for",
-        look: cpuset_has_them,
-    },
-    Check {
-        name: "affinity",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "the process may run on each given core",
-        why: "shards refuse a core that is not in the affinity that the process was started with",
-        look: affinity,
-    },
-    Check {
-        name: "isolation",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "each given core is isolated: isolcpus=, or an isolated cpuset partition",
-        why: "the scheduler puts other threads on a core that is not, and a polling shard stands still for milliseconds",
-        look: isolation,
-    },
-    Check {
-        name: "nohz-full",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "each given core is in nohz_full",
-        why: "without, the kernel's tick interrupts the shard 100 to 1000 times a second, for some microseconds each",
-        look: nohz_full,
-    },
-    Check {
-        name: "smt",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "the other threads of the given cores' physical cores are not given, and isolated or offline",
-        why: "threads of one physical core share its execution units and caches: beside a busy one a shard has about half",
-        look: smt,
-    },
-    Check {
-        name: "cpu-quota",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "no limit of CPU time in the process's control groups, or one of as many cores as are polled",
-        why: "a polling thread uses up any quota, and is stopped for the rest of each period, up to 100 ms",
-        look: cpu_quota,
-    },
-    Check {
-        name: "device-node",
-        area: Area::Cores,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "the given cores are of the device's NUMA node",
-        why: "from another node each doorbell, completion and buffer crosses the link between sockets",
-        look: device_node,
-    },
-];
+checks! {
+    "core-online", Cores: core_online,
+        wanted "each given core is online",
+        why "a shard cannot be pinned to a core that is not there";
+    "cpuset", Cores: cpuset_has_them,
+        wanted "the process's cpuset has each given core",
+        why "outside of its cpuset a process gets no core, whatever it asks for";
+    "affinity", Cores: affinity,
+        wanted "the process may run on each given core",
+        why "shards refuse a core that is not in the affinity that the process was started with";
+    "isolation", Cores: isolation,
+        wanted "each given core is isolated: isolcpus=, or an isolated cpuset partition",
+        why "the scheduler puts other threads on a core that is not, and a polling shard stands still for milliseconds";
+    "nohz-full", Cores: nohz_full,
+        wanted "each given core is in nohz_full",
+        why "without, the kernel's tick interrupts the shard 100 to 1000 times a second, for some microseconds each";
+    "smt", Cores: smt,
+        wanted "the other threads of the given cores' physical cores are not given, and isolated or offline",
+        why "threads of one physical core share its execution units and caches: beside a busy one a shard has about half";
+    "cpu-quota", Cores: cpu_quota,
+        wanted "no limit of CPU time in the process's control groups, or one of as many cores as are polled",
+        why "a polling thread uses up any quota, and is stopped for the rest of each period, up to 100 ms";
+    "device-node", Cores on Verbs: device_node,
+        wanted "the given cores are of the device's NUMA node",
+        why "from another node each doorbell, completion and buffer crosses the link between sockets";
+}
 
 /// A change that needs the kernel's command line.
 fn boot(arguments: &str) -> String {

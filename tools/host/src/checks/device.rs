@@ -1,55 +1,30 @@
 //! Presence and usability of an RDMA device at the address.
 
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::devices::{Gid, Port, RDMA, Rdma, is_any};
-use crate::scene::{Fabric, Scene};
+use crate::scene::Scene;
 use crate::tree::Unseen;
 
 const NODES: &str = "/dev/infiniband";
 const VERBS: &str = "/sys/class/infiniband_verbs";
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "rdma-device",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "an RDMA device (InfiniBand or RoCE) that has the address, or is on the way to it",
-        why: "verbs addresses are those of such devices",
-        look: rdma_device,
-    },
-    Check {
-        name: "rdma-cm",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "/dev/infiniband/rdma_cm, of the kernel module rdma_ucm",
-        why: "connections are made by the connection manager",
-        look: rdma_cm,
-    },
-    Check {
-        name: "device-files",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "this user may read and write the device's uverbs file and rdma_cm",
-        why: "without, the device cannot be opened",
-        look: device_files,
-    },
-    Check {
-        name: "rdma-link",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "the port is ACTIVE",
-        why: "nothing can be sent through a port that is down",
-        look: link,
-    },
-    Check {
-        name: "gid",
-        area: Area::Devices,
-        concerns: Concerns::Only(&[Fabric::Verbs]),
-        wanted: "a GID that is not link-local, of RoCE version 2: of the address, if it is an own one",
-        why: "connections are made from it; version 1 stays within one Ethernet segment, link-local addresses do, too",
-        look: gid,
-    },
-];
+checks! {
+    "rdma-device", Devices on Verbs: rdma_device,
+        wanted "an RDMA device (InfiniBand or RoCE) that has the address, or is on the way to it",
+        why "verbs addresses are those of such devices";
+    "rdma-cm", Devices on Verbs: rdma_cm,
+        wanted "/dev/infiniband/rdma_cm, of the kernel module rdma_ucm",
+        why "connections are made by the connection manager";
+    "device-files", Devices on Verbs: device_files,
+        wanted "this user may read and write the device's uverbs file and rdma_cm",
+        why "without, the device cannot be opened";
+    "rdma-link", Devices on Verbs: link,
+        wanted "the port is ACTIVE",
+        why "nothing can be sent through a port that is down";
+    "gid", Devices on Verbs: gid,
+        wanted "a GID that is not link-local, of RoCE version 2: of the address, if it is an own one",
+        why "connections are made from it; version 1 stays within one Ethernet segment, link-local addresses do, too";
+}
 
 /// The address's devices that the verbs fabric drives. The other checks need at least one.
 pub(super) fn driven(scene: &Scene) -> Result<Vec<&Rdma>, Unseen> {

@@ -1,7 +1,7 @@
 //! Other load on the cores: interrupts, packets, kernel work.
 
 use super::container;
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::cores::CoreList;
 use crate::devices::NET;
 use crate::scene::Scene;
@@ -11,40 +11,20 @@ use crate::tree::{Tree, Unseen, if_there};
 const IRQ: &str = "/proc/irq";
 const WORKQUEUES: &str = "/sys/devices/virtual/workqueue/cpumask";
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "irq-affinity",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "no interrupt goes to a given core, but for the RDMA device's own",
-        why: "each interrupt takes the core from the shard for microseconds, and its caches with it",
-        look: irq_affinity,
-    },
-    Check {
-        name: "irqbalance",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "irqbalance does not run",
-        why: "it moves interrupts to whatever core looks idle, and undoes their affinities",
-        look: irqbalance,
-    },
-    Check {
-        name: "workqueues",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "the kernel's unbound work queues leave the given cores alone",
-        why: "work of the kernel that is put behind a polling shard waits, and the shard is interrupted for it",
-        look: workqueues,
-    },
-    Check {
-        name: "rps-xps",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "no interface hands packets to a given core (RPS), or has it share a send queue with other cores (XPS)",
-        why: "packets that others receive interrupt the shard; a send queue that others use, too, has it wait for their lock",
-        look: packet_steering,
-    },
-];
+checks! {
+    "irq-affinity", Cores: irq_affinity,
+        wanted "no interrupt goes to a given core, but for the RDMA device's own",
+        why "each interrupt takes the core from the shard for microseconds, and its caches with it";
+    "irqbalance", Cores: irqbalance,
+        wanted "irqbalance does not run",
+        why "it moves interrupts to whatever core looks idle, and undoes their affinities";
+    "workqueues", Cores: workqueues,
+        wanted "the kernel's unbound work queues leave the given cores alone",
+        why "work of the kernel that is put behind a polling shard waits, and the shard is interrupted for it";
+    "rps-xps", Cores: packet_steering,
+        wanted "no interface hands packets to a given core (RPS), or has it share a send queue with other cores (XPS)",
+        why "packets that others receive interrupt the shard; a send queue that others use, too, has it wait for their lock";
+}
 
 /// The remaining cores.
 fn others(scene: &Scene, cores: &CoreList) -> CoreList {

@@ -1,7 +1,7 @@
 //! Limits of locked, mapped and used memory, and of descriptors.
 
 use crate::cgroup::{Groups, Version};
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::process::{Limit, Process};
 use crate::scene::{Fabric, Scene};
 use crate::tree::{Unseen, if_there};
@@ -15,48 +15,23 @@ const SHARD_DESCRIPTORS: u64 = 1024;
 /// The kernel's own default; the software fabric maps at most half of it.
 const MAPPINGS: u64 = 65530;
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "memlock",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "64 MiB that may be locked for each shard (RLIMIT_MEMLOCK), or CAP_IPC_LOCK",
-        why: "RDMA devices pin all memory that they are shown: without, no memory can be registered. Other fabrics pin none",
-        look: memlock,
-    },
-    Check {
-        name: "overcommit",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "vm.overcommit_memory 0 or 1",
-        why: "with 2 address space counts as memory: mapping what peers share fails long before memory is out",
-        look: overcommit,
-    },
-    Check {
-        name: "max-map-count",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "vm.max_map_count of 65530 at least",
-        why: "each piece of memory that a peer of the software fabric shares is a mapping, of half as many at most",
-        look: max_map_count,
-    },
-    Check {
-        name: "memory-limit",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "64 MiB for each shard and 64 MiB beside them in the process's control groups",
-        why: "all buffers are touched at the start: beyond the limit the kernel kills the process",
-        look: memory_limit,
-    },
-    Check {
-        name: "descriptors",
-        area: Area::Network,
-        concerns: Concerns::Only(&[Fabric::Soft, Fabric::Iwarp]),
-        wanted: "1024 open files for each shard (RLIMIT_NOFILE)",
-        why: "a connection takes a socket, on the software fabric also one for each arena that is shared: without, it is refused",
-        look: descriptors,
-    },
-];
+checks! {
+    "memlock", Memory: memlock,
+        wanted "64 MiB that may be locked for each shard (RLIMIT_MEMLOCK), or CAP_IPC_LOCK",
+        why "RDMA devices pin all memory that they are shown: without, no memory can be registered. Other fabrics pin none";
+    "overcommit", Memory: overcommit,
+        wanted "vm.overcommit_memory 0 or 1",
+        why "with 2 address space counts as memory: mapping what peers share fails long before memory is out";
+    "max-map-count", Memory: max_map_count,
+        wanted "vm.max_map_count of 65530 at least",
+        why "each piece of memory that a peer of the software fabric shares is a mapping, of half as many at most";
+    "memory-limit", Memory: memory_limit,
+        wanted "64 MiB for each shard and 64 MiB beside them in the process's control groups",
+        why "all buffers are touched at the start: beyond the limit the kernel kills the process";
+    "descriptors", Network on Soft Iwarp: descriptors,
+        wanted "1024 open files for each shard (RLIMIT_NOFILE)",
+        why "a connection takes a socket, on the software fabric also one for each arena that is shared: without, it is refused";
+}
 
 /// Raises a limit of the shell: from within if permitted, otherwise with prlimit.
 fn raise(scene: &Scene, limit: Limit, wanted: u64, ulimit: &str, prlimit: &str) -> String {

@@ -14,6 +14,20 @@
 //! | `network` | interfaces and sockets |
 //! | `container` | containers |
 
+/// The checks of a file: name, subject, fabrics that it matters for (if not for all), and function of each.
+macro_rules! checks {
+    ($($name:literal, $area:ident $(on $($fabric:ident)+)?: $look:ident, wanted $wanted:literal, why $why:literal;)*) => {
+        pub(super) const CHECKS: &[$crate::check::Check] = &[$($crate::check::Check {
+            name: $name,
+            area: $crate::check::Area::$area,
+            fabrics: &[$($($crate::scene::Fabric::$fabric),+)?],
+            wanted: $wanted,
+            why: $why,
+            look: $look,
+        }),*];
+    };
+}
+
 mod adapter;
 mod container;
 mod cores;

@@ -1,6 +1,6 @@
 //! Interfaces and sockets.
 
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::devices::NET;
 use crate::scene::{Fabric, Scene};
 use crate::tree::Unseen;
@@ -13,48 +13,23 @@ const TCP_WRITE: u64 = 4 << 20;
 /// Lowest limit of manual sizes that allows as much.
 const SET_BY_HAND: u64 = 4 << 20;
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "interface",
-        area: Area::Network,
-        concerns: Concerns::Only(&[Fabric::Iwarp]),
-        wanted: "an interface on the way to the address, which is up",
-        why: "TCP connections go through it",
-        look: interface,
-    },
-    Check {
-        name: "mtu",
-        area: Area::Network,
-        concerns: Concerns::Only(&[Fabric::Iwarp, Fabric::Verbs]),
-        wanted: "an MTU of 4200 at least, on both hosts and all between",
-        why: "fewer packets for the same bytes: RoCE sends 4096 bytes in a packet then, not 1024, and TCP up to 8960",
-        look: mtu,
-    },
-    Check {
-        name: "tcp-buffers",
-        area: Area::Network,
-        concerns: Concerns::Only(&[Fabric::Iwarp]),
-        wanted: "net.ipv4.tcp_rmem up to 6 MiB at least, tcp_wmem up to 4 MiB",
-        why: "a connection has no more bytes under way than its buffers hold: they bound its bandwidth over a long way",
-        look: tcp_buffers,
-    },
-    Check {
-        name: "socket-buffers",
-        area: Area::Network,
-        concerns: Concerns::Only(&[Fabric::Iwarp]),
-        wanted: "net.core.rmem_max and wmem_max of 4 MiB at least, where buffers are set by hand",
-        why: "they bound what IwarpConfig::send_buffer and receive_buffer get (--sndbuf, --rcvbuf), in silence",
-        look: socket_buffers,
-    },
-    Check {
-        name: "backlog",
-        area: Area::Network,
-        concerns: Concerns::Only(&[Fabric::Soft, Fabric::Iwarp]),
-        wanted: "net.core.somaxconn of 1024 at least; 256 for the software fabric",
-        why: "connections that come at once, beyond it, are dropped, and tried again after a second or never",
-        look: backlog,
-    },
-];
+checks! {
+    "interface", Network on Iwarp: interface,
+        wanted "an interface on the way to the address, which is up",
+        why "TCP connections go through it";
+    "mtu", Network on Iwarp Verbs: mtu,
+        wanted "an MTU of 4200 at least, on both hosts and all between",
+        why "fewer packets for the same bytes: RoCE sends 4096 bytes in a packet then, not 1024, and TCP up to 8960";
+    "tcp-buffers", Network on Iwarp: tcp_buffers,
+        wanted "net.ipv4.tcp_rmem up to 6 MiB at least, tcp_wmem up to 4 MiB",
+        why "a connection has no more bytes under way than its buffers hold: they bound its bandwidth over a long way";
+    "socket-buffers", Network on Iwarp: socket_buffers,
+        wanted "net.core.rmem_max and wmem_max of 4 MiB at least, where buffers are set by hand",
+        why "they bound what IwarpConfig::send_buffer and receive_buffer get (--sndbuf, --rcvbuf), in silence";
+    "backlog", Network on Soft Iwarp: backlog,
+        wanted "net.core.somaxconn of 1024 at least; 256 for the software fabric",
+        why "connections that come at once, beyond it, are dropped, and tried again after a second or never";
+}
 
 /// The interfaces of the address; without an address, those of its devices.
 fn interfaces(scene: &Scene) -> Vec<String> {

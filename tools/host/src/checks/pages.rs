@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::limits::SHARD_BYTES;
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::scene::Scene;
 use crate::topology::NODE;
 use crate::tree::{Unseen, selected};
@@ -14,40 +14,20 @@ const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 /// Above this value the kernel swaps out memory of processes to cache more files.
 const SWAPPINESS: u32 = 10;
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "huge-pages",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "64 MiB of huge pages for each shard, free, on the node of its core",
-        why: "with 4 KiB pages a device keeps 512 times as many translations, and a core as many TLB entries",
-        look: huge_pages,
-    },
-    Check {
-        name: "transparent-huge-pages",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "madvise or never",
-        why: "with always, memory is compacted behind one's back: page faults that take milliseconds now and then",
-        look: transparent,
-    },
-    Check {
-        name: "numa-balancing",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "off, on machines with several nodes",
-        why: "it takes pages away for a moment to see who uses them: faults in the middle of a call",
-        look: balancing,
-    },
-    Check {
-        name: "swap",
-        area: Area::Memory,
-        concerns: Concerns::All,
-        wanted: "no swap, or vm.swappiness of 10 at most",
-        why: "buffers that no device pins may be swapped: a call waits for the disk then",
-        look: swap,
-    },
-];
+checks! {
+    "huge-pages", Memory: huge_pages,
+        wanted "64 MiB of huge pages for each shard, free, on the node of its core",
+        why "with 4 KiB pages a device keeps 512 times as many translations, and a core as many TLB entries";
+    "transparent-huge-pages", Memory: transparent,
+        wanted "madvise or never",
+        why "with always, memory is compacted behind one's back: page faults that take milliseconds now and then";
+    "numa-balancing", Memory: balancing,
+        wanted "off, on machines with several nodes",
+        why "it takes pages away for a moment to see who uses them: faults in the middle of a call";
+    "swap", Memory: swap,
+        wanted "no swap, or vm.swappiness of 10 at most",
+        why "buffers that no device pins may be swapped: a call waits for the disk then";
+}
 
 /// Huge pages of one size, of a node or of the machine.
 struct Pool {

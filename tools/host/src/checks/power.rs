@@ -1,6 +1,6 @@
 //! Frequency, sleep states, and the clock.
 
-use crate::check::{Area, Check, Concerns, Status, Verdict};
+use crate::check::{Status, Verdict};
 use crate::scene::Scene;
 use crate::topology::CPU;
 use crate::tree::{Unseen, if_there};
@@ -12,40 +12,20 @@ const WAKE_US: u64 = 20;
 /// Clocks that need a system call, and in some cases a slow device access.
 const SLOW_CLOCKS: &[&str] = &["hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies"];
 
-pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "governor",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "frequency governor: performance",
-        why: "others lower the frequency of a core that waits, and raise it again milliseconds after work has come",
-        look: governor,
-    },
-    Check {
-        name: "c-states",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "no C-state is used that takes longer than 20 us to leave",
-        why: "a shard or a worker that sleeps (idle policies adaptive, yield, event) is answered so much later",
-        look: c_states,
-    },
-    Check {
-        name: "halt-poll",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "virtual cores that have nothing to do poll before they halt, or do not halt",
-        why: "a virtual core that has halted is woken by the hypervisor: what sleeps on it is answered so much later, some 10 to 100 us, whatever its C-state says",
-        look: halt_poll,
-    },
-    Check {
-        name: "clock",
-        area: Area::Cores,
-        concerns: Concerns::All,
-        wanted: "a clock that is read without a system call, such as tsc",
-        why: "deadlines and latencies are read from it: with a slow one each look is a system call, some also an exit to the hypervisor",
-        look: clock,
-    },
-];
+checks! {
+    "governor", Cores: governor,
+        wanted "frequency governor: performance",
+        why "others lower the frequency of a core that waits, and raise it again milliseconds after work has come";
+    "c-states", Cores: c_states,
+        wanted "no C-state is used that takes longer than 20 us to leave",
+        why "a shard or a worker that sleeps (idle policies adaptive, yield, event) is answered so much later";
+    "halt-poll", Cores: halt_poll,
+        wanted "virtual cores that have nothing to do poll before they halt, or do not halt",
+        why "a virtual core that has halted is woken by the hypervisor: what sleeps on it is answered so much later, some 10 to 100 us, whatever its C-state says";
+    "clock", Cores: clock,
+        wanted "a clock that is read without a system call, such as tsc",
+        why "deadlines and latencies are read from it: with a slow one each look is a system call, some also an exit to the hypervisor";
+}
 
 fn governor(scene: &Scene) -> Result<Verdict, Unseen> {
     let file = |core: usize| format!("{CPU}/cpu{core}/cpufreq/scaling_governor");
