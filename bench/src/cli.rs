@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::path::PathConfig;
@@ -22,7 +23,7 @@ mod calls;
 mod readme_tests;
 mod values;
 
-pub(crate) use calls::{BwArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
+pub(crate) use calls::{BwArgs, CallArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp};
 pub(crate) use values::{parse_mtu, parse_not_negative, parse_positive, parse_size};
 
 /// Listening address of a server without `--listen`.
@@ -134,7 +135,7 @@ impl ServeArgs {
     }
 
     /// Arguments of the server that a test without an address starts: its kind of tests, defaults otherwise.
-    pub(crate) fn of_test(common: &CommonArgs, half: Half, calls: Option<(&EngineArgs, &TravelArgs)>) -> Self {
+    pub(crate) fn of_test(common: &CommonArgs, half: Half, call: Option<&CallArgs>) -> Self {
         let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
         let Ok(Command::Serve(mut args)) = nothing_given else { unreachable!("`rpcperf serve` needs no arguments") };
         args.cores = common.cores.map(|cores| cores.server.unwrap_or(cores.client)).into_iter().collect();
@@ -146,8 +147,8 @@ impl ServeArgs {
         args.no_batch = common.no_batch;
         args.size = args.size.max(common.size.unwrap_or(0));
         args.qp = args.qp.max(common.qp);
-        if let Some((engine, travel)) = calls {
-            (args.engine, args.form) = (engine.clone(), travel.form);
+        if let Some(call) = call {
+            (args.engine, args.form) = (call.engine.clone(), call.travel.form);
         }
         args
     }
@@ -331,25 +332,6 @@ impl DeviceArgs {
         }
         Ok(())
     }
-
-    /// These options for a server's command line.
-    pub(crate) fn arguments(&self) -> Vec<String> {
-        let mut out: Vec<String> = Vec::new();
-        let mut option = |name: &str, value: Option<String>| {
-            out.extend(value.into_iter().flat_map(|value| [name.to_owned(), value]));
-        };
-        option("--ib-dev", self.ib_dev.clone());
-        option("--gid-index", self.gid_index.map(|index| index.to_string()));
-        option("--sl", self.sl.map(|level| level.to_string()));
-        option("--tos", self.tos.map(|tos| tos.to_string()));
-        option("--mtu", self.mtu.map(|bytes| bytes.to_string()));
-        option("--crc", self.crc.map(|when| when.to_string()));
-        option("--fpdu", self.fpdu.map(|size| size.to_string()));
-        option("--sndbuf", self.sndbuf.map(|bytes| bytes.to_string()));
-        option("--rcvbuf", self.rcvbuf.map(|bytes| bytes.to_string()));
-        option("--busy-poll", self.busy_poll.map(|usec| usec.to_string()));
-        out
-    }
 }
 
 /// Arguments of the latency tests.
@@ -403,15 +385,31 @@ pub(crate) enum RawOp {
     Write,
 }
 
-impl RawOp {
+/// Values of options by name.
+pub(crate) trait Named: ValueEnum {
     /// Name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Send => "send",
-            Self::Read => "read",
-            Self::Write => "write",
-        }
+    fn name(&self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
+}
+
+impl<T: ValueEnum> Named for T {}
+
+/// The given options of `A`, for a server's command line; without those of [`ConfigArgs`].
+pub(crate) fn given<A: Args>(matches: &ArgMatches) -> Vec<String> {
+    let words = |arg: &Arg| -> Vec<String> {
+        let (id, name) = (arg.get_id().as_str(), arg.get_long().unwrap_or_default());
+        if matches.value_source(id) != Some(ValueSource::CommandLine) || ["config", "set", "print_config"].contains(&id)
+        {
+            return Vec::new();
+        }
+        if matches!(arg.get_action(), ArgAction::SetTrue) {
+            return vec![format!("--{name}")];
+        }
+        let values = matches.get_raw(id).into_iter().flatten();
+        values.map(|value| format!("--{name}={}", value.to_string_lossy())).collect()
+    };
+    A::augment_args(clap::Command::new("")).get_arguments().flat_map(words).collect()
 }
 
 impl CommonArgs {
@@ -491,14 +489,12 @@ mod tests {
     fn measured(arguments: &[&str]) -> String {
         let all = ["rpcperf"].iter().chain(arguments);
         match Cli::try_parse_from(all).unwrap().command {
-            Command::Lat(a) => {
-                format!("{:?} {:?} {}", a.op, a.common.sizes(a.usual_size()), a.outstanding)
-            }
-            Command::Rate(a) => {
-                format!("{:?} {:?} {}", a.op, a.common.sizes(a.usual_size()), a.outstanding)
+            Command::Lat(LatArgs { op, call, outstanding, .. })
+            | Command::Rate(RateArgs { op, call, outstanding, .. }) => {
+                format!("{op:?} {:?} {outstanding}", call.common.sizes(call.travel.usual_size(64)))
             }
             Command::Bw(a) => {
-                format!("{:?} {:?} {}", a.op, a.common.sizes(a.usual_size()), a.outstanding)
+                format!("{:?} {:?} {}", a.op, a.call.common.sizes(a.usual_size()), a.outstanding)
             }
             Command::RawLat(a) => {
                 format!("{:?} {:?} {}", a.op, a.common.sizes(RawLatArgs::USUAL_SIZE), a.tx_depth)
@@ -537,7 +533,8 @@ mod tests {
         let all = ["-S", "3", "-T", "104", "-m", "1024"];
         let path = PathConfig { tos: Some(104), service_level: Some(3), path_mtu: Some(1024) };
         assert_eq!(device(&all).path(), path);
-        let handed = device(&all).arguments();
+        let matches = Cli::command().get_matches_from(["rpcperf", "raw-lat"].iter().chain(&all));
+        let handed = given::<DeviceArgs>(matches.subcommand().unwrap().1);
         assert_eq!(device(&handed.iter().map(String::as_str).collect::<Vec<_>>()).path(), path);
         assert_eq!(device(&[]).path(), PathConfig::default());
         let refused = |arguments: &[&str], address: &str| device(arguments).check(&address.parse().unwrap()).err();

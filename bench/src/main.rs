@@ -32,16 +32,17 @@ mod throughput;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
-use cli::{Cli, Command, Half, ServeArgs};
+use cli::{BwArgs, Cli, Command, Half, LatArgs, RateArgs, RawBwArgs, RawLatArgs, ServeArgs};
 use failure::Failure;
 
 fn main() -> ExitCode {
     // Usage errors exit here with code 2, --help and --version with 0.
-    let cli = Cli::parse();
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     logger::install();
-    match run(cli.command) {
+    match run(cli.command, matches.subcommand().map_or(&matches, |(_, given)| given)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("rpcperf: {failure}");
@@ -50,21 +51,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<(), Failure> {
+fn run(command: Command, given: &ArgMatches) -> Result<(), Failure> {
     use Command::{Bw, Lat, Rate, RawBw, RawLat, Serve};
     // Without an address each test serves, as in perftest.
-    let serve = |common, half, calls| serve::run(&ServeArgs::of_test(common, half, calls));
     match &command {
         Serve(args) => serve::run(args),
-        Lat(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some((&args.engine, &args.travel))),
-        Rate(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some((&args.engine, &args.travel))),
-        Bw(args) if !args.common.is_client() => serve(&args.common, Half::Calls, Some((&args.engine, &args.travel))),
-        RawLat(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
-        RawBw(args) if !args.common.is_client() => serve(&args.common, Half::Raw, None),
-        Lat(args) => rpc::latency(args),
-        Rate(args) => rpc::rate(args),
-        Bw(args) => rpc::bandwidth(args),
-        RawLat(args) => raw::latency(args),
-        RawBw(args) => raw::bandwidth(args),
+        Lat(LatArgs { call, .. }) | Rate(RateArgs { call, .. }) | Bw(BwArgs { call, .. })
+            if !call.common.is_client() =>
+        {
+            serve::run(&ServeArgs::of_test(&call.common, Half::Calls, Some(call)))
+        }
+        RawLat(RawLatArgs { common, .. }) | RawBw(RawBwArgs { common, .. }) if !common.is_client() => {
+            serve::run(&ServeArgs::of_test(common, Half::Raw, None))
+        }
+        Lat(args) => rpc::latency(args, given),
+        Rate(args) => rpc::rate(args, given),
+        Bw(args) => rpc::bandwidth(args, given),
+        RawLat(args) => raw::latency(args, given),
+        RawBw(args) => raw::bandwidth(args, given),
     }
 }

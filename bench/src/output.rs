@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::Direction;
 use crate::failure::Failure;
+use crate::figures::Test;
 use crate::hgrm;
 use crate::report::{Entry, Report, TestInfo};
 use crate::samples::Samples;
-use crate::table::{self, Kind};
+use crate::table;
 
 /// Outputs of one invocation.
 pub(crate) struct Output {
-    kind: Kind,
+    test: Test,
     direction: Direction,
     json: Option<Json>,
     hgrm: Option<PathBuf>,
@@ -29,7 +30,7 @@ enum Json {
 impl Output {
     /// Opens the JSON file at once: a wrong path fails before a long run.
     pub(crate) fn new(
-        kind: Kind,
+        test: Test,
         direction: Direction,
         json: Option<&Path>,
         hgrm: Option<&Path>,
@@ -46,7 +47,7 @@ impl Output {
                 ))
             }
         };
-        Ok(Self { kind, direction, json, hgrm: hgrm.map(Path::to_owned), several_sizes })
+        Ok(Self { test, direction, json, hgrm: hgrm.map(Path::to_owned), several_sizes })
     }
 
     /// JSON on standard output excludes the table.
@@ -58,14 +59,14 @@ impl Output {
     pub(crate) fn begin(&self, info: &TestInfo) {
         if self.tabular() {
             let directions = self.direction != Direction::Forward;
-            say(&format!("{}\n{}\n", table::banner(info), self.kind.header(directions)));
+            say(&format!("{}\n{}\n", table::banner(info), self.test.header(directions)));
         }
     }
 
     /// Prints the rows of an entry, and writes its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
         if self.tabular() {
-            let rows = self.kind.rows(entry, self.direction);
+            let rows = self.test.rows(entry, self.direction);
             rows.iter().for_each(|row| say(&format!("{row}\n")));
         }
         if let (Some(path), Some(samples)) = (&self.hgrm, samples) {

@@ -10,11 +10,11 @@ mod tests;
 
 use std::path::Path;
 
+use clap::ArgMatches;
 use rpcrdma::Address;
 use rpcrdma::fabric::Fabric;
 
-use crate::cli::{CommonArgs, Direction, RawBwArgs, RawLatArgs, RawOp};
-use crate::env::Machine;
+use crate::cli::{self, CommonArgs, DeviceArgs, Direction, Named, RawBwArgs, RawLatArgs, RawOp};
 use crate::fabrics;
 use crate::failure::Failure;
 use crate::figures::Test;
@@ -26,7 +26,6 @@ use crate::placement;
 use crate::process::ServerProcess;
 use crate::report::TestInfo;
 use crate::suite::Suite;
-use crate::table::Kind;
 use crate::target::Length;
 
 use client::{RawTarget, Spec};
@@ -37,11 +36,12 @@ pub(crate) use server::RawServer;
 struct Plan<'a> {
     name: &'static str,
     common: &'a CommonArgs,
+    /// All options of the command line.
+    given: &'a ArgMatches,
     op: RawOp,
     depth: u32,
     cq_mod: u32,
     test: Test,
-    kind: Kind,
     limits: Limits,
     hgrm: Option<&'a Path>,
     sizes: Vec<usize>,
@@ -49,15 +49,15 @@ struct Plan<'a> {
 }
 
 /// Runs `raw-lat` as a client.
-pub(crate) fn latency(args: &RawLatArgs) -> Result<(), Failure> {
+pub(crate) fn latency(args: &RawLatArgs, given: &ArgMatches) -> Result<(), Failure> {
     run(&Plan {
         name: "raw-lat",
         common: &args.common,
+        given,
         op: args.op,
         depth: args.tx_depth,
         cq_mod: 1,
         test: Test::Latency { rate: args.latency.rate },
-        kind: Kind::Latency,
         limits: args.latency.limits(),
         hgrm: args.latency.hgrm.as_deref(),
         sizes: args.common.sizes(RawLatArgs::USUAL_SIZE),
@@ -66,15 +66,15 @@ pub(crate) fn latency(args: &RawLatArgs) -> Result<(), Failure> {
 }
 
 /// Runs `raw-bw` as a client.
-pub(crate) fn bandwidth(args: &RawBwArgs) -> Result<(), Failure> {
+pub(crate) fn bandwidth(args: &RawBwArgs, given: &ArgMatches) -> Result<(), Failure> {
     run(&Plan {
         name: "raw-bw",
         common: &args.common,
+        given,
         op: args.op,
         depth: args.tx_depth,
         cq_mod: args.cq_mod,
         test: Test::Bandwidth,
-        kind: Kind::Bandwidth,
         limits: args.throughput.limits(),
         hgrm: None,
         sizes: args.common.sizes(RawBwArgs::USUAL_SIZE),
@@ -88,7 +88,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let address = common.server_address();
     let raw = fabrics::raw(&fabrics::parse(&address)?)?;
     let several = plan.sizes.len() > 1;
-    let output = Output::new(plan.kind, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
+    let output = Output::new(plan.test, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
     common.device.check(&raw)?;
     placement::warn(
         common.root.as_deref(),
@@ -99,7 +99,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
         let (core, client) = (placement.server.to_string(), placement.client.to_string());
         let arguments = ["--only", "raw", "--cores", &core, "--client-core", &client, "--idle", common.idle.name()]
             .map(str::to_owned);
-        Some(ServerProcess::start(&address, &[&arguments[..], &common.device.arguments()].concat())?)
+        Some(ServerProcess::start(&address, &[&arguments[..], &cli::given::<DeviceArgs>(plan.given)].concat())?)
     } else {
         None
     };
@@ -128,30 +128,13 @@ fn measure(
     if let Some(serving) = serving.filter(|_| server.is_none()) {
         placement.server_says(serving.core as usize);
     }
+    let fabric = (address, fabrics::name(raw), capabilities);
     let info = TestInfo {
-        title: plan.title(),
         test: plan.name.to_owned(),
-        op: plan.op.name().to_owned(),
         method: plan.method().to_owned(),
-        fabric: fabrics::name(raw).to_owned(),
-        device_limits: fabrics::limits(&capabilities),
-        device: capabilities.device,
-        address: address.to_owned(),
-        loopback: server.is_some(),
-        looped: plan.test.looped(),
-        pinning: placement.note.clone(),
-        client_core: placement.client,
-        server_core: Some(placement.server),
-        clock: String::new(),
-        idle: common.idle.name().to_owned(),
         server_idle: serving.map_or(common.idle, |serving| serving.idle).name().to_owned(),
-        qps: common.qp,
         cq_mod: matches!(plan.test, Test::Bandwidth).then_some(plan.cq_mod),
-        batching: !common.no_batch,
-        engine: None,
-        rpcperf_version: env!("CARGO_PKG_VERSION"),
-        optimized_build: !cfg!(debug_assertions),
-        machine: Machine::read(Some(placement.client)),
+        ..TestInfo::new(("Raw", &plan.op.name()), common, &placement, plan.test, fabric)
     };
     let shared = placement.shared;
     let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
@@ -188,18 +171,6 @@ impl Plan<'_> {
             )));
         }
         Ok(sizes)
-    }
-
-    fn title(&self) -> String {
-        let op = match self.op {
-            RawOp::Send => "Send",
-            RawOp::Read => "Read",
-            RawOp::Write => "Write",
-        };
-        match self.test {
-            Test::Latency { .. } => format!("Raw {op} Latency Test: full round trips"),
-            Test::Rate | Test::Bandwidth => format!("Raw {op} BW Test"),
-        }
     }
 
     fn method(&self) -> &'static str {

@@ -1,10 +1,15 @@
 //! Report of one invocation, for JSON and the text table.
 #![forbid(unsafe_code)]
 
+use rpcrdma::fabric::Capabilities;
 use serde::Serialize;
 
+use crate::cli::CommonArgs;
 use crate::counters::Usage;
 use crate::env::Machine;
+use crate::fabrics;
+use crate::figures::Test;
+use crate::pin::Placement;
 use crate::probe::Probes;
 use crate::samples::Latency;
 
@@ -24,7 +29,7 @@ pub(crate) struct Report {
 }
 
 /// Test, endpoints and machine.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct TestInfo {
     /// Title of the banner.
     pub(crate) title: String,
@@ -72,13 +77,51 @@ pub(crate) struct TestInfo {
     pub(crate) machine: Machine,
 }
 
+impl TestInfo {
+    /// Fields common to calls (`RPC`) and raw tests (`Raw`) at `address`.
+    pub(crate) fn new(
+        (layer, op): (&str, &str),
+        common: &CommonArgs,
+        placement: &Placement,
+        test: Test,
+        (address, fabric, capabilities): (&str, &str, Capabilities),
+    ) -> Self {
+        let capital = op[..1].to_uppercase() + &op[1..];
+        let title = match test {
+            Test::Latency { .. } => "Latency Test: full round trips",
+            Test::Rate => "Rate Test",
+            Test::Bandwidth => "BW Test",
+        };
+        Self {
+            title: format!("{layer} {capital} {title}"),
+            op: op.to_owned(),
+            fabric: fabric.to_owned(),
+            device_limits: fabrics::limits(&capabilities),
+            device: capabilities.device,
+            address: address.to_owned(),
+            loopback: common.loopback.is_some(),
+            looped: test.looped(),
+            pinning: placement.note.clone(),
+            client_core: placement.client,
+            server_core: Some(placement.server),
+            idle: common.idle.name().to_owned(),
+            qps: common.qp,
+            batching: !common.no_batch,
+            rpcperf_version: env!("CARGO_PKG_VERSION"),
+            optimized_build: !cfg!(debug_assertions),
+            machine: Machine::read(Some(placement.client)),
+            ..Self::default()
+        }
+    }
+}
+
 /// Engine options in force.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EngineInfo {
     /// Version and credit scheme.
     pub(crate) protocol: &'static str,
     /// Form of the payload.
-    pub(crate) form: &'static str,
+    pub(crate) form: String,
     /// Caller: `forward` the client, `reverse` the server, `both` both ends.
     pub(crate) direction: &'static str,
     /// Credit limit of the client.

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ArgMatches;
 use rpcrdma::config::{AcceptConfig, ConnectConfig};
 use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
@@ -22,10 +23,9 @@ use rpcrdma::service::{Application, ShardSetup};
 use rpcrdma::{Address, Config};
 
 use crate::cli::{
-    BwArgs, CommonArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
+    self, BwArgs, CallArgs, Defer, DeviceArgs, Direction, EngineArgs, Form, LatArgs, Named, RateArgs, RpcOp, ServeArgs,
 };
 use crate::counters::Counters;
-use crate::env::Machine;
 use crate::fabrics;
 use crate::failure::Failure;
 use crate::figures::Test;
@@ -36,7 +36,6 @@ use crate::placement;
 use crate::process::ServerProcess;
 use crate::report::{EngineInfo, TestInfo};
 use crate::suite::Suite;
-use crate::table::Kind;
 use crate::target::Length;
 
 use config::Load;
@@ -136,16 +135,15 @@ fn workers(args: &ServeArgs, load: &Load, cores: &ServerCores) -> Option<WorkerC
     })
 }
 
-/// Arguments of a call client, common to the three commands.
+/// A call client's test.
 struct Plan<'a> {
     name: &'static str,
-    common: &'a CommonArgs,
-    engine: &'a EngineArgs,
+    call: &'a CallArgs,
+    /// All options of the command line.
+    given: &'a ArgMatches,
     op: RpcOp,
-    travel: &'a TravelArgs,
     outstanding: usize,
     test: Test,
-    kind: Kind,
     limits: Limits,
     hgrm: Option<&'a Path>,
     default_size: usize,
@@ -153,87 +151,82 @@ struct Plan<'a> {
 }
 
 /// Runs `lat` as a client.
-pub(crate) fn latency(args: &LatArgs) -> Result<(), Failure> {
+pub(crate) fn latency(args: &LatArgs, given: &ArgMatches) -> Result<(), Failure> {
     run(&Plan {
         name: "lat",
-        common: &args.common,
-        engine: &args.engine,
+        call: &args.call,
+        given,
         op: args.op,
-        travel: &args.travel,
         outstanding: args.outstanding as usize,
         test: Test::Latency { rate: args.latency.rate },
-        kind: Kind::Latency,
         limits: args.latency.limits(),
         hgrm: args.latency.hgrm.as_deref(),
-        default_size: args.usual_size(),
-        length: args.common.length_or(10_000, args.travel.seconds())?,
+        default_size: args.call.travel.usual_size(64),
+        length: args.call.length(10_000)?,
     })
 }
 
 /// Runs `rate` as a client.
-pub(crate) fn rate(args: &RateArgs) -> Result<(), Failure> {
+pub(crate) fn rate(args: &RateArgs, given: &ArgMatches) -> Result<(), Failure> {
     run(&Plan {
         name: "rate",
-        common: &args.common,
-        engine: &args.engine,
+        call: &args.call,
+        given,
         op: args.op,
-        travel: &args.travel,
         outstanding: args.outstanding as usize,
         test: Test::Rate,
-        kind: Kind::Rate,
         limits: args.throughput.limits(),
         hgrm: None,
-        default_size: args.usual_size(),
-        length: args.common.length_or(1_000_000, args.travel.seconds())?,
+        default_size: args.call.travel.usual_size(64),
+        length: args.call.length(1_000_000)?,
     })
 }
 
 /// Runs `bw` as a client.
-pub(crate) fn bandwidth(args: &BwArgs) -> Result<(), Failure> {
+pub(crate) fn bandwidth(args: &BwArgs, given: &ArgMatches) -> Result<(), Failure> {
     if args.op == RpcOp::Null {
         return Err(Failure::Usage("--op null carries no payload: there is no bandwidth of it; see rate".into()));
     }
     run(&Plan {
         name: "bw",
-        common: &args.common,
-        engine: &args.engine,
+        call: &args.call,
+        given,
         op: args.op,
-        travel: &args.travel,
         outstanding: args.outstanding as usize,
         test: Test::Bandwidth,
-        kind: Kind::Bandwidth,
         limits: args.throughput.limits(),
         hgrm: None,
         default_size: args.usual_size(),
-        length: args.common.length_or(5000, args.travel.seconds())?,
+        length: args.call.length(5000)?,
     })
 }
 
 fn run(plan: &Plan<'_>) -> Result<(), Failure> {
-    let common = plan.common;
-    let direction = plan.travel.direction();
+    let CallArgs { common, engine, travel } = plan.call;
+    let direction = travel.direction();
     let mut placement = Placement::decide(common.cores)?;
     let text = common.server_address();
     let address = fabrics::parse(&text)?;
     common.device.check(&address)?;
     let reverser = (direction != Direction::Forward).then(|| placement.third());
-    let servers = common.loopback.is_some().then(|| {
-        placement.server_cores(&[placement.server], plan.engine.shards as usize, plan.engine.workers as usize)
-    });
+    let servers = common
+        .loopback
+        .is_some()
+        .then(|| placement.server_cores(&[placement.server], engine.shards as usize, engine.workers as usize));
     let ours = [placement.client].into_iter().chain(reverser).chain(servers.iter().flat_map(ServerCores::all));
     placement::warn(common.root.as_deref(), &address, ours);
     let travel = plan.travels()?;
     let mut sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
-    let probing = config::shared(plan.engine, &common.device, common.idle, !common.no_batch, &probing)?;
-    let (probing, connect) = config::in_force(plan.engine, &common.device, &probing)?;
-    if plan.engine.config.print_config {
+    let probing = config::shared(engine, &common.device, common.idle, !common.no_batch, &probing)?;
+    let (probing, connect) = config::in_force(engine, &common.device, &probing)?;
+    if engine.config.print_config {
         let (_, config, connect) = plan.config(&travel, sizes[0], usize::MAX)?;
         print!("{}", rpcrdma_config::to_toml(&config, &connect));
         return Ok(());
     }
     let several = common.all && sizes.len() > 1;
-    let output = Output::new(plan.kind, direction, common.json.as_deref(), plan.hgrm, several)?;
+    let output = Output::new(plan.test, direction, common.json.as_deref(), plan.hgrm, several)?;
     let server = if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
     // The server would inherit the affinity, so pinning follows its start.
     pin::pin(placement.client)?;
@@ -262,20 +255,20 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
 impl Plan<'_> {
     /// The requested form and protocol, checked against each other.
     fn travels(&self) -> Result<Travel, Failure> {
-        let direction = self.travel.direction();
-        if direction != Direction::Forward && self.common.qp != 1 {
+        let direction = self.call.travel.direction();
+        if direction != Direction::Forward && self.call.common.qp != 1 {
             return Err(Failure::Usage(format!(
                 "-q {}: --reverse and --both take place on one connection",
-                self.common.qp
+                self.call.common.qp
             )));
         }
-        let inline_threshold = self.engine.inline_threshold as usize & !3;
-        Travel::new(self.op, self.travel.form, direction, self.engine.scheme()?, inline_threshold)
+        let inline_threshold = self.call.engine.inline_threshold as usize & !3;
+        Travel::new(self.op, self.call.travel.form, direction, self.call.engine.scheme()?, inline_threshold)
     }
 
     /// Sizes of the operation: all of `-a` that fit, or an error for an `-s` that does not.
     fn sizes(&self, travel: &Travel) -> Result<Vec<usize>, Failure> {
-        let common = self.common;
+        let common = &self.call.common;
         if self.op == RpcOp::Null {
             if common.all || common.size.is_some() {
                 return Err(Failure::Usage("--op null carries no payload: -s and -a say nothing there".into()));
@@ -297,7 +290,7 @@ impl Plan<'_> {
                 config::scheme_name(agreed)
             )));
         }
-        let inline_threshold = self.engine.inline_threshold & !3;
+        let inline_threshold = self.call.engine.inline_threshold & !3;
         if serving.inline_threshold != inline_threshold {
             let theirs = serving.inline_threshold;
             return Err(Failure::Usage(format!(
@@ -323,12 +316,12 @@ impl Plan<'_> {
     }
 
     fn start_server(&self, address: &str, placement: &Placement, sizes: &[usize]) -> Result<ServerProcess, Failure> {
-        let common = self.common;
+        let common = &self.call.common;
         let travel = self.travels()?;
         let largest = if travel.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
         // The engine gives a quarter of a server's credits to the reverse direction, and a server has credits for twice
         // its calls.
-        let twice = if self.travel.direction() == Direction::Forward { 1 } else { 2 };
+        let twice = if self.call.travel.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         option("--only", "calls".to_owned());
@@ -338,36 +331,37 @@ impl Plan<'_> {
         option("--size", largest.to_string());
         option("--outstanding", (twice * self.outstanding).min(MOST_OUTSTANDING).to_string());
         option("--qp", common.qp.to_string());
-        option("--form", travel.form.name().to_owned());
+        option("--form", travel.form.name());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));
-        arguments.extend(common.device.arguments());
-        arguments.extend(self.engine.arguments());
+        arguments.extend(cli::given::<DeviceArgs>(self.given));
+        arguments.extend(cli::given::<EngineArgs>(self.given));
+        arguments.extend(self.call.engine.config.arguments::<AcceptConfig>());
         ServerProcess::start(address, &arguments)
     }
 
     /// Load and configuration of the client's shard, for payloads of `size` bytes and at most `most` calls.
     fn config(&self, travel: &Travel, size: usize, most: usize) -> Result<(Load, Config, ConnectConfig), Failure> {
-        let common = self.common;
+        let common = &self.call.common;
         let bulk = if travel.form == Form::Chunk { size } else { 0 };
         let message = if travel.is_long() { size } else { 0 };
         let (connections, outstanding) = (common.qp as usize, self.outstanding.min(most));
         let load = Load { connections, outstanding, bulk, message, form: travel.form };
-        let mut config = config::shared(self.engine, &common.device, common.idle, !common.no_batch, &load)?;
+        let mut config = config::shared(&self.call.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has its own set.
         config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
-        let (config, connect) = config::in_force(self.engine, &common.device, &config)?;
+        let (config, connect) = config::in_force(&self.call.engine, &common.device, &config)?;
         Ok((load, config, connect))
     }
 
     fn spec(&self, travel: &Travel, size: usize, serving: &Info, placement: &Placement) -> Result<Spec, Failure> {
-        let common = self.common;
+        let common = &self.call.common;
         let connections = common.qp as usize;
         let chunks = travel.form == Form::Chunk || travel.is_long();
         let most = if chunks && size > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
         let (load, config, connect) = self.config(travel, size, most)?;
         let outstanding = load.outstanding;
-        let active = self.engine.active.map_or(connections, |active| connections.min(active as usize));
-        let called = self.travel.direction() != Direction::Forward;
+        let active = self.call.engine.active.map_or(connections, |active| connections.min(active as usize));
+        let called = self.call.travel.direction() != Direction::Forward;
         let yields = placement.shared || (called && placement.third() == placement.client);
         let reverse = called.then(|| {
             let run = Run {
@@ -403,31 +397,16 @@ impl Plan<'_> {
         serving: &Info,
         spec: &Spec,
     ) -> TestInfo {
-        let (common, config) = (self.common, &spec.config);
+        let (common, config) = (&self.call.common, &spec.config);
         TestInfo {
-            title: self.title(),
             test: self.name.to_owned(),
-            op: self.op.name().to_owned(),
             method: method(self.op, spec.travel.form).to_owned(),
-            fabric: fabric.to_owned(),
-            device_limits: fabrics::limits(&device),
-            device: device.device,
-            address: address.to_owned(),
-            loopback: common.loopback.is_some(),
-            looped: self.test.looped(),
-            pinning: placement.note.clone(),
-            client_core: placement.client,
-            server_core: Some(placement.server),
-            clock: String::new(),
-            idle: common.idle.name().to_owned(),
             server_idle: serving.idle.name().to_owned(),
-            qps: common.qp,
-            cq_mod: None,
             batching: config.poll.batch,
             engine: Some(EngineInfo {
                 protocol: config::scheme_name(config.wire.credit_mode),
                 form: spec.travel.form.name(),
-                direction: self.travel.direction().name(),
+                direction: self.call.travel.direction().name(),
                 credits: config.limits.credits,
                 server_credits: serving.credits,
                 inline_threshold: serving.inline_threshold,
@@ -439,23 +418,7 @@ impl Plan<'_> {
                 coalesced_grants: config.poll.coalesce_grants,
                 remote_invalidate: config.wire.remote_invalidate,
             }),
-            rpcperf_version: env!("CARGO_PKG_VERSION"),
-            optimized_build: !cfg!(debug_assertions),
-            machine: Machine::read(Some(placement.client)),
-        }
-    }
-
-    fn title(&self) -> String {
-        let op = match self.op {
-            RpcOp::Null => "Null",
-            RpcOp::Echo => "Echo",
-            RpcOp::Read => "Read",
-            RpcOp::Write => "Write",
-        };
-        match self.test {
-            Test::Latency { .. } => format!("RPC {op} Latency Test: full round trips"),
-            Test::Rate => format!("RPC {op} Rate Test"),
-            Test::Bandwidth => format!("RPC {op} BW Test"),
+            ..TestInfo::new(("RPC", &self.op.name()), common, placement, self.test, (address, fabric, device))
         }
     }
 }

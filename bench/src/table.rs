@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::cli::Direction;
 use crate::counters::Usage;
+use crate::figures::Test;
 use crate::report::{Entry, Measured, TestInfo};
 
 /// The width of perftest's.
@@ -60,21 +61,11 @@ const RATE: &[Column] = &[
 /// Title of the direction column.
 const DIRECTION: &str = "   direction";
 
-/// Columns of a test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Round trips.
-    Latency,
-    /// Operations per second.
-    Rate,
-    /// Bytes per second.
-    Bandwidth,
-}
-
-impl Kind {
+/// The table of a test.
+impl Test {
     fn columns(self) -> &'static [Column] {
         match self {
-            Self::Latency => LATENCY,
+            Self::Latency { .. } => LATENCY,
             Self::Rate => RATE,
             Self::Bandwidth => BANDWIDTH,
         }
@@ -211,13 +202,15 @@ mod tests {
     use crate::probe::Probes;
     use crate::samples::Samples;
 
+    const LATENCIES: Test = Test::Latency { rate: None };
+
     #[test]
     fn titles_begin_as_perftest_has_them() {
         let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
                        t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]";
-        assert!(Kind::Latency.header(false).starts_with(latency));
+        assert!(LATENCIES.header(false).starts_with(latency));
         let bandwidth = " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]";
-        assert!(Kind::Bandwidth.header(false).starts_with(bandwidth));
+        assert!(Test::Bandwidth.header(false).starts_with(bandwidth));
         assert_eq!(rule().len(), 87);
     }
 
@@ -228,29 +221,29 @@ mod tests {
         let probe_rtt_ns = Probes { before: Some(110), after: Some(450) };
         let own = Measured { iters: 1000, rtt_ns: samples.latency(), ..Measured::default() };
         let entry = Entry { size: 64, own, probe_rtt_ns, ..Entry::default() };
-        let (header, row) = (Kind::Latency.header(false), Kind::Latency.row(&entry));
+        let (header, row) = (LATENCIES.header(false), LATENCIES.row(&entry));
         for (title, value) in [("#bytes", "64"), ("#iter", "1000"), ("t_max", "12.34"), ("probe", "110/450")] {
             let at = header.find(title).unwrap();
             assert!(row[at..].starts_with(value), "{title}:\n{header}\n{row}");
         }
         let own = Measured { iters: 123_456_789_012_345, ..own };
         let wide = Entry { size: 8 << 20, own, ..Entry::default() };
-        let row = Kind::Latency.row(&wide);
-        assert_eq!(row.split_whitespace().count(), Kind::Latency.columns().len(), "{row}");
+        let row = LATENCIES.row(&wide);
+        assert_eq!(row.split_whitespace().count(), LATENCIES.columns().len(), "{row}");
     }
     #[test]
     fn each_direction_has_a_line() {
         let own = |iters| Measured { iters, rps: Some(1e6), ..Measured::default() };
         let entry = Entry { own: own(1), reverse: Some(own(2)), sum: Some(own(3)), ..Entry::default() };
-        let header = Kind::Rate.header(true);
+        let header = Test::Rate.header(true);
         let at = header.find("direction").unwrap();
-        let rows = Kind::Rate.rows(&entry, Direction::Both);
+        let rows = Test::Rate.rows(&entry, Direction::Both);
         let labels: Vec<&str> = rows.iter().map(|row| &row[at..]).collect();
         assert_eq!(labels, ["forward", "reverse", "sum"]);
         let iterations = header.find("#iter").unwrap();
         assert!(rows.iter().zip(["1", "2", "3"]).all(|(row, n)| row[iterations..].starts_with(n)), "{rows:?}");
         let alone = Entry { reverse: None, sum: None, ..entry };
-        assert!(Kind::Rate.rows(&alone, Direction::Reverse)[0].ends_with("reverse"));
-        assert!(!Kind::Rate.rows(&alone, Direction::Forward)[0].contains("forward"));
+        assert!(Test::Rate.rows(&alone, Direction::Reverse)[0].ends_with("reverse"));
+        assert!(!Test::Rate.rows(&alone, Direction::Forward)[0].contains("forward"));
     }
 }

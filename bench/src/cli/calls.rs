@@ -1,17 +1,27 @@
 //! Arguments of the call tests and of their server.
 #![forbid(unsafe_code)]
 
-use std::fmt;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use rpcrdma::CreditMode;
-use rpcrdma::config::AcceptConfig;
 use rpcrdma_config::ConfigArgs;
 use serde::{Deserialize, Serialize};
 
 use super::{CommonArgs, EXIT_CODES, LatencyArgs, ThroughputArgs, parse_size};
 use crate::failure::Failure;
+use crate::target::Length;
+
+/// Arguments of every call test.
+#[derive(Debug, Args)]
+pub(crate) struct CallArgs {
+    #[command(flatten)]
+    pub(crate) travel: TravelArgs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
 
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
@@ -20,11 +30,7 @@ pub(crate) struct LatArgs {
     #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
     pub(crate) op: RpcOp,
     #[command(flatten)]
-    pub(crate) travel: TravelArgs,
-    #[command(flatten)]
-    pub(crate) common: CommonArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
+    pub(crate) call: CallArgs,
     #[command(flatten)]
     pub(crate) latency: LatencyArgs,
     /// Outstanding calls per connection
@@ -39,11 +45,7 @@ pub(crate) struct RateArgs {
     #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
     pub(crate) op: RpcOp,
     #[command(flatten)]
-    pub(crate) travel: TravelArgs,
-    #[command(flatten)]
-    pub(crate) common: CommonArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
+    pub(crate) call: CallArgs,
     /// Outstanding calls per connection
     #[arg(short = 't', long, value_name = "N", default_value_t = 64, value_parser = outstanding())]
     pub(crate) outstanding: u32,
@@ -58,11 +60,7 @@ pub(crate) struct BwArgs {
     #[arg(long, value_enum, default_value_t = RpcOp::Read)]
     pub(crate) op: RpcOp,
     #[command(flatten)]
-    pub(crate) travel: TravelArgs,
-    #[command(flatten)]
-    pub(crate) common: CommonArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
+    pub(crate) call: CallArgs,
     /// Outstanding calls per connection; fewer if their payload exceeds 32 MiB in total. Each call has its own buffer:
     /// few buffers stay in a core's cache, as perftest's single buffer does
     #[arg(short = 't', long, value_name = "N", default_value_t = 4, value_parser = outstanding())]
@@ -71,24 +69,10 @@ pub(crate) struct BwArgs {
     pub(crate) throughput: ThroughputArgs,
 }
 
-impl LatArgs {
-    /// Payload without `-s`, in bytes.
-    pub(crate) fn usual_size(&self) -> usize {
-        self.travel.usual_size(64)
-    }
-}
-
-impl RateArgs {
-    /// Payload without `-s`, in bytes.
-    pub(crate) fn usual_size(&self) -> usize {
-        self.travel.usual_size(64)
-    }
-}
-
 impl BwArgs {
     /// Payload without `-s`, in bytes.
     pub(crate) fn usual_size(&self) -> usize {
-        self.travel.usual_size(match (self.op, self.travel.form) {
+        self.call.travel.usual_size(match (self.op, self.call.travel.form) {
             (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
             _ => 65536,
         })
@@ -98,6 +82,14 @@ impl BwArgs {
 /// Range of `-t`: the highest credit limit, 32767, covers 16383 calls and their replies.
 pub(super) fn outstanding() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=16_383)
+}
+
+impl CallArgs {
+    /// Length of the measurement. Both directions run for a time by default, so that each is measured under the other's
+    /// load.
+    pub(crate) fn length(&self, default_iters: u64) -> Result<Length, Failure> {
+        self.common.length_or(default_iters, self.travel.both.then_some(2.0))
+    }
 }
 
 /// Form and direction of calls.
@@ -116,13 +108,8 @@ pub(crate) struct TravelArgs {
 
 impl TravelArgs {
     /// The default payload size: `usual`, or 64 KiB for the forms of long messages.
-    fn usual_size(&self, usual: usize) -> usize {
+    pub(crate) fn usual_size(&self, usual: usize) -> usize {
         if matches!(self.form, Some(Form::Continued | Form::Long)) { 64 << 10 } else { usual }
-    }
-
-    /// Default duration: both directions run for the same time, so that each is measured under the other's load.
-    pub(crate) fn seconds(&self) -> Option<f64> {
-        self.both.then_some(2.0)
     }
 
     pub(crate) fn direction(&self) -> Direction {
@@ -167,18 +154,6 @@ pub(crate) enum Form {
     Chunk,
     /// The whole RPC message in a chunk: a call's Position Zero Read chunk, a reply's Reply chunk
     Long,
-}
-
-impl Form {
-    /// Name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Inline => "inline",
-            Self::Continued => "continued",
-            Self::Chunk => "chunk",
-            Self::Long => "long",
-        }
-    }
 }
 
 /// Engine options of both ends.
@@ -267,45 +242,6 @@ impl EngineArgs {
             (_, Some(CreditScheme::Incremental)) => Ok(CreditMode::V2Incremental),
         }
     }
-
-    /// These options for a server's command line.
-    pub(crate) fn arguments(&self) -> Vec<String> {
-        let mut out: Vec<String> = Vec::new();
-        let mut option = |name: &str, value: String| out.extend([name.to_owned(), value]);
-        option("--version", self.protocol.to_string());
-        if let Some(scheme) = self.credit_scheme {
-            option("--credit-scheme", scheme.name().to_owned());
-        }
-        if let Some(credits) = self.credits {
-            option("--credits", credits.to_string());
-        }
-        option("--inline", self.inline_threshold.to_string());
-        if let Some(defer) = self.defer {
-            option("--defer", defer.to_string());
-        } else {
-            option("--workers", self.workers.to_string());
-        }
-        option("--shards", self.shards.to_string());
-        if let Some(count) = self.small_buffers {
-            option("--small-buffers", count.to_string());
-        }
-        if let Some(count) = self.message_buffers {
-            option("--message-buffers", count.to_string());
-        }
-        if let Some(reads) = self.max_reads {
-            option("--max-reads", reads.to_string());
-        }
-        for class in &self.bulk_buffers {
-            option("--bulk-buffers", class.to_string());
-        }
-        option("--signal-every", self.signal_every.to_string());
-        option("--chunk-align", self.chunk_align.to_string());
-        option("--keep-alive", self.keep_alive.to_string());
-        out.extend(self.no_coalesce.then(|| "--no-coalesce".to_owned()));
-        out.extend(self.no_remote_invalidate.then(|| "--no-remote-invalidate".to_owned()));
-        out.extend(self.config.arguments::<AcceptConfig>());
-        out
-    }
 }
 
 /// Delay of a reply in microseconds; 0: until the next poll of the shard.
@@ -321,15 +257,6 @@ impl FromStr for Defer {
         }
         let microseconds = text.parse().ok().filter(|us| (1..=1_000_000).contains(us));
         microseconds.map(Self).ok_or_else(|| "wanted `poll`, or from 1 to 1000000 microseconds".to_owned())
-    }
-}
-
-impl fmt::Display for Defer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 => f.write_str("poll"),
-            microseconds => microseconds.fmt(f),
-        }
     }
 }
 
@@ -350,12 +277,6 @@ impl FromStr for BufferClass {
     }
 }
 
-impl fmt::Display for BufferClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.size, self.count)
-    }
-}
-
 /// Credit accounting of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CreditScheme {
@@ -363,16 +284,6 @@ pub(crate) enum CreditScheme {
     Windowed,
     /// Each header grants additional credits
     Incremental,
-}
-
-impl CreditScheme {
-    /// Name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Windowed => "windowed",
-            Self::Incremental => "incremental",
-        }
-    }
 }
 
 /// Procedures of the server.
@@ -389,16 +300,6 @@ pub(crate) enum RpcOp {
 }
 
 impl RpcOp {
-    /// Name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Null => "null",
-            Self::Echo => "echo",
-            Self::Read => "read",
-            Self::Write => "write",
-        }
-    }
-
     /// True if the payload travels by RDMA, apart from the messages.
     pub(crate) fn is_bulk(self) -> bool {
         matches!(self, Self::Read | Self::Write)

@@ -9,7 +9,7 @@ use rpcrdma::wire::{Version, msg_len, private_data};
 use super::payload::Shape;
 use super::protocol::rpcperf_v5::{PROGRAM, VERSION};
 use super::service;
-use crate::cli::{Direction, Form, RpcOp};
+use crate::cli::{Direction, Form, Named, RpcOp};
 use crate::counters::Counters;
 use crate::failure::Failure;
 

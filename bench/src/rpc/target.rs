@@ -19,7 +19,7 @@ use super::protocol::rpcperf_v5::{self, PROGRAM, Read, StartReverse, VERSION, Wr
 use super::protocol::{self, BulkPayload};
 use super::reverse::{Outcome, Run};
 use super::service::{self, Info, Program};
-use crate::cli::{Form, RpcOp};
+use crate::cli::{Form, Named, RpcOp};
 use crate::counters::Counters;
 use crate::failure::Failure;
 use crate::figures::Figures;
