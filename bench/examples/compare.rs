@@ -16,17 +16,18 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
-use serde_json::Value;
 
-/// Cores whose lines take longer than this to go round are far from each other; nanoseconds.
-const FAR: u64 = 250;
+use rpcperf::{Failure, Run, beside, median};
+
+#[path = "common/rpcperf.rs"]
+mod rpcperf;
+
 /// The cores of the server and of the client, as `rpcperf` takes them.
 const CORES: [usize; 2] = [1, 0];
 const UCX: &str = "ucx_perftest";
@@ -38,15 +39,6 @@ const CONNECTIONS: usize = 1000;
 const RECORD: usize = 3;
 /// Words of a cache line.
 const LINE: usize = 8;
-
-type Failure = Box<dyn Error>;
-
-/// What one run came to, and whether the cores were far apart before and after it.
-#[derive(Clone, Copy)]
-struct Run {
-    figure: f64,
-    far: [bool; 2],
-}
 
 /// Of each row and of near and far cores the pairs' figures.
 type Rows = BTreeMap<(&'static str, bool), Vec<[f64; 2]>>;
@@ -98,13 +90,8 @@ fn main() -> Result<(), Failure> {
     for ((name, far), pairs) in &rows {
         let ratios = || pairs.iter().map(|[here, there]| here / there);
         let [least, most] = [ratios().fold(f64::MAX, f64::min), ratios().fold(0.0, f64::max)];
-        let median = |figures: &mut dyn Iterator<Item = f64>| {
-            let mut figures: Vec<f64> = figures.collect();
-            figures.sort_by(f64::total_cmp);
-            figures[figures.len() / 2]
-        };
-        let [here, there] = [0, 1].map(|side| median(&mut pairs.iter().map(|pair| pair[side])));
-        let (ratio, cores) = (median(&mut ratios()), if *far { "far" } else { "near" });
+        let [here, there] = [0, 1].map(|side| median(pairs.iter().map(|pair| pair[side])).unwrap_or_default());
+        let (ratio, cores) = (median(ratios()).unwrap_or_default(), if *far { "far" } else { "near" });
         let name = &name[2..];
         println!(
             "| {name} | {cores} | {} | {here:.4e} | {there:.4e} | {ratio:.2} ({least:.2} to {most:.2}) |",
@@ -134,18 +121,10 @@ fn run(rpcperf: &Path, arguments: &[&str], what: &str) -> Result<Run, Failure> {
     figures(rpcperf, arguments, [what]).map(|[run]| run)
 }
 
-/// Figures of one run, by the names that `rpcperf --json` gives them.
+/// Figures of one run.
 fn figures<const N: usize>(rpcperf: &Path, arguments: &[&str], what: [&str; N]) -> Result<[Run; N], Failure> {
-    let output = Command::new(rpcperf).args(arguments).args(["--loopback", "--json", "-"]).output()?;
-    let report: Value =
-        serde_json::from_slice(&output.stdout).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
-    let result = &report["results"][0];
-    let far = ["before", "after"].map(|when| result["probe_rtt_ns"][when].as_u64().is_none_or(|ns| ns > FAR));
-    let mut runs = [Run { figure: 0.0, far }; N];
-    for (run, what) in runs.iter_mut().zip(what) {
-        run.figure = result.pointer(what).and_then(Value::as_f64).ok_or_else(|| format!("{what}: {report}"))?;
-    }
-    Ok(runs)
+    let runs = rpcperf::figures(rpcperf, arguments, what)?;
+    runs.ok_or_else(|| format!("{} refuses {arguments:?}", rpcperf.display()).into())
 }
 
 /// The typical round trip of UCX's active messages, in nanoseconds; `None` without UCX. Its own figure is half of that.
@@ -242,11 +221,4 @@ fn pin(core: usize) -> Result<(), rustix::io::Errno> {
     let mut cores = CpuSet::new();
     cores.set(core);
     sched_setaffinity(None, &cores)
-}
-
-/// The `rpcperf` that was built with this program.
-fn beside() -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe()?;
-    let directory = own.parent().and_then(Path::parent).ok_or("this program is in no directory")?;
-    Ok(directory.join("rpcperf"))
 }

@@ -23,7 +23,8 @@ use rpcrdma::service::{Application, ShardSetup};
 use rpcrdma::{Address, Config};
 
 use crate::cli::{
-    self, BwArgs, CallArgs, Defer, DeviceArgs, Direction, EngineArgs, Form, LatArgs, Named, RateArgs, RpcOp, ServeArgs,
+    self, BwArgs, CallArgs, Defer, DeviceArgs, Direction, EngineArgs, Form, Idle, LatArgs, Named, RateArgs, RpcOp,
+    ServeArgs,
 };
 use crate::counters::Counters;
 use crate::fabrics;
@@ -41,8 +42,9 @@ use crate::target::Length;
 use config::Load;
 use form::Travel;
 use place::{AtOnce, Deferred};
+use protocol::ServerInfo;
 use reverse::{Reverser, Run};
-use service::{Info, Program};
+use service::Program;
 use target::{RpcTarget, Spec};
 
 /// Largest `-t` of a server.
@@ -76,16 +78,16 @@ impl CallServer {
     pub(crate) fn start(args: &ServeArgs, addresses: &[Address], cores: &ServerCores) -> Result<Self, Failure> {
         let [first, others @ ..] = addresses else { return Err(Failure::run("serve", "no address")) };
         let (load, mut shard, accept) = Self::config(args)?;
-        let info = Info {
+        let info = ServerInfo {
             core: cores.shards[0] as u32,
             shards: cores.shards.len() as u32,
-            idle: args.idle,
+            idle: args.idle.into(),
             workers: args.engine.workers,
-            defer: args.engine.defer,
+            defer: args.engine.defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)),
             credits: shard.limits.credits,
             inline_threshold: shard.wire.receive_size as u32,
-            scheme: shard.wire.credit_mode,
-            load,
+            scheme: shard.wire.credit_mode.into(),
+            ..ServerInfo::of(&load)
         };
         // Reverse calls of a connection with all its credits: the engine's limit.
         let most = shard.limits.reverse_credits.min(shard.limits.credits / 4).max(1);
@@ -281,8 +283,8 @@ impl Plan<'_> {
     }
 
     /// Checks the plan against the server, and drops sizes beyond its memory.
-    fn agree(&self, travel: &Travel, serving: &Info, sizes: &mut Vec<usize>) -> Result<(), Failure> {
-        let agreed = config::agreed(travel.scheme, serving.scheme);
+    fn agree(&self, travel: &Travel, serving: &ServerInfo, sizes: &mut Vec<usize>) -> Result<(), Failure> {
+        let agreed = config::agreed(travel.scheme, serving.scheme.into());
         if agreed != travel.scheme {
             // Calls would be made all the same, but not as was asked for.
             return Err(Failure::Usage(format!(
@@ -297,7 +299,7 @@ impl Plan<'_> {
                 "--inline {inline_threshold}: the server's is {theirs}, and both ends must have the same"
             )));
         }
-        if travel.is_long() && serving.load.form != travel.form {
+        if travel.is_long() && serving.load().form != travel.form {
             let form = travel.form.name();
             return Err(Failure::Usage(format!(
                 "--form {form}: the server is not set up for it: start it with --form {form}"
@@ -305,8 +307,8 @@ impl Plan<'_> {
         }
         let largest = match travel.form {
             Form::Inline => usize::MAX,
-            Form::Chunk => serving.load.bulk,
-            Form::Continued | Form::Long => serving.load.message,
+            Form::Chunk => serving.bulk as usize,
+            Form::Continued | Form::Long => serving.message as usize,
         };
         retain(
             sizes,
@@ -353,11 +355,11 @@ impl Plan<'_> {
         Ok((load, config, connect))
     }
 
-    fn spec(&self, travel: &Travel, size: usize, serving: &Info, placement: &Placement) -> Result<Spec, Failure> {
+    fn spec(&self, travel: &Travel, size: usize, serving: &ServerInfo, placement: &Placement) -> Result<Spec, Failure> {
         let common = &self.call.common;
         let connections = common.qp as usize;
         let chunks = travel.form == Form::Chunk || travel.is_long();
-        let most = if chunks && size > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
+        let most = if chunks && size > 0 { serving.load().outstanding_with(size, connections) } else { usize::MAX };
         let (load, config, connect) = self.config(travel, size, most)?;
         let outstanding = load.outstanding;
         let active = self.call.engine.active.map_or(connections, |active| connections.min(active as usize));
@@ -373,16 +375,14 @@ impl Plan<'_> {
                 yields: placement.third() == placement.client || placement.third() == placement.server,
                 idle: common.idle,
             };
-            let info = Info {
+            let info = ServerInfo {
                 core: placement.client as u32,
                 shards: 1,
-                idle: common.idle,
-                workers: 0,
-                defer: None,
+                idle: common.idle.into(),
                 credits: config.limits.credits,
                 inline_threshold: config.wire.receive_size as u32,
-                scheme: config.wire.credit_mode,
-                load,
+                scheme: config.wire.credit_mode.into(),
+                ..ServerInfo::of(&load)
             };
             (run, info)
         });
@@ -394,14 +394,14 @@ impl Plan<'_> {
         address: &str,
         (fabric, device): (&str, Capabilities),
         placement: &Placement,
-        serving: &Info,
+        serving: &ServerInfo,
         spec: &Spec,
     ) -> TestInfo {
         let (common, config) = (&self.call.common, &spec.config);
         TestInfo {
             test: self.name.to_owned(),
             method: method(self.op, spec.travel.form).to_owned(),
-            server_idle: serving.idle.name().to_owned(),
+            server_idle: Idle::from(serving.idle).name().to_owned(),
             batching: config.poll.batch,
             engine: Some(EngineInfo {
                 protocol: config::scheme_name(config.wire.credit_mode),
@@ -412,7 +412,7 @@ impl Plan<'_> {
                 inline_threshold: serving.inline_threshold,
                 shards: serving.shards,
                 workers: serving.workers,
-                deferred_us: serving.defer.map(|Defer(microseconds)| microseconds),
+                deferred_us: serving.defer.checked_sub(1),
                 signal_every: config.poll.signal_every,
                 chunk_align: config.memory.chunk_align,
                 coalesced_grants: config.poll.coalesce_grants,

@@ -14,7 +14,7 @@ use super::protocol::rpcperf_v5::{
 };
 use super::protocol::{BulkPayload, CreditScheme, IdlePolicy, Payload, PayloadForm, Received, Run, ServerInfo};
 use super::reverse::Reverser;
-use crate::cli::{Defer, Form, Idle};
+use crate::cli::{Form, Idle};
 use crate::failure::Failure;
 
 /// No arguments, no results.
@@ -25,28 +25,6 @@ pub(crate) const ECHO_SMALL: u32 = 1;
 pub(crate) const ECHO: u32 = 2;
 /// Results up to this size use small buffers.
 pub(crate) const SMALL: usize = 256;
-
-/// Description that a server sends to its clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Info {
-    /// Core of the first shard.
-    pub(crate) core: u32,
-    pub(crate) shards: u32,
-    /// Idle policy.
-    pub(crate) idle: Idle,
-    /// Threads that run the procedures.
-    pub(crate) workers: u32,
-    /// Delay before the shard's task runs them; `None`: no deferral.
-    pub(crate) defer: Option<Defer>,
-    /// Credit limit.
-    pub(crate) credits: u32,
-    /// Inline threshold.
-    pub(crate) inline_threshold: u32,
-    /// Preferred version and credit scheme.
-    pub(crate) scheme: CreditMode,
-    /// Load that the server has memory for.
-    pub(crate) load: Load,
-}
 
 /// Conversions between enumerations with the same variants.
 macro_rules! same {
@@ -72,45 +50,27 @@ same! {
     CreditMode, CreditScheme: V2Windowed V2Incremental V1;
 }
 
-impl From<Info> for ServerInfo {
-    fn from(info: Info) -> Self {
+impl ServerInfo {
+    /// A description with this load; the rest is zero.
+    pub(crate) fn of(load: &Load) -> Self {
         Self {
-            core: info.core,
-            shards: info.shards,
-            idle: info.idle.into(),
-            workers: info.workers,
-            credits: info.credits,
-            inline_threshold: info.inline_threshold,
-            connections: info.load.connections as u32,
-            outstanding: info.load.outstanding as u32,
-            bulk: info.load.bulk as u32,
-            message: info.load.message as u32,
-            form: info.load.form.into(),
-            scheme: info.scheme.into(),
-            defer: info.defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)),
+            connections: load.connections as u32,
+            outstanding: load.outstanding as u32,
+            bulk: load.bulk as u32,
+            message: load.message as u32,
+            form: load.form.into(),
+            ..Self::default()
         }
     }
-}
 
-impl From<ServerInfo> for Info {
-    fn from(info: ServerInfo) -> Self {
-        let load = Load {
-            connections: info.connections.max(1) as usize,
-            outstanding: info.outstanding as usize,
-            bulk: info.bulk as usize,
-            message: info.message as usize,
-            form: info.form.into(),
-        };
-        Self {
-            core: info.core,
-            shards: info.shards,
-            idle: info.idle.into(),
-            workers: info.workers,
-            defer: info.defer.checked_sub(1).map(Defer),
-            credits: info.credits,
-            inline_threshold: info.inline_threshold,
-            scheme: info.scheme.into(),
-            load,
+    /// Load that the server has memory for.
+    pub(crate) fn load(&self) -> Load {
+        Load {
+            connections: self.connections.max(1) as usize,
+            outstanding: self.outstanding as usize,
+            bulk: self.bulk as usize,
+            message: self.message as usize,
+            form: self.form.into(),
         }
     }
 }
@@ -118,7 +78,7 @@ impl From<ServerInfo> for Info {
 /// Parts of one side's program.
 #[derive(Clone)]
 pub(crate) struct Program {
-    info: Info,
+    info: ServerInfo,
     reverser: Option<Reverser>,
     /// Source of the data of READ.
     content: Arc<Frozen>,
@@ -128,9 +88,9 @@ pub(crate) struct Program {
 
 impl Program {
     /// The program of a side that describes itself as `info`. With a `reverser` it calls clients on request.
-    pub(crate) fn new(info: &Info, reverser: Option<Reverser>) -> Result<Self, Failure> {
-        let longest = (info.inline_threshold as usize).max(info.load.message + 4);
-        let (arena, content) = content(info.load.bulk.max(longest))?;
+    pub(crate) fn new(info: &ServerInfo, reverser: Option<Reverser>) -> Result<Self, Failure> {
+        let longest = (info.inline_threshold as usize).max(info.message as usize + 4);
+        let (arena, content) = content((info.bulk as usize).max(longest))?;
         Ok(Self { info: *info, reverser, content: Arc::new(content), arena, longest })
     }
 
@@ -160,7 +120,7 @@ impl Program {
         }
         add(ReadMessage::NUMBER, typed().max_reply(self.longest));
         add(WriteMessage::NUMBER, typed());
-        let bulk = self.info.load.bulk;
+        let bulk = self.info.bulk as usize;
         if bulk > 0 {
             add(Read::NUMBER, typed().write_chunks(1, bulk).results_from_handler());
             add(Write::NUMBER, typed().read_chunks(1, bulk));
@@ -186,7 +146,7 @@ impl rpcperf_v5::Server for Program {
     }
 
     fn info(&self, _: CallInfo<'_>, answer: Answer<'_, rpcperf_v5::Info>) -> Result<Sent, Refusal> {
-        answer.send(&self.info.into())
+        answer.send(&self.info)
     }
 
     fn read_message(&self, _: CallInfo<'_>, len: u32, answer: Answer<'_, ReadMessage>) -> Result<Sent, Refusal> {
@@ -280,22 +240,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn info_there_and_back() {
+    fn a_load_there_and_back() {
         let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
-        for defer in [None, Some(Defer(0)), Some(Defer(700))] {
-            let info = Info {
-                core: 3,
-                shards: 2,
-                idle: Idle::Event,
-                workers: 2,
-                defer,
-                credits: 64,
-                inline_threshold: 4096,
-                scheme: CreditMode::V1,
-                load,
-            };
-            assert_eq!(Info::from(ServerInfo::from(info)), info);
-        }
+        assert_eq!(ServerInfo::of(&load).load(), load);
     }
 
     #[test]

@@ -16,9 +16,9 @@ use super::form::Travel;
 use super::payload::{Payload, Shape};
 use super::place::AtOnce;
 use super::protocol::rpcperf_v5::{self, PROGRAM, Read, StartReverse, VERSION, Write};
-use super::protocol::{self, BulkPayload};
+use super::protocol::{self, BulkPayload, ServerInfo};
 use super::reverse::{Outcome, Run};
-use super::service::{self, Info, Program};
+use super::service::{self, Program};
 use crate::cli::{Form, Named, RpcOp};
 use crate::counters::Counters;
 use crate::failure::Failure;
@@ -55,7 +55,7 @@ pub(crate) struct Spec {
     pub(crate) config: Config,
     pub(crate) connect: ConnectConfig,
     /// The server's calls, and the description of this side for them.
-    pub(crate) reverse: Option<(Run, Info)>,
+    pub(crate) reverse: Option<(Run, ServerInfo)>,
 }
 
 /// Connections to a call server.
@@ -101,13 +101,13 @@ pub(crate) fn connect(
     mut config: Config,
     connect: ConnectConfig,
     services: Option<Services>,
-) -> Result<(LocalClient, Info), Failure> {
+) -> Result<(LocalClient, ServerInfo), Failure> {
     let scheme = config.wire.credit_mode;
     config.poll.sample_latency = 0;
     let services = services.map(Arc::new);
     let config = ClientConfig { shard: config, connect, services, ..ClientConfig::new(PROGRAM, VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
-    let info = ask::<rpcperf_v5::Info>(&mut client, &()).and_then(|reply| reply.results().map(Info::from));
+    let info = ask::<rpcperf_v5::Info>(&mut client, &()).and_then(|reply| reply.results());
     let info = info.map_err(|error| {
         Failure::Run(format!(
             "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
