@@ -7,10 +7,7 @@ use rustix::fs::{
 };
 
 use crate::identity::Identity;
-use crate::nfs3::{
-    Fattr3, Ftype3, Nfsstat3, Nfstime3, PostOpAttr, PreOpAttr, Sattr3, SetAtime, SetMtime, Specdata3, TimeHow, WccAttr,
-    WccData,
-};
+use crate::nfs3::*;
 use crate::node::Node;
 use crate::status::{Outcome, status};
 

@@ -8,16 +8,10 @@ use crate::attr::{self, fattr, wcc};
 use crate::export::{Export, NAME_MAX};
 use crate::identity::Identity;
 use crate::nfs::{Answered, DIRECTORY, TRANSFER};
-use crate::nfs3::nfs_v3::{Access, Fsinfo, Fsstat, Getattr, Pathconf, Setattr};
-use crate::nfs3::{
-    ACCESS3_DELETE, ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ, Access3Args,
-    Access3Res, Access3Resfail, Access3Resok, FSF3_CANSETTIME, FSF3_HOMOGENEOUS, FSF3_LINK, FSF3_SYMLINK, Fsinfo3Args,
-    Fsinfo3Res, Fsinfo3Resfail, Fsinfo3Resok, Fsstat3Args, Fsstat3Res, Fsstat3Resfail, Fsstat3Resok, Getattr3Args,
-    Getattr3Res, Getattr3Resok, Nfsstat3, Nfstime3, Pathconf3Args, Pathconf3Res, Pathconf3Resfail, Pathconf3Resok,
-    Setattr3Args, Setattr3Res, Setattr3Resfail, Setattr3Resok,
-};
+use crate::nfs3::nfs_v3::Getattr;
+use crate::nfs3::*;
 use crate::node::Node;
-use crate::status::{Outcome, status};
+use crate::status::{Outcome, Results, failed, status};
 
 pub(crate) fn getattr(export: &Export, _: &Identity, args: Getattr3Args<'_>, answer: Answer<'_, Getattr>) -> Answered {
     answer.send(&match export.find(args.object).and_then(|node| node.stat()) {
@@ -30,12 +24,8 @@ pub(crate) fn setattr(
     export: &Export,
     who: &Identity,
     args: Setattr3Args<'_>,
-    answer: Answer<'_, Setattr>,
-) -> Answered {
-    let node = match export.find(args.object) {
-        Ok(node) => node,
-        Err(status) => return answer.send(&Setattr3Res::Default(status, Setattr3Resfail::default())),
-    };
+) -> Results<Setattr3Resok, Setattr3Resfail> {
+    let node = export.find(args.object).map_err(failed)?;
     let _alone = node.lock();
     let stat = node.stat();
     let before = stat.as_ref().ok().map(attr::before);
@@ -48,21 +38,13 @@ pub(crate) fn setattr(
         export.settle(&node)
     });
     let obj_wcc = wcc(before, &node);
-    answer.send(&match outcome {
-        Ok(()) => Setattr3Res::Ok(Setattr3Resok { obj_wcc }),
-        Err(status) => Setattr3Res::Default(status, Setattr3Resfail { obj_wcc }),
-    })
+    outcome.map(|()| Setattr3Resok { obj_wcc }).map_err(|status| (status, Setattr3Resfail { obj_wcc }))
 }
 
-pub(crate) fn access(export: &Export, who: &Identity, args: Access3Args<'_>, answer: Answer<'_, Access>) -> Answered {
-    let found = export.find(args.object).and_then(|node| Ok((node.stat()?, node)));
-    answer.send(&match found {
-        Ok((stat, node)) => Access3Res::Ok(Access3Resok {
-            obj_attributes: Some(fattr(&stat)),
-            access: granted(export, &node, who, args.access),
-        }),
-        Err(status) => Access3Res::Default(status, Access3Resfail::default()),
-    })
+pub(crate) fn access(export: &Export, who: &Identity, args: Access3Args<'_>) -> Results<Access3Resok, Access3Resfail> {
+    let node = export.find(args.object).map_err(failed)?;
+    let obj_attributes = Some(fattr(&node.stat().map_err(failed)?));
+    Ok(Access3Resok { obj_attributes, access: granted(export, &node, who, args.access) })
 }
 
 /// The requested rights that the user has.
@@ -85,42 +67,36 @@ fn file_system(export: &Export) -> Outcome<StatVfs> {
     fstatvfs(export.root.own_reader()?).map_err(status)
 }
 
-pub(crate) fn fsstat(export: &Export, _: &Identity, args: Fsstat3Args<'_>, answer: Answer<'_, Fsstat>) -> Answered {
-    let found = export.find(args.fsroot).and_then(|node| Ok((file_system(export)?, node)));
-    answer.send(&match found {
-        Ok((stat, node)) => {
-            let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
-            Fsstat3Res::Ok(Fsstat3Resok {
-                obj_attributes: attr::now(&node),
-                tbytes: bytes(stat.f_blocks),
-                fbytes: bytes(stat.f_bfree),
-                abytes: bytes(stat.f_bavail),
-                tfiles: stat.f_files,
-                ffiles: stat.f_ffree,
-                afiles: stat.f_favail,
-                invarsec: 0,
-            })
-        }
-        Err(status) => Fsstat3Res::Default(status, Fsstat3Resfail::default()),
+pub(crate) fn fsstat(export: &Export, _: &Identity, args: Fsstat3Args<'_>) -> Results<Fsstat3Resok, Fsstat3Resfail> {
+    let node = export.find(args.fsroot).map_err(failed)?;
+    let stat = file_system(export).map_err(failed)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    Ok(Fsstat3Resok {
+        obj_attributes: attr::now(&node),
+        tbytes: bytes(stat.f_blocks),
+        fbytes: bytes(stat.f_bfree),
+        abytes: bytes(stat.f_bavail),
+        tfiles: stat.f_files,
+        ffiles: stat.f_ffree,
+        afiles: stat.f_favail,
+        invarsec: 0,
     })
 }
 
-pub(crate) fn fsinfo(export: &Export, _: &Identity, args: Fsinfo3Args<'_>, answer: Answer<'_, Fsinfo>) -> Answered {
-    answer.send(&match export.find(args.fsroot) {
-        Ok(node) => Fsinfo3Res::Ok(Fsinfo3Resok {
-            obj_attributes: attr::now(&node),
-            rtmax: TRANSFER,
-            rtpref: TRANSFER,
-            rtmult: 4096,
-            wtmax: TRANSFER,
-            wtpref: TRANSFER,
-            wtmult: 4096,
-            dtpref: DIRECTORY,
-            maxfilesize: i64::MAX as u64,
-            time_delta: Nfstime3 { seconds: 0, nseconds: 1 },
-            properties: FSF3_LINK | FSF3_SYMLINK | FSF3_HOMOGENEOUS | FSF3_CANSETTIME,
-        }),
-        Err(status) => Fsinfo3Res::Default(status, Fsinfo3Resfail::default()),
+pub(crate) fn fsinfo(export: &Export, _: &Identity, args: Fsinfo3Args<'_>) -> Results<Fsinfo3Resok, Fsinfo3Resfail> {
+    let node = export.find(args.fsroot).map_err(failed)?;
+    Ok(Fsinfo3Resok {
+        obj_attributes: attr::now(&node),
+        rtmax: TRANSFER,
+        rtpref: TRANSFER,
+        rtmult: 4096,
+        wtmax: TRANSFER,
+        wtpref: TRANSFER,
+        wtmult: 4096,
+        dtpref: DIRECTORY,
+        maxfilesize: i64::MAX as u64,
+        time_delta: Nfstime3 { seconds: 0, nseconds: 1 },
+        properties: FSF3_LINK | FSF3_SYMLINK | FSF3_HOMOGENEOUS | FSF3_CANSETTIME,
     })
 }
 
@@ -128,20 +104,17 @@ pub(crate) fn pathconf(
     export: &Export,
     _: &Identity,
     args: Pathconf3Args<'_>,
-    answer: Answer<'_, Pathconf>,
-) -> Answered {
-    let found = export.find(args.object).and_then(|node| Ok((file_system(export)?, node)));
-    answer.send(&match found {
-        Ok((stat, node)) => Pathconf3Res::Ok(Pathconf3Resok {
-            obj_attributes: attr::now(&node),
-            // No system call reports it; some file systems have more.
-            linkmax: 32_000,
-            name_max: (stat.f_namemax as u32).min(NAME_MAX as u32),
-            no_trunc: true,
-            chown_restricted: true,
-            case_insensitive: false,
-            case_preserving: true,
-        }),
-        Err(status) => Pathconf3Res::Default(status, Pathconf3Resfail::default()),
+) -> Results<Pathconf3Resok, Pathconf3Resfail> {
+    let node = export.find(args.object).map_err(failed)?;
+    let stat = file_system(export).map_err(failed)?;
+    Ok(Pathconf3Resok {
+        obj_attributes: attr::now(&node),
+        // No system call reports it; some file systems have more.
+        linkmax: 32_000,
+        name_max: (stat.f_namemax as u32).min(NAME_MAX as u32),
+        no_trunc: true,
+        chown_restricted: true,
+        case_insensitive: false,
+        case_preserving: true,
     })
 }

@@ -16,11 +16,7 @@ use crate::export::{Export, changeable};
 use crate::identity::Identity;
 use crate::nfs::Answered;
 use crate::nfs3::nfs_v3::{Create, Mkdir, Mknod};
-use crate::nfs3::{
-    Create3Args, Create3Res, Create3Resfail, Create3Resok, Createhow3, Createverf3, Devicedata3, Mkdir3Args, Mkdir3Res,
-    Mkdir3Resfail, Mkdir3Resok, Mknod3Args, Mknod3Res, Mknod3Resfail, Mknod3Resok, Mknoddata3, NfsFh3, Nfsstat3,
-    Sattr3, SetSize3, WccData,
-};
+use crate::nfs3::*;
 use crate::node::Node;
 use crate::status::{Outcome, status};
 

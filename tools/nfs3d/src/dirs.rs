@@ -14,11 +14,7 @@ use crate::handles::FileHandle;
 use crate::identity::Identity;
 use crate::nfs::{Answered, DIRECTORY};
 use crate::nfs3::nfs_v3::{Lookup, Readdir, Readdirplus};
-use crate::nfs3::{
-    Cookieverf3, Dirlist3, Dirlistplus3, Entry3, Entryplus3, Lookup3Args, Lookup3Res, Lookup3Resfail, Lookup3Resok,
-    NfsFh3, Nfsstat3, PostOpAttr, Readdir3Args, Readdir3Res, Readdir3Resfail, Readdir3Resok, Readdirplus3Args,
-    Readdirplus3Res, Readdirplus3Resfail, Readdirplus3Resok,
-};
+use crate::nfs3::*;
 use crate::node::Node;
 use crate::status::{Outcome, status};
 

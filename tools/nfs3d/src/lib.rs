@@ -14,6 +14,7 @@
 //! | `iwarp` | iWARP options, of `nfs3c` too |
 //! | `attr`, `status`, `lines` | attributes, errors; lines of the log |
 #![deny(unsafe_code)]
+#![expect(clippy::result_large_err, reason = "failures carry attributes, as results do")]
 
 mod attr;
 mod attributes;

@@ -9,13 +9,10 @@ use crate::create::{self, in_dir};
 use crate::export::{Export, changeable};
 use crate::identity::Identity;
 use crate::nfs::Answered;
-use crate::nfs3::nfs_v3::{Link, Readlink, Symlink};
-use crate::nfs3::{
-    Link3Args, Link3Res, Link3Resfail, Link3Resok, Nfsstat3, Readlink3Args, Readlink3Res, Readlink3Resfail,
-    Readlink3Resok, Sattr3, Symlink3Args, Symlink3Res, Symlink3Resfail, Symlink3Resok, WccData,
-};
+use crate::nfs3::nfs_v3::{Readlink, Symlink};
+use crate::nfs3::*;
 use crate::node::Node;
-use crate::status::{Outcome, status};
+use crate::status::{Outcome, Results, status};
 
 /// Longest path, in bytes.
 const PATH_MAX: usize = Readlink::BINDING.results.max_len;
@@ -67,13 +64,13 @@ pub(crate) fn symlink(
     create::send!(answer, Symlink3Res, Symlink3Resok, Symlink3Resfail, made)
 }
 
-pub(crate) fn link(export: &Export, who: &Identity, args: Link3Args<'_>, answer: Answer<'_, Link>) -> Answered {
+pub(crate) fn link(export: &Export, who: &Identity, args: Link3Args<'_>) -> Results<Link3Resok, Link3Resfail> {
     let node = match export.find(args.file) {
         Ok(node) => node,
         Err(status) => {
             let dir = export.find_dir(args.link.dir);
             let linkdir_wcc = dir.map_or_else(|_| WccData::default(), |dir| attr::wcc(None, &dir));
-            return answer.send(&Link3Res::Default(status, Link3Resfail { file_attributes: None, linkdir_wcc }));
+            return Err((status, Link3Resfail { file_attributes: None, linkdir_wcc }));
         }
     };
     let (outcome, linkdir_wcc) = in_dir(export, args.link.dir, |dir| {
@@ -86,8 +83,6 @@ pub(crate) fn link(export: &Export, who: &Identity, args: Link3Args<'_>, answer:
         export.handles.learn(dir.ino(), name, node.ino());
         node.stat()
     });
-    answer.send(&match outcome {
-        Ok(stat) => Link3Res::Ok(Link3Resok { file_attributes: Some(fattr(&stat)), linkdir_wcc }),
-        Err(status) => Link3Res::Default(status, Link3Resfail { file_attributes: now(&node), linkdir_wcc }),
-    })
+    let done = |stat| Link3Resok { file_attributes: Some(fattr(&stat)), linkdir_wcc };
+    outcome.map(done).map_err(|status| (status, Link3Resfail { file_attributes: now(&node), linkdir_wcc }))
 }

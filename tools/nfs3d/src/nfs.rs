@@ -56,12 +56,13 @@ fn pooled<P: Signature>(services: &mut Services, pool: &Arc<Pool>, cache: &Cache
     services.add(P::PROGRAM, P::VERSION, P::NUMBER, procedure);
 }
 
-/// Each handler runs as the user of the call's credential.
+/// Each handler runs as the user of the call's credential. One with results returns these; others answer themselves.
 macro_rules! procedures {
-    ($($method:ident: $signature:ident($args:ident) => $handler:path;)*) => {
+    ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)? => $handler:path;)*) => {
         impl Server for Export {
             $(fn $method(&self, call: CallInfo<'_>, args: $args<'_>, answer: Answer<'_, $signature>) -> Answered {
-                $handler(self, &self.options.policy.of(&call)?, args, answer)
+                let who = self.options.policy.of(&call)?;
+                procedures!(@answer answer, $handler, (self, &who, args) $(, $results)?)
             })*
         }
 
@@ -70,27 +71,34 @@ macro_rules! procedures {
             $(pooled::<$signature>(services, pool, cache);)*
         }
     };
+    (@answer $answer:ident, $handler:path, ($($arg:expr),*)) => { $handler($($arg),*, $answer) };
+    (@answer $answer:ident, $handler:path, ($($arg:expr),*), $results:ident) => {
+        $answer.send(&match $handler($($arg),*) {
+            Ok(done) => $results::Ok(done),
+            Err((status, failure)) => $results::Default(status, failure),
+        })
+    };
 }
 procedures! {
     getattr: Getattr(Getattr3Args) => attributes::getattr;
-    setattr: Setattr(Setattr3Args) => attributes::setattr;
+    setattr: Setattr(Setattr3Args) -> Setattr3Res => attributes::setattr;
     lookup: Lookup(Lookup3Args) => dirs::lookup;
-    access: Access(Access3Args) => attributes::access;
+    access: Access(Access3Args) -> Access3Res => attributes::access;
     readlink: Readlink(Readlink3Args) => links::readlink;
     read: Read(Read3Args) => read_write::read;
-    write: Write(Write3Args) => read_write::write;
+    write: Write(Write3Args) -> Write3Res => read_write::write;
     create: Create(Create3Args) => create::create;
     mkdir: Mkdir(Mkdir3Args) => create::mkdir;
     symlink: Symlink(Symlink3Args) => links::symlink;
     mknod: Mknod(Mknod3Args) => create::mknod;
-    remove: Remove(Remove3Args) => remove::remove;
-    rmdir: Rmdir(Rmdir3Args) => remove::rmdir;
-    rename: Rename(Rename3Args) => remove::rename;
-    link: Link(Link3Args) => links::link;
+    remove: Remove(Remove3Args) -> Remove3Res => remove::remove;
+    rmdir: Rmdir(Rmdir3Args) -> Rmdir3Res => remove::rmdir;
+    rename: Rename(Rename3Args) -> Rename3Res => remove::rename;
+    link: Link(Link3Args) -> Link3Res => links::link;
     readdir: Readdir(Readdir3Args) => dirs::readdir;
     readdirplus: Readdirplus(Readdirplus3Args) => dirs::readdirplus;
-    fsstat: Fsstat(Fsstat3Args) => attributes::fsstat;
-    fsinfo: Fsinfo(Fsinfo3Args) => attributes::fsinfo;
-    pathconf: Pathconf(Pathconf3Args) => attributes::pathconf;
-    commit: Commit(Commit3Args) => read_write::commit;
+    fsstat: Fsstat(Fsstat3Args) -> Fsstat3Res => attributes::fsstat;
+    fsinfo: Fsinfo(Fsinfo3Args) -> Fsinfo3Res => attributes::fsinfo;
+    pathconf: Pathconf(Pathconf3Args) -> Pathconf3Res => attributes::pathconf;
+    commit: Commit(Commit3Args) -> Commit3Res => read_write::commit;
 }

@@ -14,13 +14,10 @@ use crate::export::Export;
 use crate::identity::Identity;
 use crate::lines;
 use crate::nfs::{Answered, TRANSFER};
-use crate::nfs3::nfs_v3::{Commit, Read, Write};
-use crate::nfs3::{
-    Commit3Args, Commit3Res, Commit3Resfail, Commit3Resok, Nfsstat3, Read3Args, Read3Res, Read3Resfail, Read3Resok,
-    StableHow, Write3Args, Write3Res, Write3Resfail, Write3Resok,
-};
+use crate::nfs3::nfs_v3::Read;
+use crate::nfs3::*;
 use crate::node::Node;
-use crate::status::{Outcome, status};
+use crate::status::{Outcome, Results, failed, status};
 
 pub(crate) fn read(export: &Export, who: &Identity, args: Read3Args<'_>, mut answer: Answer<'_, Read>) -> Answered {
     let Read3Args { file, offset, count } = args;
@@ -61,21 +58,16 @@ fn read_into(
     Ok((len, fstat(&file).map_err(status)?))
 }
 
-pub(crate) fn write(export: &Export, who: &Identity, args: Write3Args<'_>, answer: Answer<'_, Write>) -> Answered {
+pub(crate) fn write(export: &Export, who: &Identity, args: Write3Args<'_>) -> Results<Write3Resok, Write3Resfail> {
     let Write3Args { file, offset, count, stable, data } = args;
     if data.len() != count as usize {
-        return answer.send(&Write3Res::Default(Nfsstat3::ErrInval, Write3Resfail::default()));
+        return Err(failed(Nfsstat3::ErrInval));
     }
-    let node = match export.find(file) {
-        Ok(node) => node,
-        Err(status) => return answer.send(&Write3Res::Default(status, Write3Resfail::default())),
-    };
+    let node = export.find(file).map_err(failed)?;
     let outcome = export.check_writable().and_then(|()| write_all(export, &node, who, offset, data.bytes(), stable));
     let file_wcc = wcc(None, &node);
-    answer.send(&match outcome {
-        Ok(count) => Write3Res::Ok(Write3Resok { file_wcc, count, committed: stable, verf: export.verifier() }),
-        Err(status) => Write3Res::Default(status, Write3Resfail { file_wcc }),
-    })
+    let done = |count| Write3Resok { file_wcc, count, committed: stable, verf: export.verifier() };
+    outcome.map(done).map_err(|status| (status, Write3Resfail { file_wcc }))
 }
 
 /// Writes, with the requested stability. A full disk shortens the count.
@@ -118,11 +110,8 @@ fn sync_failed(export: &Export, error: Errno) -> Nfsstat3 {
     status(error)
 }
 
-pub(crate) fn commit(export: &Export, who: &Identity, args: Commit3Args<'_>, answer: Answer<'_, Commit>) -> Answered {
-    let node = match export.find(args.file) {
-        Ok(node) => node,
-        Err(status) => return answer.send(&Commit3Res::Default(status, Commit3Resfail::default())),
-    };
+pub(crate) fn commit(export: &Export, who: &Identity, args: Commit3Args<'_>) -> Results<Commit3Resok, Commit3Resfail> {
+    let node = export.find(args.file).map_err(failed)?;
     // Syncs the whole file, whatever the range. A writer may do so.
     let outcome = export.check_writable().and_then(|()| {
         node.check_regular()?;
@@ -130,8 +119,6 @@ pub(crate) fn commit(export: &Export, who: &Identity, args: Commit3Args<'_>, ans
         fsync(file.as_fd()).map_err(|error| sync_failed(export, error))
     });
     let file_wcc = wcc(None, &node);
-    answer.send(&match outcome {
-        Ok(()) => Commit3Res::Ok(Commit3Resok { file_wcc, verf: export.verifier() }),
-        Err(status) => Commit3Res::Default(status, Commit3Resfail { file_wcc }),
-    })
+    let done = |()| Commit3Resok { file_wcc, verf: export.verifier() };
+    outcome.map(done).map_err(|status| (status, Commit3Resfail { file_wcc }))
 }

@@ -3,43 +3,31 @@
 
 use std::sync::Arc;
 
-use rpcrdma::typed::Answer;
 use rustix::fs::{AtFlags, FileType, Stat, renameat, statat, unlinkat};
 
 use crate::attr;
 use crate::create::in_dir;
 use crate::export::{Export, changeable};
 use crate::identity::Identity;
-use crate::nfs::Answered;
-use crate::nfs3::nfs_v3::{Remove, Rename, Rmdir};
-use crate::nfs3::{
-    Nfsstat3, Remove3Args, Remove3Res, Remove3Resfail, Remove3Resok, Rename3Args, Rename3Res, Rename3Resfail,
-    Rename3Resok, Rmdir3Args, Rmdir3Res, Rmdir3Resfail, Rmdir3Resok, WccData,
-};
+use crate::nfs3::*;
 use crate::node::Node;
-use crate::status::{Outcome, status};
+use crate::status::{Outcome, Results, status};
 
-pub(crate) fn remove(export: &Export, who: &Identity, args: Remove3Args<'_>, answer: Answer<'_, Remove>) -> Answered {
+pub(crate) fn remove(export: &Export, who: &Identity, args: Remove3Args<'_>) -> Results<Remove3Resok, Remove3Resfail> {
     let (outcome, dir_wcc) = in_dir(export, args.object.dir, |dir| {
         let name = changeable(args.object.name, Nfsstat3::ErrInval)?;
         unlink(export, dir, name, who, AtFlags::empty())
     });
-    answer.send(&match outcome {
-        Ok(()) => Remove3Res::Ok(Remove3Resok { dir_wcc }),
-        Err(status) => Remove3Res::Default(status, Remove3Resfail { dir_wcc }),
-    })
+    outcome.map(|()| Remove3Resok { dir_wcc }).map_err(|status| (status, Remove3Resfail { dir_wcc }))
 }
 
-pub(crate) fn rmdir(export: &Export, who: &Identity, args: Rmdir3Args<'_>, answer: Answer<'_, Rmdir>) -> Answered {
+pub(crate) fn rmdir(export: &Export, who: &Identity, args: Rmdir3Args<'_>) -> Results<Rmdir3Resok, Rmdir3Resfail> {
     let (outcome, dir_wcc) = in_dir(export, args.object.dir, |dir| {
         let dots = if args.object.name == b"." { Nfsstat3::ErrInval } else { Nfsstat3::ErrExist };
         let name = changeable(args.object.name, dots)?;
         unlink(export, dir, name, who, AtFlags::REMOVEDIR)
     });
-    answer.send(&match outcome {
-        Ok(()) => Rmdir3Res::Ok(Rmdir3Resok { dir_wcc }),
-        Err(status) => Rmdir3Res::Default(status, Rmdir3Resfail { dir_wcc }),
-    })
+    outcome.map(|()| Rmdir3Resok { dir_wcc }).map_err(|status| (status, Rmdir3Resfail { dir_wcc }))
 }
 
 fn unlink(export: &Export, dir: &Node, name: &[u8], who: &Identity, flags: AtFlags) -> Outcome<()> {
@@ -63,7 +51,7 @@ fn bury(export: &Export, victim: Option<&Stat>) {
     }
 }
 
-pub(crate) fn rename(export: &Export, who: &Identity, args: Rename3Args<'_>, answer: Answer<'_, Rename>) -> Answered {
+pub(crate) fn rename(export: &Export, who: &Identity, args: Rename3Args<'_>) -> Results<Rename3Resok, Rename3Resfail> {
     let (from, to) = match (export.find_dir(args.from.dir), export.find_dir(args.to.dir)) {
         (Ok(from), Ok(to)) => (from, to),
         (from, to) => {
@@ -73,7 +61,7 @@ pub(crate) fn rename(export: &Export, who: &Identity, args: Rename3Args<'_>, ans
             };
             let failure = Rename3Resfail { fromdir_wcc: wcc(&from), todir_wcc: wcc(&to) };
             let status = from.err().or(to.err()).unwrap_or_default();
-            return answer.send(&Rename3Res::Default(status, failure));
+            return Err((status, failure));
         }
     };
     // Locks directories in a fixed order, against deadlock.
@@ -85,10 +73,8 @@ pub(crate) fn rename(export: &Export, who: &Identity, args: Rename3Args<'_>, ans
     let outcome = renamed(export, who, (&from, args.from.name), (&to, args.to.name));
     let fromdir_wcc = attr::wcc(from_before, &from);
     let todir_wcc = attr::wcc(to_before, &to);
-    answer.send(&match outcome {
-        Ok(()) => Rename3Res::Ok(Rename3Resok { fromdir_wcc, todir_wcc }),
-        Err(status) => Rename3Res::Default(status, Rename3Resfail { fromdir_wcc, todir_wcc }),
-    })
+    let failed = |status| (status, Rename3Resfail { fromdir_wcc, todir_wcc });
+    outcome.map(|()| Rename3Resok { fromdir_wcc, todir_wcc }).map_err(failed)
 }
 
 fn renamed(

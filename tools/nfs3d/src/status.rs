@@ -9,6 +9,14 @@ use crate::nfs3::Nfsstat3;
 /// A value, or the status for the client.
 pub(crate) type Outcome<T> = Result<T, Nfsstat3>;
 
+/// Results, or the status with what else a failure has.
+pub(crate) type Results<Done, Failure> = Result<Done, (Nfsstat3, Failure)>;
+
+/// A failure before anything is known of the file.
+pub(crate) fn failed<F: Default>(status: Nfsstat3) -> (Nfsstat3, F) {
+    (status, F::default())
+}
+
 /// Status for an error of a system call.
 pub(crate) fn status(error: Errno) -> Nfsstat3 {
     match error {

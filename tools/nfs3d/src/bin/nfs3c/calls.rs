@@ -7,11 +7,7 @@ use rpcrdma::LocalClient;
 use rpcrdma::client::Connection;
 use rpcrdma::typed::Response;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Client, Readdirplus};
-use rpcrdma_nfs3d::nfs3::{
-    Commit3Args, Commit3Res, Cookieverf3, Create3Args, Create3Res, Createhow3, Diropargs3, Fattr3, Fsinfo3Args,
-    Fsinfo3Res, Getattr3Args, Getattr3Res, Lookup3Args, Lookup3Res, NfsFh3, Nfsstat3, Readdirplus3Args, Readlink3Args,
-    Readlink3Res, Sattr3, Writeverf3,
-};
+use rpcrdma_nfs3d::nfs3::*;
 use rpcrdma_nfs3d::{UNCHANGED, nfs_status};
 
 /// Limit of a READDIRPLUS in bytes: exceeds a message, so that the reply uses a Reply chunk.
