@@ -80,6 +80,11 @@ impl Verdict {
         Self { status, observed: observed.into(), fix: Some(fix.into()) }
     }
 
+    /// As wanted if `is_good`, or else a fault with a fix.
+    pub(crate) fn if_good(is_good: bool, observed: impl Into<String>, status: Status, fix: impl Into<String>) -> Self {
+        if is_good { Self::ok(observed) } else { Self::fault(status, observed, fix) }
+    }
+
     /// The state is invisible; with a command that may show it.
     pub(crate) fn unknown(observed: impl Into<String>, fix: impl Into<String>) -> Self {
         Self::fault(Status::Unknown, observed, fix)

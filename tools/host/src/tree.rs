@@ -140,11 +140,11 @@ impl Tree {
 }
 
 /// The value after the first `name:` of a text, as in files of `/proc`.
-pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
 /// The word in brackets, which is the current choice: `madvise` of `always [madvise] never`.
-pub(crate) fn selected(line: &str) -> Option<&str> {
+pub fn selected(line: &str) -> Option<&str> {
     Some(line.split_once('[')?.1.split_once(']')?.0)
 }

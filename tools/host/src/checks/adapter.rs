@@ -174,8 +174,5 @@ fn congestion(scene: &Scene) -> Result<Verdict, Unseen> {
         let observed = format!("sysfs says nothing of it for {}", interfaces.join(", "));
         return Ok(Verdict::unknown(observed, show.collect::<Vec<_>>().join("\n")));
     }
-    if off.is_empty() {
-        return Ok(Verdict::ok(told.join("; ")));
-    }
-    Ok(Verdict::fault(Status::Warning, told.join("; "), off.join("\n")))
+    Ok(Verdict::if_good(off.is_empty(), told.join("; "), Status::Warning, off.join("\n")))
 }

@@ -73,19 +73,18 @@ fn memlock(scene: &Scene) -> Result<Verdict, Unseen> {
 
 fn overcommit(scene: &Scene) -> Result<Verdict, Unseen> {
     let mode: u32 = scene.tree().number("/proc/sys/vm/overcommit_memory")?;
-    if mode < 2 {
-        return Ok(Verdict::ok(mode.to_string()));
-    }
-    Ok(Verdict::fault(Status::Warning, mode.to_string(), scene.sysctl("vm.overcommit_memory=0")))
+    Ok(Verdict::if_good(mode < 2, mode.to_string(), Status::Warning, scene.sysctl("vm.overcommit_memory=0")))
 }
 
 fn max_map_count(scene: &Scene) -> Result<Verdict, Unseen> {
     let count: u64 = scene.tree().number("/proc/sys/vm/max_map_count")?;
-    if count >= MAPPINGS {
-        return Ok(Verdict::ok(count.to_string()));
-    }
     let status = if scene.question().fabric == Some(Fabric::Soft) { Status::Warning } else { Status::Note };
-    Ok(Verdict::fault(status, count.to_string(), scene.sysctl(&format!("vm.max_map_count={MAPPINGS}"))))
+    Ok(Verdict::if_good(
+        count >= MAPPINGS,
+        count.to_string(),
+        status,
+        scene.sysctl(&format!("vm.max_map_count={MAPPINGS}")),
+    ))
 }
 
 fn memory_limit(scene: &Scene) -> Result<Verdict, Unseen> {
@@ -123,12 +122,9 @@ fn descriptors(scene: &Scene) -> Result<Verdict, Unseen> {
     let limit = Process::limit(scene.tree(), "Max open files")?;
     let wanted = SHARD_DESCRIPTORS * scene.shards();
     let observed = format!("{}, at most {}", told(limit.soft), told(limit.hard));
-    if limit.soft >= wanted {
-        return Ok(Verdict::ok(observed));
-    }
     let fix = [
         raise(scene, limit, wanted, "-n", "nofile"),
         "# for good: LimitNOFILE= in a unit, nofile in /etc/security/limits.d; docker run --ulimit nofile=N".into(),
     ];
-    Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
+    Ok(Verdict::if_good(limit.soft >= wanted, observed, Status::Warning, fix.join("\n")))
 }

@@ -129,8 +129,10 @@ fn socket_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
 fn backlog(scene: &Scene) -> Result<Verdict, Unseen> {
     let most: u32 = scene.tree().number("/proc/sys/net/core/somaxconn")?;
     let wanted = if scene.question().fabric == Some(Fabric::Iwarp) { 1024 } else { 256 };
-    if most >= wanted {
-        return Ok(Verdict::ok(most.to_string()));
-    }
-    Ok(Verdict::fault(Status::Warning, most.to_string(), scene.sysctl(&format!("net.core.somaxconn={wanted}"))))
+    Ok(Verdict::if_good(
+        most >= wanted,
+        most.to_string(),
+        Status::Warning,
+        scene.sysctl(&format!("net.core.somaxconn={wanted}")),
+    ))
 }

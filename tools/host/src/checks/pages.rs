@@ -98,10 +98,7 @@ fn huge_pages(scene: &Scene) -> Result<Verdict, Unseen> {
 fn transparent(scene: &Scene) -> Result<Verdict, Unseen> {
     let line = scene.tree().line(THP)?;
     let mode = selected(&line).ok_or_else(|| Unseen::new(THP, format!("{line:?} selects nothing")))?;
-    if mode != "always" {
-        return Ok(Verdict::ok(mode));
-    }
-    Ok(Verdict::fault(scene.if_fast(), mode, scene.write("madvise", &[THP.to_owned()])))
+    Ok(Verdict::if_good(mode != "always", mode, scene.if_fast(), scene.write("madvise", &[THP.to_owned()])))
 }
 
 fn balancing(scene: &Scene) -> Result<Verdict, Unseen> {
@@ -111,10 +108,7 @@ fn balancing(scene: &Scene) -> Result<Verdict, Unseen> {
     }
     let mode: u32 = scene.tree().number(BALANCING)?;
     let observed = format!("{mode}, with {nodes} nodes");
-    if mode == 0 {
-        return Ok(Verdict::ok(observed));
-    }
-    Ok(Verdict::fault(scene.if_fast(), observed, scene.sysctl("kernel.numa_balancing=0")))
+    Ok(Verdict::if_good(mode == 0, observed, scene.if_fast(), scene.sysctl("kernel.numa_balancing=0")))
 }
 
 fn swap(scene: &Scene) -> Result<Verdict, Unseen> {
@@ -125,8 +119,10 @@ fn swap(scene: &Scene) -> Result<Verdict, Unseen> {
     }
     let swappiness: u32 = scene.tree().number("/proc/sys/vm/swappiness")?;
     let observed = format!("{}, swappiness {swappiness}", names.join(" "));
-    if swappiness <= SWAPPINESS {
-        return Ok(Verdict::ok(observed));
-    }
-    Ok(Verdict::fault(scene.if_pinned(), observed, scene.sysctl(&format!("vm.swappiness={SWAPPINESS}"))))
+    Ok(Verdict::if_good(
+        swappiness <= SWAPPINESS,
+        observed,
+        scene.if_pinned(),
+        scene.sysctl(&format!("vm.swappiness={SWAPPINESS}")),
+    ))
 }
