@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use rpcrdma_host::tree::{field, selected};
 use serde::Serialize;
 
 /// The machine, as visible to this process.
@@ -34,14 +35,15 @@ impl Machine {
         let flag = |name| flags.split_whitespace().any(|f| f == name);
         let cpufreq = |core| line(&format!("/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"));
         Self {
-            cpu_model: field(&cpuinfo, "model name"),
+            cpu_model: field(&cpuinfo, "model name").map(str::to_owned),
             virtual_machine: flag("hypervisor"),
             invariant_tsc: flag("constant_tsc") && flag("nonstop_tsc"),
             governor: core.and_then(cpufreq),
             clock_source: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             kernel: line("/proc/sys/kernel/osrelease"),
             hugepages: fs::read_to_string("/proc/meminfo").ok().and_then(|text| hugepages(&text)),
-            transparent_hugepages: line("/sys/kernel/mm/transparent_hugepage/enabled").and_then(|l| selected(&l)),
+            transparent_hugepages: line("/sys/kernel/mm/transparent_hugepage/enabled")
+                .and_then(|line| Some(selected(&line)?.to_owned())),
         }
     }
 }
@@ -57,23 +59,9 @@ fn line(path: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// The first `name : value` of a /proc file.
-fn field(text: &str, name: &str) -> Option<String> {
-    text.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then(|| value.trim().to_owned())
-    })
-}
-
 fn hugepages(meminfo: &str) -> Option<String> {
     let [total, free, size] = ["HugePages_Total", "HugePages_Free", "Hugepagesize"].map(|f| field(meminfo, f));
     Some(format!("{} of {} free, {} each", free?, total?, size?))
-}
-
-/// `always [madvise] never` → `madvise`.
-fn selected(line: &str) -> Option<String> {
-    let (_, rest) = line.split_once('[')?;
-    Some(rest.split_once(']')?.0.to_owned())
 }
 
 #[cfg(test)]
@@ -81,13 +69,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_proc() {
+    fn free_huge_pages() {
         let meminfo = "MemTotal:  100 kB\nHugePages_Total:      8\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
         assert_eq!(hugepages(meminfo).unwrap(), "3 of 8 free, 2048 kB each");
         assert_eq!(hugepages("MemTotal: 100 kB\n"), None);
-        assert_eq!(field("model name\t: A: B\nmodel name\t: C\n", "model name").unwrap(), "A: B");
-        assert_eq!(selected("always [madvise] never").unwrap(), "madvise");
-        assert_eq!(selected("always"), None);
     }
 
     #[test]

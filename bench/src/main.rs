@@ -12,7 +12,6 @@ mod hgrm;
 mod idle;
 mod latency;
 mod limits;
-mod logger;
 mod memcpy;
 mod output;
 mod pin;
@@ -41,7 +40,7 @@ fn main() -> ExitCode {
     // Usage errors exit here with code 2, --help and --version with 0.
     let matches = Cli::command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    logger::install();
+    rpcrdma_host::logger::start();
     match run(cli.command, matches.subcommand().map_or(&matches, |(_, given)| given)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -3,6 +3,7 @@
 
 use std::str::FromStr;
 
+use rpcrdma_host::CoreList;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
@@ -61,10 +62,11 @@ impl Placement {
         let server = asked.and_then(|c| c.server).unwrap_or(next);
         let shared = client == server;
         let by = if asked.is_some() { "as asked" } else { "by default" };
+        let cores: CoreList = allowed.iter().copied().collect();
         let note = if shared {
-            format!("client and server share core {client} ({by}; allowed {}) and yield to each other", list(&allowed))
+            format!("client and server share core {client} ({by}; allowed {cores}) and yield to each other")
         } else {
-            format!("client on core {client}, server on core {server} ({by}; allowed {})", list(&allowed))
+            format!("client on core {client}, server on core {server} ({by}; allowed {cores})")
         };
         Ok(Self { allowed, client, server, shared, note })
     }
@@ -142,7 +144,7 @@ fn reachable(allowed: &[usize], mut named: impl Iterator<Item = usize>) -> Resul
         Some(core) => Err(Failure::Usage(format!(
             "--cores: core {core} is not among the cores {} that this process may use; see Cpus_allowed_list in \
              /proc/self/status (taskset, a cgroup's cpuset or the machine's size set it)",
-            list(allowed)
+            CoreList::from_iter(allowed.iter().copied())
         ))),
     }
 }
@@ -150,19 +152,6 @@ fn reachable(allowed: &[usize], mut named: impl Iterator<Item = usize>) -> Resul
 fn allowed_cores() -> Result<Vec<usize>, Failure> {
     let set = sched_getaffinity(None).map_err(|e| Failure::run("sched_getaffinity", e))?;
     Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())
-}
-
-/// `0-3,8`, in the kernel's format.
-fn list(cores: &[usize]) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    for run in cores.chunk_by(|a, b| a + 1 == *b) {
-        parts.push(match run {
-            [one] => one.to_string(),
-            [first, .., last] => format!("{first}-{last}"),
-            [] => continue,
-        });
-    }
-    parts.join(",")
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::suite::Suite;
 use crate::target::Length;
 
 use client::{RawTarget, Spec};
-pub(crate) use hello::ServerInfo;
+pub(crate) use hello::Welcome;
 pub(crate) use server::RawServer;
 
 /// Arguments of a raw client, common to both commands.
@@ -132,7 +132,7 @@ fn measure(
     let info = TestInfo {
         test: plan.name.to_owned(),
         method: plan.method().to_owned(),
-        server_idle: serving.map_or(common.idle, |serving| serving.idle).name().to_owned(),
+        server_idle: serving.map_or(common.idle, |serving| serving.idle.into()).name().to_owned(),
         cq_mod: matches!(plan.test, Test::Bandwidth).then_some(plan.cq_mod),
         ..TestInfo::new(("Raw", &plan.op.name()), common, &placement, plan.test, fabric)
     };

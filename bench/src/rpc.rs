@@ -5,7 +5,7 @@ mod config;
 mod form;
 mod payload;
 mod place;
-mod protocol;
+pub(crate) mod protocol;
 mod reverse;
 mod service;
 mod target;

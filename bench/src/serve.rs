@@ -15,7 +15,7 @@ use crate::idle::Idler;
 use crate::pin::{self, Placement};
 use crate::placement;
 use crate::process;
-use crate::raw::{RawServer, ServerInfo};
+use crate::raw::{RawServer, Welcome};
 use crate::rpc::CallServer;
 
 /// Serves until killed.
@@ -93,7 +93,7 @@ fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> R
             Ok(fabric) => {
                 // The spawning thread waits for it.
                 let _ = say.send(Ok(()));
-                let says = ServerInfo { core: core as u32, idle };
+                let says = Welcome { core: core as u32, idle: idle.into(), ..Welcome::default() };
                 RawServer::new(fabric, says, Idler::new(idle, shared)).run()
             }
             Err(failure) => drop(say.send(Err(failure))),

@@ -10,7 +10,7 @@ use rpcrdma::fabric::{
 };
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, ServerInfo, Welcome};
+use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, Welcome};
 use super::memory::{alloc, registered_pool};
 use crate::cli::RawOp;
 use crate::failure::Failure;
@@ -151,8 +151,8 @@ impl<F: Fabric> RawTarget<F> {
     }
 
     /// The server's description.
-    pub(crate) fn server(&self) -> Option<ServerInfo> {
-        Some(self.links.first()?.welcome?.server)
+    pub(crate) fn server(&self) -> Option<Welcome> {
+        self.links.first()?.welcome
     }
 
     fn add_link(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<(), Failure> {
@@ -215,7 +215,7 @@ impl<F: Fabric> RawTarget<F> {
         let link = link_of(&mut self.links, &self.by_slot, completion.qp)?;
         let buf = completion.buf.ok_or_else(|| Failure::Run("a Receive came without its buffer".into()))?;
         let welcome = Welcome::decode(&buf).map_err(Failure::Run)?;
-        link.remote = welcome.remote;
+        link.remote = RemoteMemory { rkey: welcome.rkey, address: welcome.address };
         link.welcome = Some(welcome);
         link.idle.push(buf.into_buf());
         Ok(())

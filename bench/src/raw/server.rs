@@ -2,12 +2,12 @@
 #![forbid(unsafe_code)]
 
 use rpcrdma::fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, PostError, Posting, QpId, RemoteMemory, RequestId,
-    Status, WindowId, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, PostError, Posting, QpId, RequestId, Status,
+    WindowId, WorkRequest,
 };
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, ServerInfo, WELCOME_BYTES, Welcome};
+use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, WELCOME_BYTES, Welcome};
 use super::memory::registered_pool;
 use crate::failure::Failure;
 use crate::idle::Idler;
@@ -22,7 +22,7 @@ const CONTROL_EVERY: u32 = 1 << 16;
 /// Serves raw tests on one listening fabric.
 pub(crate) struct RawServer<F: Fabric> {
     fabric: F,
-    says: ServerInfo,
+    says: Welcome,
     /// By slot of the queue pair.
     peers: Vec<Option<Peer>>,
     /// Peers with work in this turn, each once.
@@ -55,7 +55,7 @@ struct Exposed {
 
 impl<F: Fabric> RawServer<F> {
     /// Serves connections to `fabric`. Clients receive `says`.
-    pub(crate) fn new(fabric: F, says: ServerInfo, idler: Idler) -> Self {
+    pub(crate) fn new(fabric: F, says: Welcome, idler: Idler) -> Self {
         Self {
             fabric,
             says,
@@ -247,14 +247,14 @@ impl<F: Fabric> RawServer<F> {
             return;
         };
         let slot = qp.slot as usize;
-        let mut remote = RemoteMemory { rkey: 0, address: 0 };
+        let mut welcome = self.says;
         if let Some(exposed) = &peer.exposed {
             let window: WindowId = match self.fabric.alloc_window(qp) {
                 Ok(window) => window,
                 Err(error) => return self.drop_peer(slot, Some(&error.to_string())),
             };
-            remote.rkey = self.fabric.next_rkey(window);
-            remote.address = self.fabric.remote_address(&exposed.memory, 0);
+            welcome.rkey = self.fabric.next_rkey(window);
+            welcome.address = self.fabric.remote_address(&exposed.memory, 0);
             let mem = exposed.memory.clone();
             let len = mem.len();
             let wr = WorkRequest::Bind { window, mem, offset: 0, len, access: Access::REMOTE };
@@ -262,7 +262,6 @@ impl<F: Fabric> RawServer<F> {
         }
         // Some receives could not be posted before the connection was established.
         self.fabric.post_recv(Some(qp), &mut peer.idle);
-        let welcome = Welcome { remote, server: self.says };
         if let Some(mut buf) = peer.messages.alloc(WELCOME_BYTES) {
             buf.copy_from_slice(&welcome.encode());
             peer.send(buf);

@@ -3,7 +3,7 @@
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress};
 
-use super::hello::{Hello, ServerInfo};
+use super::hello::{Hello, Welcome};
 use super::server::RawServer;
 use crate::cli::Idle;
 use crate::idle::Idler;
@@ -21,7 +21,7 @@ fn pair(name: &str) -> Pair {
     let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).unwrap();
     let listener = SoftwareFabric::bind(&address).unwrap();
     fabric.listen(&listener).unwrap();
-    let says = ServerInfo { core: 0, idle: Idle::Poll };
+    let says = Welcome::default();
     let server = RawServer::new(fabric, says, Idler::new(Idle::Poll, false));
     Pair { server, client: SoftwareFabric::new(SoftwareConfig::default()).unwrap(), address }
 }
@@ -55,7 +55,7 @@ impl Pair {
 fn unsupported_tests_are_refused_with_a_reason() {
     let mut pair = pair("refused");
     for (private_data, reason) in [
-        (b"hello".to_vec(), "too short"),
+        (b"hello".to_vec(), "something else"),
         (vec![0; 56], "something else"),
         (Hello { message: u32::MAX, ..GOOD }.encode(), "the device takes"),
         (Hello { depth: u32::MAX, ..GOOD }.encode(), "memory"),
