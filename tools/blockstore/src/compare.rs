@@ -9,12 +9,13 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use rpcrdma::Address;
 use rpcrdma::auth::AuthPolicy;
+use rpcrdma_config::program::say;
 use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
 use crate::client::BlockClient;
 use crate::demo::{ServerProcess, pseudo_random};
-use crate::{say, size};
+use crate::size;
 
 #[derive(Debug, Args)]
 pub(crate) struct Compare {
@@ -47,27 +48,29 @@ pub(crate) struct Compare {
 /// Measured operation.
 struct Row {
     name: &'static str,
+    /// Name in `fio`.
     fio: &'static str,
     block: usize,
     depth: usize,
-    write: bool,
-    random: bool,
+}
+
+impl Row {
+    fn is_write(&self) -> bool {
+        self.fio.ends_with("write")
+    }
+
+    fn is_random(&self) -> bool {
+        self.fio.starts_with("rand")
+    }
 }
 
 const ROWS: [Row; 6] = [
-    Row { name: "4 KiB random reads, depth 1", fio: "randread", block: 4096, depth: 1, write: false, random: true },
-    Row { name: "4 KiB random reads, depth 32", fio: "randread", block: 4096, depth: 32, write: false, random: true },
-    Row { name: "4 KiB random reads, depth 128", fio: "randread", block: 4096, depth: 128, write: false, random: true },
-    Row { name: "4 KiB random writes, depth 32", fio: "randwrite", block: 4096, depth: 32, write: true, random: true },
-    Row { name: "1 MiB sequential reads, depth 8", fio: "read", block: 1 << 20, depth: 8, write: false, random: false },
-    Row {
-        name: "1 MiB sequential writes, depth 8",
-        fio: "write",
-        block: 1 << 20,
-        depth: 8,
-        write: true,
-        random: false,
-    },
+    Row { name: "4 KiB random reads, depth 1", fio: "randread", block: 4096, depth: 1 },
+    Row { name: "4 KiB random reads, depth 32", fio: "randread", block: 4096, depth: 32 },
+    Row { name: "4 KiB random reads, depth 128", fio: "randread", block: 4096, depth: 128 },
+    Row { name: "4 KiB random writes, depth 32", fio: "randwrite", block: 4096, depth: 32 },
+    Row { name: "1 MiB sequential reads, depth 8", fio: "read", block: 1 << 20, depth: 8 },
+    Row { name: "1 MiB sequential writes, depth 8", fio: "write", block: 1 << 20, depth: 8 },
 ];
 /// Row of processor time.
 const TIMED: &Row = &ROWS[1];
@@ -203,7 +206,7 @@ impl Served {
             rustix::thread::sched_setaffinity(None, &core).context("the client's core")?;
             let mut client = BlockClient::connect(&self.address, row.block, row.depth, AuthPolicy::Off)?;
             let before = processor_time(self.process.id())?;
-            let (blocks, took) = client.measure(row.write, row.random, size, time)?;
+            let (blocks, took) = client.measure(row.is_write(), row.is_random(), size, time)?;
             let after = processor_time(self.process.id())?;
             let each = after.saturating_sub(before).as_secs_f64() * 1e6 / blocks.max(1) as f64;
             Ok(Figure { rate: blocks as f64 / took.as_secs_f64(), processor: each })
@@ -240,7 +243,7 @@ fn run_fio(row: &Row, path: &Path, size: u64, options: &Compare) -> anyhow::Resu
     ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr).trim());
     let all: Value = serde_json::from_slice(&output.stdout).context("what fio says")?;
     let job = &all["jobs"][0];
-    let moved = &job[if row.write { "write" } else { "read" }];
+    let moved = &job[if row.is_write() { "write" } else { "read" }];
     let number = |of: &Value, name: &str| of[name].as_f64().with_context(|| format!("fio does not say {name}"));
     let percent = number(job, "usr_cpu")? + number(job, "sys_cpu")?;
     let took = number(moved, "runtime")? * 1e3;

@@ -10,10 +10,11 @@ use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use rpcrdma::Address;
 use rpcrdma::auth::AuthPolicy;
+use rpcrdma_config::program::{READY, say};
 use rustix::process::{Pid, Signal};
 
 use crate::client::BlockClient;
-use crate::{Io, READY, Shape, report, say, size};
+use crate::{Io, Shape, report, size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {

@@ -30,12 +30,10 @@ mod store;
 mod sys;
 
 use std::fs::File;
-use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
@@ -43,6 +41,7 @@ use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, Server};
+use rpcrdma_config::program::{self, READY, say};
 use rpcrdma_config::{ConfigArgs, Idle};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
@@ -50,12 +49,8 @@ use signal_hook::iterator::Signals;
 use client::{BlockClient, Figures};
 use store::Store;
 
-/// First word on standard output once clients may connect.
-const READY: &str = "listening";
 /// Usual page size, in bytes.
 const PAGE: usize = 4096;
-/// Time limit of a drain.
-const DRAIN: Duration = Duration::from_secs(10);
 
 /// Serve one file as a block store over RDMA, and copy files to such a store.
 #[derive(Debug, Parser)]
@@ -202,13 +197,7 @@ fn main() -> ExitCode {
         Cli::Demo(options) => demo::run(&options),
         Cli::Compare(options) => compare::run(&options),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    program::exit("error", outcome)
 }
 
 fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
@@ -269,15 +258,9 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
         config.shards,
     ));
     signals.forever().next();
-    let before = server.stats();
-    let (drained, stats) = match server.drain(DRAIN) {
-        Ok(stats) => ("drained".to_owned(), stats),
-        Err(left) => (left.to_string(), before),
-    };
+    let drained = program::drain(server);
     store.flush()?;
-    let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
-    let (calls, failed, put_off) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
-    say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
+    say(&drained);
     Ok(())
 }
 
@@ -333,12 +316,6 @@ fn verify(options: &Verify) -> anyhow::Result<()> {
     report("verified", &figures, address);
     say(&format!("crc32 {sum:08x}, equal to the source's"));
     Ok(())
-}
-
-/// Prints a line, even without a reader.
-fn say(line: &str) {
-    let mut out = std::io::stdout();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Prints bytes, time, speed and fabric.

@@ -17,7 +17,9 @@
 //! idle = { adaptive = { spin = 5000 } }
 //! ```
 //!
-//! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
+//! [`program`] has what their `main` functions share. A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
+
+pub mod program;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

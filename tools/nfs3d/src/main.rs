@@ -22,6 +22,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Server};
+use rpcrdma_config::program::{self, READY, say};
 use rpcrdma_config::{ConfigArgs, Idle};
 use rpcrdma_nfs3d::mount3::mount_v3;
 use rpcrdma_nfs3d::nfs3::nfs_v3;
@@ -30,10 +31,6 @@ use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// First word on standard output once clients may mount.
-const READY: &str = "listening";
-/// Time limit of a drain.
-const DRAIN: Duration = Duration::from_secs(10);
 /// Idle time until a file is closed; at most twice this.
 const TIDY: Duration = Duration::from_secs(5);
 /// Outstanding calls of a connection.
@@ -115,13 +112,7 @@ struct Cli {
 fn main() -> ExitCode {
     let matches = Cli::command().get_matches();
     let options = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    match run(&options, &matches) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    program::exit("error", run(&options, &matches))
 }
 
 fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
@@ -179,14 +170,7 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     if let Some(registered) = registered {
         registered.withdraw()?;
     }
-    let before = server.stats();
-    let (drained, stats) = match server.drain(DRAIN) {
-        Ok(stats) => ("drained".to_owned(), stats),
-        Err(left) => (left.to_string(), before),
-    };
-    let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
-    let (calls, failed, put_off) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
-    say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
+    say(&program::drain(server));
     Ok(())
 }
 
@@ -288,10 +272,4 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
         Err(error) => return Err(error).with_context(name),
     }
     Ok(key)
-}
-
-/// Prints a line, even without a reader.
-fn say(line: &str) {
-    let mut out = std::io::stdout();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -137,7 +137,7 @@ impl Told {
         let head = ("longest_wait", "How long the first of the calls that wait has waited", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Gauge, members, |encoder, value| encoder.encode_gauge(&value))?;
         let refusals = shards.iter().flat_map(|(labels, stats)| {
-            REFUSALS.iter().map(|reason| (with(labels, "reason", reason.name), (reason.of)(&stats.refusals)))
+            REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&stats.refusals)))
         });
         let head = ("refusals", "Calls that were refused, by what their callers were told", None);
         family(encoder, head, MetricType::Counter, refusals, counter)?;
@@ -176,9 +176,9 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardSt
         }
         classes.extend(by_size.iter().map(|(size, class)| (with(labels, "size", &size.to_string()), *class)));
     }
-    for number in POOL_GAUGES {
-        let members = classes.iter().map(|(labels, class)| (labels.clone(), (number.of)(class)));
-        family(encoder, (number.name, number.help, None), MetricType::Gauge, members, gauge)?;
+    for (name, help, of) in POOL_GAUGES {
+        let members = classes.iter().map(|(labels, class)| (labels.clone(), of(class)));
+        family(encoder, (name, help, None), MetricType::Gauge, members, gauge)?;
     }
     let members = classes.iter().map(|(labels, class)| (labels.clone(), class.failures));
     let head = ("pool_misses", "Times that a size class was empty when it was asked", None);
@@ -207,7 +207,7 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
         family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, counter)?;
     }
     let refusals = procedures.iter().flat_map(|(labels, one)| {
-        REFUSALS.iter().map(|reason| (with(labels, "reason", reason.name), (reason.of)(&one.refusals)))
+        REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&one.refusals)))
     });
     let head = ("procedure_refusals", "Calls that were refused, by what their callers were told", None);
     family(encoder, head, MetricType::Counter, refusals, counter)

@@ -123,13 +123,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("nfs3c: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    rpcrdma_config::program::exit("nfs3c", run(&Cli::parse()))
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {

@@ -1,0 +1,42 @@
+//! Output and end of programs, alike in all of them.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rpcrdma::Server;
+
+/// First word on standard output once clients may connect.
+pub const READY: &str = "listening";
+/// Time limit of a drain.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Prints a line, even without a reader.
+pub fn say(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Exit code of a program. Prints its error on standard error, behind `prefix`.
+pub fn exit(prefix: &str, outcome: Result<(), impl Display>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{prefix}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Drains a server for at most 10 seconds. Returns a line about its calls.
+pub fn drain(server: Server) -> String {
+    let before = server.stats();
+    let (drained, stats) = match server.drain(DRAIN) {
+        Ok(stats) => ("drained".to_owned(), stats),
+        Err(left) => (left.to_string(), before),
+    };
+    let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
+    let (calls, failed, put_off) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
+    format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again")
+}
