@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::path::PathConfig;
-pub(crate) use rpcrdma_config::Idle;
+pub(crate) use rpcrdma_config::{Idle, Named};
 
 use crate::fabrics;
 use crate::failure::Failure;
@@ -384,16 +384,6 @@ pub(crate) enum RawOp {
     /// RDMA Write to the server's memory
     Write,
 }
-
-/// Values of options by name.
-pub(crate) trait Named: ValueEnum {
-    /// Name on the command line.
-    fn name(&self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-}
-
-impl<T: ValueEnum> Named for T {}
 
 /// The given options of `A`, for a server's command line; without those of [`ConfigArgs`].
 pub(crate) fn given<A: Args>(matches: &ArgMatches) -> Vec<String> {

@@ -97,8 +97,9 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     );
     let server = if common.loopback.is_some() {
         let (core, client) = (placement.server.to_string(), placement.client.to_string());
-        let arguments = ["--only", "raw", "--cores", &core, "--client-core", &client, "--idle", common.idle.name()]
-            .map(str::to_owned);
+        let idle = common.idle.name();
+        let arguments =
+            ["--only", "raw", "--cores", &core, "--client-core", &client, "--idle", &idle].map(str::to_owned);
         Some(ServerProcess::start(&address, &[&arguments[..], &cli::given::<DeviceArgs>(plan.given)].concat())?)
     } else {
         None
@@ -132,7 +133,7 @@ fn measure(
     let info = TestInfo {
         test: plan.name.to_owned(),
         method: plan.method().to_owned(),
-        server_idle: serving.map_or(common.idle, |serving| serving.idle.into()).name().to_owned(),
+        server_idle: serving.map_or(common.idle, |serving| serving.idle.into()).name(),
         cq_mod: matches!(plan.test, Test::Bandwidth).then_some(plan.cq_mod),
         ..TestInfo::new(("Raw", &plan.op.name()), common, &placement, plan.test, fabric)
     };

@@ -4,7 +4,7 @@
 use rpcrdma::fabric::Capabilities;
 use serde::Serialize;
 
-use crate::cli::CommonArgs;
+use crate::cli::{CommonArgs, Named};
 use crate::counters::Usage;
 use crate::env::Machine;
 use crate::fabrics;
@@ -104,7 +104,7 @@ impl TestInfo {
             pinning: placement.note.clone(),
             client_core: placement.client,
             server_core: Some(placement.server),
-            idle: common.idle.name().to_owned(),
+            idle: common.idle.name(),
             qps: common.qp,
             batching: !common.no_batch,
             rpcperf_version: env!("CARGO_PKG_VERSION"),

@@ -329,7 +329,7 @@ impl Plan<'_> {
         option("--only", "calls".to_owned());
         option("--cores", placement.server.to_string());
         option("--client-core", placement.client.to_string());
-        option("--idle", common.idle.name().to_owned());
+        option("--idle", common.idle.name());
         option("--size", largest.to_string());
         option("--outstanding", (twice * self.outstanding).min(MOST_OUTSTANDING).to_string());
         option("--qp", common.qp.to_string());
@@ -401,7 +401,7 @@ impl Plan<'_> {
         TestInfo {
             test: self.name.to_owned(),
             method: method(self.op, spec.travel.form).to_owned(),
-            server_idle: Idle::from(serving.idle).name().to_owned(),
+            server_idle: Idle::from(serving.idle).name(),
             batching: config.poll.batch,
             engine: Some(EngineInfo {
                 protocol: config::scheme_name(config.wire.credit_mode),

@@ -8,7 +8,7 @@ use rpcrdma::Address;
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::any::AnyFabric;
 
-use crate::cli::{Half, Idle, ServeArgs};
+use crate::cli::{Half, Idle, Named, ServeArgs};
 use crate::fabrics;
 use crate::failure::Failure;
 use crate::idle::Idler;

@@ -104,17 +104,17 @@ impl Idle {
             Self::Event => IdlePolicy::Event,
         }
     }
+}
 
+/// Names of an option's values.
+pub trait Named: clap::ValueEnum {
     /// Name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Poll => "poll",
-            Self::Adaptive => "adaptive",
-            Self::Yield => "yield",
-            Self::Event => "event",
-        }
+    fn name(&self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
+
+impl<T: clap::ValueEnum> Named for T {}
 
 /// Heading of these options in help texts.
 const HEADING: &str = "Configuration";

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
 use rpcrdma::{CreditMode, IdlePolicy, PagePolicy};
-use rpcrdma_config::{ConfigArgs, Idle, SettingError, to_toml};
+use rpcrdma_config::{ConfigArgs, Idle, Named, SettingError, to_toml};
 
 #[derive(Parser)]
 struct Program {

@@ -20,13 +20,8 @@ pub enum Aim {
 
 impl Aim {
     /// Its name on the command line.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Calls => "calls",
-            Self::Bytes => "bytes",
-            Self::P99 => "p99",
-            Self::Cpu => "cpu",
-        }
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     /// The name of the figure.
