@@ -17,7 +17,8 @@
 //! idle = { adaptive = { spin = 5000 } }
 //! ```
 //!
-//! [`program`] has what their `main` functions share. A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
+//! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
+//! [`program`] has what the `main` functions share.
 
 pub mod program;
 

@@ -16,7 +16,11 @@
 
 /// The checks of a file: name, subject, fabrics that it matters for (if not for all), and function of each.
 macro_rules! checks {
-    ($($name:literal, $area:ident $(on $($fabric:ident)+)?: $look:ident, wanted $wanted:literal, why $why:literal;)*) => {
+    ($(
+        $name:literal, $area:ident $(on $($fabric:ident)+)?: $look:ident,
+            wanted $wanted:literal,
+            why $why:literal;
+    )*) => {
         pub(super) const CHECKS: &[$crate::check::Check] = &[$($crate::check::Check {
             name: $name,
             area: $crate::check::Area::$area,
