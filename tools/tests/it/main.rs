@@ -8,6 +8,7 @@ mod doctor;
 mod exporter;
 mod patience;
 mod ping;
+mod reencoded;
 #[cfg(any(feature = "top", feature = "prometheus"))]
 mod served;
 mod terminal;
