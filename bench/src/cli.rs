@@ -385,7 +385,7 @@ pub(crate) enum RawOp {
     Write,
 }
 
-/// The given options of `A`, for a server's command line; without those of [`ConfigArgs`].
+/// The given options of `A`, for a server's command line; without those of [`rpcrdma_config::ConfigArgs`].
 pub(crate) fn given<A: Args>(matches: &ArgMatches) -> Vec<String> {
     let words = |arg: &Arg| -> Vec<String> {
         let (id, name) = (arg.get_id().as_str(), arg.get_long().unwrap_or_default());
