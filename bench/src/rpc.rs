@@ -83,11 +83,10 @@ impl CallServer {
             shards: cores.shards.len() as u32,
             idle: args.idle.into(),
             workers: args.engine.workers,
-            defer: args.engine.defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)),
             credits: shard.limits.credits,
             inline_threshold: shard.wire.receive_size as u32,
             scheme: shard.wire.credit_mode.into(),
-            ..ServerInfo::of(&load)
+            ..ServerInfo::of(&load).with_defer(args.engine.defer)
         };
         // Reverse calls of a connection with all its credits: the engine's limit.
         let most = shard.limits.reverse_credits.min(shard.limits.credits / 4).max(1);
@@ -412,7 +411,7 @@ impl Plan<'_> {
                 inline_threshold: serving.inline_threshold,
                 shards: serving.shards,
                 workers: serving.workers,
-                deferred_us: serving.defer.checked_sub(1),
+                deferred_us: serving.deferred_us(),
                 signal_every: config.poll.signal_every,
                 chunk_align: config.memory.chunk_align,
                 coalesced_grants: config.poll.coalesce_grants,

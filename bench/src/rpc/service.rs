@@ -14,7 +14,7 @@ use super::protocol::rpcperf_v5::{
 };
 use super::protocol::{BulkPayload, CreditScheme, IdlePolicy, Payload, PayloadForm, Received, Run, ServerInfo};
 use super::reverse::Reverser;
-use crate::cli::{Form, Idle};
+use crate::cli::{Defer, Form, Idle};
 use crate::failure::Failure;
 
 /// No arguments, no results.
@@ -72,6 +72,16 @@ impl ServerInfo {
             message: self.message as usize,
             form: self.form.into(),
         }
+    }
+
+    /// The same, with the delay before the shard's task runs procedures; `None`: no deferral.
+    pub(crate) fn with_defer(self, defer: Option<Defer>) -> Self {
+        Self { defer: defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)), ..self }
+    }
+
+    /// That delay, in microseconds.
+    pub(crate) fn deferred_us(&self) -> Option<u32> {
+        self.defer.checked_sub(1)
     }
 }
 
@@ -243,6 +253,13 @@ mod tests {
     fn a_load_there_and_back() {
         let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
         assert_eq!(ServerInfo::of(&load).load(), load);
+    }
+
+    #[test]
+    fn a_delay_there_and_back() {
+        for defer in [None, Some(0), Some(700)] {
+            assert_eq!(ServerInfo::default().with_defer(defer.map(Defer)).deferred_us(), defer);
+        }
     }
 
     #[test]
