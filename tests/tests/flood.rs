@@ -3,11 +3,12 @@
 //! The log of the whole process is counted, so these tests have their own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use log::{LevelFilter, Log, Metadata, Record};
 use rpcrdma::fabric::Access;
 use rpcrdma::service::DeferredCall;
+use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment};
 use rpcrdma::{CallError, Knob, Procedure, Refusal, Services};
 use rpcrdma_tests::With;
@@ -159,6 +160,28 @@ fn a_refused_call_is_named_at_level_info() {
     let lines = taken();
     let what = format!("refused procedure 99 of program 0x{PROGRAM:x}, version {VERSION}: PROC_UNAVAIL");
     assert!(lines.iter().any(|line| line.ends_with(&what)), "{lines:?}");
+}
+
+/// Such calls run each time: nothing tells a retransmission from a new call.
+#[test]
+fn callers_without_an_identity_are_named_and_fill_no_log() {
+    const CALLS: usize = 3 * FEW;
+    let mut world = World::new("nobody");
+    heard();
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+    let mut services = Services::new();
+    services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).cached(cache, by_credential));
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    for _ in 0..CALLS {
+        let call = client.prepare(20, 0).expect("a buffer");
+        client.call(call).expect("AUTH_NONE is served");
+    }
+    drop(client);
+    drop(world.take_server());
+    let lines = heard();
+    assert!(lines[0].contains("procedure 20 is cached, but its caller has no identity"), "{lines:?}");
+    assert_few(&lines, CALLS);
 }
 
 /// The peer learns only of a system error. The log has the cause, once per kind instead of per call.

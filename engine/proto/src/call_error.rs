@@ -240,6 +240,10 @@ pub enum Defect {
     HeaderTooLong { needed: usize, limit: usize },
     #[error("memory of others: chunks are from `alloc` of this connection, calls from `prepare` of this client")]
     ForeignMemory,
+    #[error(
+        "handler would block the shard that it waits for (Procedure::on_workers, Procedure::deferred, Client::start)"
+    )]
+    OwnShard,
     #[error("chunk of 0 bytes")]
     EmptyChunk,
     #[error(

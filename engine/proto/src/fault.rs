@@ -206,10 +206,12 @@ pub enum Refusal {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
-    /// A write exceeds its buffer.
-    Space,
     /// The inline results exceed the declared length.
     Reply,
+    /// The same of typed results.
+    Typed,
+    /// A length in typed results exceeds its bound.
+    Bound,
     /// The result exceeds the length declared for a Write chunk.
     Undeclared,
     /// No such Write chunk; `needed` is its index. Bad arguments, if the procedure declares it.
@@ -224,8 +226,9 @@ pub enum Failing {
 
 /// Results that do not fit are a system error: the procedure declared less. The log names the lengths.
 impl From<NoSpace> for Refusal {
-    fn from(NoSpace { needed, available }: NoSpace) -> Self {
-        Self::failed(Failing::Space, needed, available)
+    fn from(lack: NoSpace) -> Self {
+        let what = if lack.is_space() { Failing::Reply } else { Failing::Bound };
+        Self::failed(what, lack.needed, lack.available)
     }
 }
 
@@ -244,9 +247,13 @@ impl Refusal {
     pub fn cause(&self) -> String {
         let Self::Failed { what, needed, limit } = self else { return format!("handler returned Refusal::{self:?}") };
         match what {
-            Failing::Space | Failing::Reply => {
-                format!("inline results of {needed} bytes exceed {limit} (Procedure::max_reply)")
+            Failing::Reply => format!("inline results of {needed} bytes exceed {limit} (Procedure::max_reply)"),
+            Failing::Typed => {
+                format!(
+                    "inline results of {needed} bytes exceed {limit} (max_reply, max_inline_result of the placement)"
+                )
             }
+            Failing::Bound => format!("length {needed} in the results exceeds {limit}, the bound in the `.x` file"),
             Failing::Unwritten => format!("result names {needed} placed bytes, {limit} were written (Bulk::placed)"),
             Failing::Undeclared => format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks)"),
             Failing::NoChunk => format!("result in undeclared Write chunk {needed} (Procedure::write_chunks)"),

@@ -101,7 +101,7 @@ impl ClientCall {
         };
         let room = message.get_mut(self.filled..).unwrap_or_default();
         let available = room.len();
-        let room = room.get_mut(..args.len()).ok_or(NoSpace { needed: args.len(), available })?;
+        let room = room.get_mut(..args.len()).ok_or(NoSpace::new(args.len(), available))?;
         room.copy_from_slice(args);
         self.filled += args.len();
         Ok(())

@@ -123,7 +123,11 @@ impl Endpoint {
     /// # Errors
     /// [`ConnectError::Fabric`] for an address of another fabric, [`ConnectError::Refused`],
     /// [`ConnectError::TimedOut`].
+    ///
+    /// # Panics
+    /// On the endpoint's own thread, as in a handler. Await [`connect_async`](Self::connect_async) there.
     pub fn connect(&self, address: &Address) -> Result<Client, ConnectError> {
+        self.shared.shard.thread().must_not_wait();
         block_on(self.connect_async(address))
     }
 
@@ -160,6 +164,6 @@ impl Endpoint {
     /// Statistics of the shard; blocks for its answer; `None` once stopped.
     #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {
-        block_on(self.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
+        self.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
     }
 }

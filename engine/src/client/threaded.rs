@@ -19,7 +19,7 @@ use crate::handoff::slot::{Completer, Lost, SlotTable, Ticket, oneshot};
 use crate::proto::CallError;
 use crate::shard::{
     CallResult, CloseReason, ClosedBecause, Command, ConnRef, FailedCall, LocalClose, Message, OwnedConn, RemoteCall,
-    ShardHandle,
+    ShardHandle, ShardThread,
 };
 use crate::stats::ShardStats;
 
@@ -71,6 +71,7 @@ struct Line {
 pub struct Pending {
     ticket: Ticket<CallResult>,
     idle: IdlePolicy,
+    shard: ShardThread,
 }
 
 impl Pending {
@@ -78,7 +79,11 @@ impl Pending {
     ///
     /// # Errors
     /// The failure of a call without a reply.
+    ///
+    /// # Panics
+    /// On the thread of the client's shard, where a call does not end meanwhile. Await it there.
     pub fn join(&mut self) -> CallResult {
+        self.shard.must_not_wait();
         self.ticket.wait_with(self.idle, None).map_or_else(lost, ended)
     }
 
@@ -170,8 +175,10 @@ impl Client {
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
-    /// buffer left, [`CallError::TooLong`] when it never has; [`CallError::Closed`].
+    /// buffer left, [`CallError::TooLong`] when it never has; [`CallError::Closed`]; [`CallError::Invalid`] as for
+    /// [`call`](Self::call).
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
+        self.line.shared.shard.thread().may_wait()?;
         let idle = self.line.shared.config.shard.poll.idle;
         match self.ask_alloc(len, Command::Alloc).wait_with(idle, None) {
             Some(Ok(answer)) => answer,
@@ -253,14 +260,18 @@ impl Client {
         if let Some(Command::Call(unsent)) = self.tell(Command::Call(call)) {
             return Err(FailedCall::new(CallError::Closed, unsent.memory));
         }
-        Ok(Pending { ticket, idle })
+        Ok(Pending { ticket, idle, shard: self.line.shared.shard.thread() })
     }
 
     /// Calls, and blocks until the call ends.
     ///
     /// # Errors
-    /// The failure of a call without a reply.
+    /// The failure of a call without a reply. [`CallError::Invalid`] in a handler that runs on the client's shard: use
+    /// [`start`](Self::start) there.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
+        if let Err(defect) = self.line.shared.shard.thread().may_wait() {
+            return Err(FailedCall::new(defect.into(), call.memory));
+        }
         self.start(call)?.join()
     }
 
@@ -284,7 +295,7 @@ impl Client {
     /// Statistics of the client's shard; blocks; `None` once it stopped.
     #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {
-        block_on(self.line.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
+        self.line.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
     }
 
     /// Takes no more calls; the connection closes after those under way.

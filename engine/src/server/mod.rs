@@ -273,7 +273,9 @@ impl Server {
     ///
     /// Its calls go in the reverse direction, on the connection that `caller` called on. Of `config` all but `shard`
     /// applies. At most [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) calls are under way.
-    /// Every call fails once the connection is closed.
+    /// Every call fails once the connection is closed. A handler on that connection's shard cannot block for such a call:
+    /// it [starts](Client::start) one, is [deferred](crate::Procedure::deferred), or runs [on
+    /// workers](crate::Procedure::on_workers).
     ///
     /// In version 1 a client cannot announce that it takes calls: the upper layer must agree on it (RFC 8167 §6). In
     /// version 2 each call is checked against the client's properties.
@@ -298,7 +300,7 @@ impl Server {
     /// Those are the connections in the lowest slots.
     #[must_use]
     pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
-        let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Stats(most, answer))).ok();
+        let ask = |shard: &ShardHandle| shard.ask_now(|answer| Command::Stats(most, answer)).ok();
         self.shards.iter().filter_map(ask).collect()
     }
 
@@ -309,7 +311,7 @@ impl Server {
     /// # Errors
     /// Of the first shard that fails; shards before it have begun.
     pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
-        let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Resize(bytes, answer)));
+        let ask = |shard: &ShardHandle| shard.ask_now(|answer| Command::Resize(bytes, answer));
         self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeCause::Stopped.into())))
     }
 

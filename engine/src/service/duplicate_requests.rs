@@ -137,6 +137,8 @@ pub(crate) enum Lookup {
     Lost,
     /// Every entry is in progress. The call must not run.
     Full,
+    /// Its caller has no identity: it runs each time.
+    Nobody,
 }
 
 #[derive(Clone, Debug)]

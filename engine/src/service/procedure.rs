@@ -80,12 +80,12 @@ pub(crate) struct Cached {
 pub(crate) type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
-    /// Looks a call up. `None` if it is new, which stores its ticket in the call, or if its caller is unknown.
+    /// Looks a call up. `None` if it is new, which stores its ticket in the call.
     ///
     /// # Errors
     /// Text of the panic of the application's function that identifies callers.
     pub(crate) fn look_up(&self, call: &mut Call<Ready>) -> Result<Option<Lookup>, Box<str>> {
-        let Some(key) = self.key(call.view())? else { return Ok(None) };
+        let Some(key) = self.key(call.view())? else { return Ok(Some(Lookup::Nobody)) };
         Ok(match self.cache.begin(key) {
             Lookup::New(ticket) => {
                 call.set_claim(ticket);

@@ -123,7 +123,7 @@ pub use resize::ResizeError;
 use responder::Responder;
 pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
-pub(crate) use thread::{CutOff, ShardHandle, spawn};
+pub(crate) use thread::{CutOff, ShardHandle, ShardThread, spawn};
 
 mod conn_ref {
     use crate::fabric::QpId;

@@ -1,6 +1,7 @@
 //! A shard on its own thread: core, idling, sleep.
 
-use std::thread::{Builder, JoinHandle};
+use std::cell::Cell;
+use std::thread::{self, Builder, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -9,10 +10,12 @@ use super::Shard;
 use super::commands::{Command, tell};
 use super::drain::{holds_sends, in_transit};
 use crate::fabric::Fabric;
+use crate::handoff::block_on::block_on;
 use crate::handoff::idle::Idle;
 use crate::handoff::mailbox::Connector;
 use crate::handoff::pin::pin_current_thread;
-use crate::handoff::slot::{Completer, Ticket, oneshot};
+use crate::handoff::slot::{Completer, Lost, Ticket, oneshot};
+use crate::proto::Defect;
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
@@ -25,6 +28,35 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Longest sleep with calls that wait for memory.
 const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
+thread_local! {
+    /// Of a shard's thread: its own.
+    static SHARD: Cell<Option<ThreadId>> = const { Cell::new(None) };
+}
+
+/// The thread of a shard.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShardThread(ThreadId);
+
+impl ShardThread {
+    /// For a wait that only this shard can end.
+    ///
+    /// # Errors
+    /// Its thread is the current one, as in a handler: it would wait for itself.
+    #[inline]
+    pub(crate) fn may_wait(self) -> Result<(), Defect> {
+        if SHARD.get() == Some(self.0) { Err(Defect::OwnShard) } else { Ok(()) }
+    }
+
+    /// As above.
+    ///
+    /// # Panics
+    /// Its thread is the current one.
+    #[inline]
+    pub(crate) fn must_not_wait(self) {
+        self.may_wait().unwrap_or_else(|defect| panic!("{defect}"));
+    }
+}
+
 /// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local. A shard whose starter
 /// has given up stops itself.
 pub(crate) async fn spawn<F: Fabric>(
@@ -34,6 +66,7 @@ pub(crate) async fn spawn<F: Fabric>(
 ) -> Result<ShardHandle, StartError> {
     let (started, start) = oneshot();
     let thread = Builder::new().name(name).spawn(move || {
+        SHARD.set(Some(thread::current().id()));
         let made = core.map_or(Ok(()), pin_current_thread);
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
@@ -50,7 +83,8 @@ pub(crate) async fn spawn<F: Fabric>(
         StartError::new(StartErrorKind::Application, "thread of a shard panicked at its start (see standard error)")
     };
     let shard = started.await.map_err(panicked)??;
-    Ok(ShardHandle { connector: shard.claim(), thread: Some(thread) })
+    let id = ShardThread(thread.thread().id());
+    Ok(ShardHandle { connector: shard.claim(), id, thread: Some(thread) })
 }
 
 /// Handle of a started shard, until its starter takes it. Dropping it stops the shard.
@@ -85,6 +119,7 @@ type Last = (ShardStats, CutOff);
 /// Handle of a shard's thread. Dropping it stops the shard.
 pub(crate) struct ShardHandle {
     connector: Connector<Command>,
+    id: ShardThread,
     thread: Option<JoinHandle<Option<Last>>>,
 }
 
@@ -96,7 +131,13 @@ impl ShardHandle {
 
     /// A second handle; dropping it does not stop the shard.
     pub(crate) fn share(&self) -> Self {
-        Self { connector: self.connector.clone(), thread: None }
+        Self { connector: self.connector.clone(), id: self.id, thread: None }
+    }
+
+    /// Its thread.
+    #[inline]
+    pub(crate) fn thread(&self) -> ShardThread {
+        self.id
     }
 
     /// Sends a request. Its answer is lost if the shard has stopped.
@@ -104,6 +145,15 @@ impl ShardHandle {
         let (answer, completer) = oneshot();
         self.send(command(completer));
         answer
+    }
+
+    /// Sends a request, and blocks for its answer.
+    ///
+    /// # Panics
+    /// On the shard's own thread.
+    pub(crate) fn ask_now<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> Result<T, Lost> {
+        self.id.must_not_wait();
+        block_on(self.ask(command))
     }
 
     /// Sends a command; the shard may have stopped.
@@ -132,7 +182,10 @@ impl Drop for ShardHandle {
     fn drop(&mut self) {
         if self.thread.is_some() {
             self.send(Command::Stop);
-            self.join();
+            // Its own thread ends after the current handler.
+            if self.id.may_wait().is_ok() {
+                self.join();
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use rpcrdma_mempool::Frozen;
 use rpcrdma_xdr::{Bulk, Encode, Encoder, NoSpace, Place, Placed};
 
-use super::Signature;
+use super::{Signature, longest_reply};
 use crate::proto::{Failing, Refusal};
 use crate::service::{Outgoing, ResultWriter, Results};
 
@@ -108,19 +108,22 @@ pub(super) fn send<P: Signature>(
 ) -> Result<(), Refusal> {
     let has_placed = out.has_chunks() || inline_data > 0;
     let (room, len, chunks) = out.inline();
+    // Not the rest of the buffer: the caller has room for what the procedure declares.
+    let declared = room.len().min(longest_reply::<P>(true));
+    let room = &mut room[..declared];
     if has_placed {
         *len = send_placed::<P>(room, chunks, inline_data, results)?;
         return Ok(());
     }
     let mut to = Encoder::new(room);
-    results.encode(&mut to).map_err(too_long)?;
+    results.encode(&mut to).map_err(refused)?;
     *len = to.len();
     Ok(())
 }
 
 #[cold]
-fn too_long(NoSpace { needed, available }: NoSpace) -> Refusal {
-    Refusal::failed(Failing::Reply, needed, available)
+fn refused(lack: NoSpace) -> Refusal {
+    if lack.is_space() { Refusal::failed(Failing::Typed, lack.needed, lack.available) } else { lack.into() }
 }
 
 /// As [`send`], with data outside of the results. Returns the bytes of the reply.
@@ -140,7 +143,7 @@ fn send_placed<P: Signature>(
             ways.chunks.clear_from(ways.items);
             Ok(len)
         }
-        Err(no_space) => Err(ways.refusal.unwrap_or_else(|| too_long(no_space))),
+        Err(no_space) => Err(ways.refusal.unwrap_or_else(|| refused(no_space))),
     }
 }
 
@@ -160,7 +163,7 @@ impl Place for Ways<'_> {
     fn place(&mut self, item: usize, bulk: &Bulk<'_>, _: usize) -> Result<Placed, NoSpace> {
         self.items = item + 1;
         let len = bulk.len();
-        let no_space = NoSpace { needed: len, available: 0 };
+        let no_space = NoSpace::placed(len, 0);
         let mut unwritten = |written| {
             self.refusal = Some(Refusal::failed(Failing::Unwritten, len, written));
             no_space

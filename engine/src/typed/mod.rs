@@ -18,7 +18,7 @@ mod request;
 use std::fmt;
 use std::sync::Arc;
 
-use rpcrdma_xdr::{BadXdr, Decode, Decoder, Encode, Received};
+use rpcrdma_xdr::{BadXdr, Decode, Decoder, Encode, Received, padded};
 
 pub use answer::{Answer, Sent};
 pub use deferred::{Deferred, begin, take};
@@ -93,9 +93,14 @@ pub fn run<P: Signature>(
 
 /// Sets a procedure's binding, and the room of its reply.
 pub fn bound<P: Signature, S: Sharing>(procedure: Procedure<S>) -> Procedure<S> {
-    let inline = if P::BINDING.results.count > 0 { rpcrdma_xdr::padded(P::MAX_INLINE_RESULT) } else { 0 };
-    let max_reply = P::BINDING.max_reply.saturating_add(inline);
-    procedure.with_binding(P::BINDING).max_reply(max_reply)
+    procedure.with_binding(P::BINDING).max_reply(longest_reply::<P>(true))
+}
+
+/// Most bytes of inline results, with or without the eligible ones; each of those may have padding.
+const fn longest_reply<P: Signature>(with_eligible: bool) -> usize {
+    let count = P::BINDING.results.count;
+    let eligible = if with_eligible && count > 0 { padded(P::MAX_INLINE_RESULT) + 4 * (count - 1) } else { 0 };
+    P::BINDING.max_reply.saturating_add(eligible)
 }
 
 /// Duplicate request cache of a program, and how it identifies callers.
@@ -123,6 +128,8 @@ impl Cache {
 }
 
 /// A cache of its own, which tells callers [by credential](by_credential).
+///
+/// A caller with AUTH_NONE has no identity: its calls run each time, and the log says so.
 impl Default for Cache {
     fn default() -> Self {
         Self::new(Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), by_credential)

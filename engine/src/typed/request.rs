@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
-use rpcrdma_xdr::{BadXdr, Bulk, Encode, Encoder, NoSpace, Place, Placed, padded};
+use rpcrdma_xdr::{BadXdr, Bulk, Encode, Encoder, NoSpace, Place, Placed};
 
-use super::{Signature, decode_whole};
+use super::{Signature, decode_whole, longest_reply};
 use crate::client::{Client, ClientCall, Connection, LocalClient};
 use crate::fabric::Fabric;
 use crate::proto::{CallError, Refusal};
@@ -26,6 +26,8 @@ pub enum Error {
     #[error("refused: {0:?}")]
     Refused(Refusal),
     /// The arguments exceed a bound of the protocol.
+    ///
+    /// Or they do not name the buffers [lent](Request::lend).
     #[error("arguments: {0}")]
     Encode(NoSpace),
     /// The results are not of the procedure's type.
@@ -150,8 +152,7 @@ impl<P: Signature> Request<P> {
         let prepared = transport.prepare(P::NUMBER, args.encoded_len());
         let mut call = prepared.map_err(|error| Error::Call(FailedCall::without_memory(error)))?;
         let rooms = self.buffers.as_ref().map_or(0, |buffers| buffers.rooms.len());
-        let max_inline = if P::BINDING.results.count > rooms { padded(P::MAX_INLINE_RESULT) } else { 0 };
-        call = call.expect_reply(P::BINDING.max_reply.saturating_add(max_inline));
+        call = call.expect_reply(longest_reply::<P>(P::BINDING.results.count > rooms));
         if let Some(time) = self.timeout {
             call = call.timeout(time);
         }
@@ -182,7 +183,7 @@ fn encode_lent(
     let (used, len) = (lending.positions.len(), lent.len());
     if used < len {
         // A buffer that no argument names.
-        return Err(NoSpace { needed: len, available: used });
+        return Err(NoSpace::placed(0, lending.lens[used]));
     }
     // Empty data has no chunk (RFC 8166 §3.4.4).
     let chunks = lending.positions.into_iter().zip(lent).filter(|(_, data)| !data.is_empty());
@@ -208,7 +209,7 @@ impl Place for Lending {
         }
         let lent = self.lens.get(self.positions.len()).copied().unwrap_or(0);
         if lent != bulk.len() || self.positions.try_push(position).is_err() {
-            return Err(NoSpace { needed: bulk.len(), available: lent });
+            return Err(NoSpace::placed(bulk.len(), lent));
         }
         Ok(Placed::Apart)
     }

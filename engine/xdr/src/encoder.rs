@@ -9,12 +9,56 @@ use crate::padded;
 
 /// No room for an item, or a length above its bound. The output's content is unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("needs {needed} bytes of space, found {available}")]
+#[error("{}", self.text())]
 pub struct NoSpace {
-    /// Minimum bytes needed.
+    /// Minimum bytes needed, or the length.
     pub needed: usize,
-    /// Bytes of the buffer.
+    /// Bytes of the buffer, or the bound.
     pub available: usize,
+    what: Lack,
+}
+
+/// What an encoder lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    Space,
+    Bound,
+    Placed,
+}
+
+impl NoSpace {
+    /// A buffer of `available` bytes is too short.
+    #[must_use]
+    pub const fn new(needed: usize, available: usize) -> Self {
+        Self { needed, available, what: Lack::Space }
+    }
+
+    /// A length exceeds the bound of its type.
+    #[must_use]
+    pub const fn bound(len: usize, bound: usize) -> Self {
+        Self { needed: len, available: bound, what: Lack::Bound }
+    }
+
+    /// Placed data is not where its way begins.
+    #[must_use]
+    pub const fn placed(len: usize, available: usize) -> Self {
+        Self { needed: len, available, what: Lack::Placed }
+    }
+
+    /// Whether the buffer is too short: a longer one may do.
+    #[must_use]
+    pub const fn is_space(&self) -> bool {
+        matches!(self.what, Lack::Space)
+    }
+
+    fn text(&self) -> String {
+        let Self { needed, available, what } = self;
+        match what {
+            Lack::Space => format!("needs {needed} bytes of space, found {available}"),
+            Lack::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
+            Lack::Placed => format!("`Bulk::placed` of {needed} bytes, where the buffer has {available}"),
+        }
+    }
 }
 
 /// A cursor over memory to send; never writes past it.
@@ -69,7 +113,7 @@ impl<'b> Encoder<'b> {
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
         let end = self.at + bytes.len();
         let available = self.out.len();
-        let space = self.out.get_mut(self.at..end).ok_or(NoSpace { needed: end, available })?;
+        let space = self.out.get_mut(self.at..end).ok_or(NoSpace::new(end, available))?;
         space.copy_from_slice(bytes);
         self.at = end;
         Ok(())
@@ -104,7 +148,7 @@ impl<'b> Encoder<'b> {
     pub fn run<const N: usize>(&mut self) -> Result<&mut [[u8; 4]; N], NoSpace> {
         let (at, available) = (self.at, self.out.len());
         let (words, _) = self.out.get_mut(at..).unwrap_or_default().as_chunks_mut();
-        let words = words.first_chunk_mut().ok_or(NoSpace { needed: at + 4 * N, available })?;
+        let words = words.first_chunk_mut().ok_or(NoSpace::new(at + 4 * N, available))?;
         self.at = at + 4 * N;
         Ok(words)
     }
@@ -150,7 +194,7 @@ impl<'b> Encoder<'b> {
     pub fn count(&mut self, count: usize, max: usize) -> Result<(), NoSpace> {
         match u32::try_from(count) {
             Ok(word) if count <= max => self.u32(word),
-            _ => Err(NoSpace { needed: count, available: max.min(u32::MAX as usize) }),
+            _ => Err(NoSpace::bound(count, max.min(u32::MAX as usize))),
         }
     }
 
@@ -180,14 +224,14 @@ impl<'b> Encoder<'b> {
         match placed {
             Placed::Apart => self.apart += padded(bulk.len()),
             Placed::Inline if bulk.is_placed() && !bulk.is_empty() => {
-                return Err(NoSpace { needed: bulk.len(), available: 0 });
+                return Err(NoSpace::placed(bulk.len(), 0));
             }
             Placed::Inline => self.fixed(bulk.bytes())?,
             Placed::At(from) => {
                 let (to, available) = (self.at, self.out.len());
                 let (moved, end) = (from.saturating_add(bulk.len()), to.saturating_add(bulk.len()));
                 if moved.max(end) > available {
-                    return Err(NoSpace { needed: moved.max(end), available });
+                    return Err(NoSpace::new(moved.max(end), available));
                 }
                 if from != to {
                     self.out.copy_within(from..moved, to);

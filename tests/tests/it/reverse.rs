@@ -131,6 +131,48 @@ fn a_client_without_services_is_not_called() {
     assert_eq!(echo(&mut forward, b"four").unwrap(), b"four");
 }
 
+/// A handler that blocks for a reverse call would wait for its own shard.
+#[test]
+fn a_handler_does_not_block_its_own_shard() {
+    const BACK: u32 = 101;
+    let mut world = World::new("reverse-own-shard");
+    let (mut services, told) = telling_services();
+    let reverse: Arc<Mutex<Option<Client>>> = Arc::default();
+    let held = Arc::clone(&reverse);
+    let back = Procedure::new(move |call| {
+        let mut reverse = held.lock().expect("no panic");
+        let reverse = reverse.as_mut().expect("set before");
+        let failed = reverse.call(ClientCall::new(ECHO).args(b"four".to_vec())).expect_err("it would not end").error;
+        assert_eq!(failed, Defect::OwnShard.into());
+        assert_eq!(reverse.alloc(4096).expect_err("it would not end"), Defect::OwnShard.into());
+        // What does not block is possible.
+        let started = reverse.start(ClientCall::new(ECHO).args(b"four".to_vec())).expect("a start");
+        drop(started);
+        call.reply_mut(4)?.copy_from_slice(b"done");
+        Ok(())
+    });
+    let blocking = Arc::clone(&reverse);
+    let join = Procedure::new(move |_| {
+        let mut reverse = blocking.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let started = reverse.as_mut().expect("set before").start(ClientCall::new(ECHO).args(b"four".to_vec()));
+        started.expect("a start").join().map(drop).map_err(|_| rpcrdma::Refusal::GarbageArguments)
+    });
+    services.add(PROGRAM, VERSION, BACK, back).add(PROGRAM, VERSION, BACK + 1, join);
+    let address = world.serve_with(small_server(), services);
+    let mut forward = Client::connect(&address, serving_client(small())).expect("a connection");
+    forward.call(ClientCall::new(HELLO)).expect("a reply");
+    let caller = told.recv().expect("the caller");
+    *reverse.lock().expect("no panic") = world.server().call_back(caller, small_client(small()));
+    assert_eq!(forward.call(ClientCall::new(BACK)).expect("a reply").results(), b"done");
+    // A join there is the handler's panic.
+    let failed = forward.call(ClientCall::new(BACK + 1)).expect_err("it would not end").error;
+    assert_eq!(failed, CallError::Refused(rpcrdma::Refusal::SystemError));
+    assert_eq!(echo(&mut forward, b"four").expect("the shard runs"), b"four");
+    // Another thread may block for it.
+    let mut reverse = reverse.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take().expect("set before");
+    assert_eq!(echo(&mut reverse, b"four").expect("a reply"), b"four");
+}
+
 #[test]
 fn reverse_calls_end_with_the_connection() {
     let mut world = World::new("reverse-end");

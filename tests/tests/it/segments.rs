@@ -366,8 +366,11 @@ fn reply_room_excludes_the_chunk_lists() {
             Ok(())
         });
         services.add(PROGRAM, VERSION, FULL, full.max_reply(8192).write_chunks(MAX_CHUNKS, CHUNK));
-        let address = world.serve_with(server_of(scheme), services);
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        // Without continuation a reply is one message.
+        let mut server = server_of(scheme);
+        server.shard.wire.revision = Revision::Cel09;
+        let address = world.serve_with(server, services);
+        let mut client = Client::connect(&address, scheme, Revision::Cel09);
         for writes in [&[][..], &[1], &[3, 0, 2], &[1, 1, 1, 1]] {
             for reply in [None, Some(0), Some(2)] {
                 let counts = Counts { writes, ..Counts::default() };

@@ -441,7 +441,7 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
                 assert!(filled(0, call.args_mut()), "{len} bytes");
                 call.args_mut().fill(SECRET);
                 call.put_args(b"").unwrap();
-                assert_eq!(call.put_args(b"1"), Err(NoSpace { needed: 1, available: 0 }));
+                assert_eq!(call.put_args(b"1"), Err(NoSpace::new(1, 0)));
                 assert!(filled(SECRET, call.args_mut()), "what is written stays");
             }
         }

@@ -95,9 +95,9 @@ impl Header<'_> {
         debug_assert!(HeaderType::of_version(htype.code(), version).is_some(), "{version} has no {htype}");
         let (needed, available) = (self.encoded_len(version, revision), out.len());
         if needed > available {
-            return Err(NoSpace { needed, available });
+            return Err(NoSpace::new(needed, available));
         }
-        self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace { needed, available })
+        self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace::new(needed, available))
     }
 
     /// Writes the header before byte `end` of `buf` and returns its start. Otherwise like [`emit`](Self::emit). Without

@@ -380,7 +380,7 @@ impl<'a> Subset<'a> {
         let mut len = 0;
         for position in positions {
             let index = position / 32;
-            let word = words.get_mut(index).ok_or(NoSpace { needed: 4 * (index + 1), available })?;
+            let word = words.get_mut(index).ok_or(NoSpace::new(4 * (index + 1), available))?;
             *word = (u32::from_be_bytes(*word) | 1 << (position % 32)).to_be_bytes();
             len = len.max(index + 1);
         }

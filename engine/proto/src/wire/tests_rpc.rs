@@ -147,7 +147,7 @@ fn accepted_success() {
     let value = ReplyHeader { xid: 7, body: ReplyBody::SUCCESS };
     assert_eq!(value.emit(&mut slow), Ok(ACCEPTED_REPLY_LEN));
     assert_eq!(out, slow);
-    let error = NoSpace { needed: 24, available: 23 };
+    let error = NoSpace::new(24, 23);
     assert_eq!(value.emit(&mut slow[..23]), Err(error));
 }
 

@@ -102,8 +102,8 @@ struct CalledFrom {
     caller: Caller,
     /// Host of the peer, if the fabric has addresses.
     host: Option<IpAddr>,
-    /// Bytes available for the RPC message of a reply in one piece, without chunks.
-    inline_room: u32,
+    /// Bytes available for the RPC message of a reply without chunks.
+    reply_room: u32,
 }
 
 /// The RPC message of a call.
@@ -272,13 +272,15 @@ impl Linked for OwnedCall {
 impl<T: ?Sized> ServerCall<T> {
     /// Most bytes of inline results that the reply can carry.
     ///
-    /// They travel in one message, or in the Reply chunk that the caller has offered.
+    /// They travel in one message, in several where the version has them, or in the Reply chunk of the caller. The memory
+    /// of the reply holds them.
     #[must_use]
     pub fn reply_room(&self) -> usize {
-        let inline =
-            (self.parts.from.inline_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());
+        let inline = (self.parts.from.reply_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());
         let chunk = self.parts.chunks().reply_capacity().unwrap_or(0);
-        inline.max(usize::try_from(chunk).unwrap_or(usize::MAX)).saturating_sub(self.parts.header_len())
+        let taken = inline.max(usize::try_from(chunk).unwrap_or(usize::MAX)).saturating_sub(self.parts.header_len());
+        let Reply { buf, at, .. } = &self.parts.reply;
+        taken.min(buf.as_ref().map_or(0, |buf| buf.capacity().saturating_sub(*at)))
     }
 
     /// Sets the verifier of the reply (RFC 5531 §8.2); may allocate.
@@ -297,7 +299,7 @@ impl<T: ?Sized> ServerCall<T> {
     pub fn set_verifier(&mut self, flavor: u32, body: &[u8]) -> Result<(), NoSpace> {
         let available = if flavor == Flavor::None.code() { 0 } else { MAX_AUTH_LEN };
         if body.len() > available {
-            return Err(NoSpace { needed: body.len(), available });
+            return Err(NoSpace::new(body.len(), available));
         }
         self.parts.extras.begin().verifier.set(flavor, body);
         Ok(())
@@ -382,7 +384,7 @@ impl<T: ?Sized> ServerCall<T> {
         let Reply { buf, at, len: written } = &mut self.parts.reply;
         let room = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..)).unwrap_or_default();
         let available = room.len();
-        let room = room.get_mut(..len).ok_or(NoSpace { needed: len, available })?;
+        let room = room.get_mut(..len).ok_or(NoSpace::new(len, available))?;
         if let Some(unwritten) = room.get_mut(*written..) {
             unwritten.fill(0);
         }

@@ -158,7 +158,7 @@ impl Call<Arrived> {
     #[inline(never)]
     pub(in crate::service) fn blank(shard: u32, qp: QpId, id: InboundId) -> Self {
         let parts = CallParts {
-            from: CalledFrom { caller: Caller { shard, qp }, host: None, inline_room: 0 },
+            from: CalledFrom { caller: Caller { shard, qp }, host: None, reply_room: 0 },
             id,
             xid: 0,
             inv_handle: 0,
@@ -174,9 +174,9 @@ impl Call<Arrived> {
 
     /// Sets the properties of its connection.
     #[inline(always)]
-    pub(crate) fn comes_from(&mut self, host: Option<IpAddr>, inline_room: u32) {
+    pub(crate) fn comes_from(&mut self, host: Option<IpAddr>, reply_room: u32) {
         let from = &mut self.parts().from;
-        (from.host, from.inline_room) = (host, inline_room);
+        (from.host, from.reply_room) = (host, reply_room);
     }
 
     /// Times it from its arrival, in nanoseconds.
@@ -201,11 +201,6 @@ impl Call<Arrived> {
     #[inline(always)]
     pub(crate) fn begin_chunks(&mut self) -> &mut Chunks {
         &mut self.parts().extras.begin().chunks
-    }
-
-    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
-    pub(crate) fn inline_room(&self) -> usize {
-        self.from.inline_room as usize
     }
 
     /// Marks its message as assembled in a buffer of the pool.

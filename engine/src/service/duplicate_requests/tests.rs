@@ -239,6 +239,7 @@ proptest! {
                     }
                     Lookup::Lost => prop_assert_eq!(finished.get(&xid), Some(&None)),
                     Lookup::Full => prop_assert!(running.len() == 6),
+                    Lookup::Nobody => prop_assert!(false, "it has a key"),
                 },
                 2 => if let Some(claim) = running.remove(&xid) {
                     let reply = vec![xid as u8; len];

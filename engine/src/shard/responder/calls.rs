@@ -29,7 +29,7 @@ impl Responder {
         id: InboundId,
     ) -> Call<Arrived> {
         let mut call = self.boxes.take(conn.qp(), id);
-        call.comes_from(conn.host(), conn.served.inline_room);
+        call.comes_from(conn.host(), conn.served.reply_room);
         if let Some(arrived) = cx.sample() {
             call.stamp(arrived);
         }
@@ -188,7 +188,7 @@ impl Responder {
         view: &View<'_>,
     ) {
         call.set_head(view.xid(), view.inv_handle());
-        let read = read_lists(view, &mut call);
+        let read = read_lists(conn, view, &mut call);
         if view.htype() == HeaderType::Nomsg {
             let longest = cx.config.wire.reassemble_up_to as u64;
             if let Err(refusal) = read.and_then(|()| check_position_zero(call.chunks(), longest)) {
@@ -220,6 +220,14 @@ impl Responder {
         let entry = services.entry(call.entry());
         match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call)) {
             Ok(None) => {}
+            Ok(Some(Lookup::Nobody)) => {
+                let (peer, (_, _, procedure)) = (conn.who(), call.name());
+                let line = format_args!(
+                    "{peer}: procedure {procedure} is cached, but its caller has no identity: a retransmission runs again \
+                     (a credential of the client, or another function of Procedure::cached)"
+                );
+                cx.warn("calls without an identity", line);
+            }
             Ok(Some(known)) => {
                 let silent = entry.silent;
                 return self.run_before(cx, conn, call, known, silent);
@@ -273,7 +281,7 @@ impl Responder {
                 cx.schedule.control_now();
             }
             // The original is answered here, or no caller waits for it. (It is not new: checked before.)
-            Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
+            Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::Nobody | Lookup::New(_) => {
                 conn.proto.forget(call.id());
                 self.boxes.put(call);
                 cx.ready.add(conn);

@@ -134,11 +134,11 @@ impl Responder {
             Lists::None => {}
             Lists::Single(chunks) => {
                 let write = chunks.write.map(|segment| [segment]);
-                take_lists(call, conn.proto.terms().version, chunks.read, write, None::<[Segment; 0]>)?;
+                take_lists(call, conn, chunks.read, write, None::<[Segment; 0]>)?;
             }
             Lists::Checked(view) => {
                 if let Ok(view) = view {
-                    read_lists(view, call)?;
+                    read_lists(conn, view, call)?;
                 }
             }
         }
@@ -207,21 +207,21 @@ fn check_chunks(
 
 /// Copies the chunk lists of a checked call, if any.
 #[inline(never)]
-pub(super) fn read_lists(view: &View<'_>, call: &mut Call<Arrived>) -> Result<(), CallRefusal> {
+pub(super) fn read_lists(conn: &Conn, view: &View<'_>, call: &mut Call<Arrived>) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
         return Ok(());
     }
     view.check_limits(&LIMITS).map_err(CallRefusal::Transport)?;
     let writes = view.writes().map(|chunk| chunk.segments());
     let reply = view.reply_chunk().map(|chunk| chunk.segments());
-    take_lists(call, view.version(), view.reads(), writes, reply)
+    take_lists(call, conn, view.reads(), writes, reply)
 }
 
 /// Copies chunk lists within the limits.
 #[inline(always)]
 fn take_lists<W: IntoIterator<Item = Segment>>(
     call: &mut Call<Arrived>,
-    version: Version,
+    conn: &Conn,
     reads: impl IntoIterator<Item = ReadSegment>,
     writes: impl IntoIterator<Item = W>,
     reply: Option<impl IntoIterator<Item = Segment>>,
@@ -233,10 +233,10 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
         chunks.take_reply(chunk);
     }
     let (returned, only) = (chunks.returned(), chunks.only_handle());
-    check_returned(&returned, call.inline_room()).map_err(CallRefusal::Transport)?;
+    check_returned(&returned, conn.served.inline_room as usize).map_err(CallRefusal::Transport)?;
     // Version 1 has no field for the handle to invalidate (RFC 8797 §4.1). Of several handles the requester may keep
     // some: the Linux client has one for the padding of all its reads, for the whole connection.
-    if version == Version::V1 {
+    if conn.proto.terms().version == Version::V1 {
         call.set_head(call.xid(), only);
     }
     Ok(())

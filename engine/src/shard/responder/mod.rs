@@ -102,8 +102,10 @@ pub(super) struct Served {
     held_back: VecDeque<Waiting>,
     /// Replies that wait for other RDMA Writes of the connection.
     unwritten: VecDeque<Call<Replying>>,
-    /// Bytes available for the RPC message of a reply in one piece, without chunks.
+    /// Bytes available for the RPC message of a reply in one message, without chunks.
     inline_room: u32,
+    /// The same in several messages.
+    reply_room: u32,
     /// Fast path: the connection is open, and its peer unnamed.
     plain: bool,
 }
@@ -130,8 +132,10 @@ impl Served {
 
     /// Recomputes the room of a reply after the terms may have changed.
     pub(super) fn refresh_room(&mut self, proto: &Connection) {
-        let terms = proto.terms();
-        self.inline_room = terms.send_inline_threshold.saturating_sub(wire::msg_len(terms.version, true)) as u32;
+        let (limits, header) = (proto.form_limits(), wire::msg_len(proto.terms().version, true));
+        self.inline_room = limits.send_inline_threshold.saturating_sub(header) as u32;
+        let continued = if limits.continuation { limits.reassemble_up_to as u32 } else { 0 };
+        self.reply_room = self.inline_room.max(continued);
     }
 
     /// Resets after the loss of the device.

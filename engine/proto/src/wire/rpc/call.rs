@@ -193,7 +193,7 @@ impl<'a> CallHeader<'a> {
                 self.verifier.emit(&mut writer)?;
                 Ok(FIXED_LEN + writer.len())
             }
-            _ => Err(NoSpace { needed, available }),
+            _ => Err(NoSpace::new(needed, available)),
         }
     }
 }
