@@ -150,7 +150,15 @@ fn read(path: &Path) -> Result<Source, (String, io::Error)> {
 impl Body {
     fn decode(procedure: &Procedure, kind: &'static str, walk: Walk<'_, '_>, types: &[Type], view: &View<'_>) -> Self {
         let is_continued = view.flags().contains(Flags::MORE);
-        let (value, error) = walk.all(types);
+        let (value, mut error) = walk.all(types);
+        if let Some(error) = &mut error
+            && view.writes().next().is_some()
+            && procedure.placement.results.is_none()
+        {
+            error.push_str(
+                "; a Write chunk is of an eligible result, which the placement file beside the .x file names",
+            );
+        }
         let error = if is_continued { Some("continued in the next message".to_owned()) } else { error };
         Self { procedure: procedure.name.text.clone(), kind, value, is_bad: error.is_some() && !is_continued, error }
     }

@@ -26,3 +26,34 @@ proptest! {
         }
     }
 }
+
+/// The server skips the Write chunk of an empty result.
+#[test]
+fn an_empty_result_has_a_write_chunk_too() {
+    let source = |text: &str| Source { name: "pair.x".into(), text: text.into() };
+    let xdr = "struct pair { opaque first<100>; opaque second<100>; };
+               program P { version V { pair GET(void) = 1; } = 1; } = 5;";
+    let eligible = source("eligible = [\"pair.first\", \"pair.second\"]");
+    // Version 1, two Write chunks of a segment each; an accepted reply; the lengths.
+    let words = |lens: [u32; 2], chunks: [u32; 2]| {
+        let writes = chunks.map(|len| [1, 1, 7, len, 0, 4096]).concat();
+        let message = [&[9, 1, 1, 0, 0][..], &writes, &[0, 0], &[9, 1, 0, 0, 0, 0], &lens].concat();
+        message.into_iter().flat_map(u32::to_be_bytes).collect::<Vec<u8>>()
+    };
+    let decoded = |placement: Option<&Source>, lens, chunks| {
+        let schema = xdrgen::parse(&source(xdr), placement).expect("a schema");
+        let bytes = words(lens, chunks);
+        let view = View::check(&bytes, rpcrdma::wire::Revision::default()).expect("a header");
+        let procedure = &schema.programs[0].versions[0].procedures[0];
+        let walk = Walk::new(&schema, view.payload(), 24, Chunks::of_reply(&view));
+        let body = Body::decode(procedure, "results", walk, slice::from_ref(&procedure.results), &view);
+        (body.value, body.error)
+    };
+    let (value, error) = decoded(Some(&eligible), [0, 5], [0, 8]);
+    assert_eq!(error, None);
+    assert_eq!(value["second"], json!({"bytes": 5, "chunk": "write"}));
+    let (_, error) = decoded(Some(&eligible), [0, 5], [8, 0]);
+    assert!(error.expect("an error").contains("0 bytes are in a write chunk of 8"));
+    let (_, error) = decoded(None, [0, 5], [0, 8]);
+    assert!(error.expect("an error").contains("placement file"));
+}

@@ -47,11 +47,11 @@ impl Chunks {
         Self { writes: writes.into_iter(), ..Self::default() }
     }
 
-    /// Kind and length of the chunk that has the data at `at`, behind its length. The server fills Write chunks in
-    /// the order of eligible results; an empty one was not used.
-    fn take(&mut self, at: usize, is_bulk: bool) -> Option<(&'static str, u64)> {
+    /// Kind and length of the chunk that has the `len` bytes of data at `at`, behind their length. Each eligible result
+    /// has the next Write chunk, also an empty result; an empty chunk was not used.
+    fn take(&mut self, at: usize, is_bulk: bool, len: u32) -> Option<(&'static str, u64)> {
         let position = at + self.apart;
-        if let Some(index) = self.reads.iter().position(|read| read.0 == position) {
+        if let Some(index) = self.reads.iter().position(|read| len > 0 && read.0 == position) {
             return Some(("read", self.reads.swap_remove(index).1));
         }
         if is_bulk { self.writes.next().filter(|&len| len > 0).map(|len| ("write", len)) } else { None }
@@ -147,8 +147,9 @@ impl<'s, 'b> Walk<'s, 'b> {
     /// Variable data, shown by `show`; or its chunk.
     fn variable(&mut self, max: Option<u32>, is_bulk: bool, show: fn(&[u8]) -> Value) -> Option<Value> {
         let len = self.len(max)?;
-        let chunk = if len > 0 { self.chunks.take(self.from.at(), is_bulk) } else { None };
-        let Some((kind, bytes)) = chunk else { return self.fixed(len).map(show) };
+        let Some((kind, bytes)) = self.chunks.take(self.from.at(), is_bulk, len) else {
+            return self.fixed(len).map(show);
+        };
         // A chunk may have room for the padding.
         if !(u64::from(len)..=padded(len as usize) as u64).contains(&bytes) {
             return self.fail(4, format!("{len} bytes are in a {kind} chunk of {bytes}"));
