@@ -107,7 +107,7 @@ impl ClientCall {
         Ok(())
     }
 
-    /// Memory of all arguments, uninitialized: to be written in full, then [counted](Self::args_written).
+    /// Memory of all arguments, uninitialized: to be written, then [counted](Self::args_written).
     #[inline]
     pub(crate) fn args_room(&mut self) -> &mut [u8] {
         match &mut self.message {
@@ -116,10 +116,10 @@ impl ClientCall {
         }
     }
 
-    /// All arguments are written.
+    /// The first `len` bytes of the arguments are written. The rest, if any, is cleared.
     #[inline]
-    pub(crate) fn args_written(&mut self) {
-        self.filled = self.message.as_ref().map_or(0, |message| message.len());
+    pub(crate) fn args_written(&mut self, len: usize) {
+        self.filled = self.args_at + len;
     }
 
     /// Clears the unwritten rest.

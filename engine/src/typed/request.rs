@@ -156,12 +156,14 @@ impl<P: Signature> Request<P> {
         if let Some(time) = self.timeout {
             call = call.timeout(time);
         }
-        match self.buffers {
-            None => args.encode(&mut Encoder::new(call.args_room())).map_err(Error::Encode)?,
-            Some(buffers) => call = encode_lent(call, buffers, args).map_err(Error::Encode)?,
-        }
-        call.args_written();
-        Ok(call)
+        let Some(buffers) = self.buffers else {
+            let mut to = Encoder::new(call.args_room());
+            args.encode(&mut to).map_err(Error::Encode)?;
+            let len = to.len();
+            call.args_written(len);
+            return Ok(call);
+        };
+        encode_lent(call, buffers, args).map_err(Error::Encode)
     }
 }
 
@@ -179,7 +181,10 @@ fn encode_lent(
     args: &impl Encode,
 ) -> Result<ClientCall, NoSpace> {
     let mut lending = Lending { lens: lent.iter().map(|buf| buf.len()).collect(), positions: ArrayVec::new() };
-    args.encode(&mut Encoder::placing(call.args_room(), &mut lending))?;
+    let mut to = Encoder::placing(call.args_room(), &mut lending);
+    args.encode(&mut to)?;
+    let written = to.len();
+    call.args_written(written);
     let (used, len) = (lending.positions.len(), lent.len());
     if used < len {
         // A buffer that no argument names.

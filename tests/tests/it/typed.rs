@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use rpcrdma::binding::Binding;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
-use rpcrdma::typed::{Answer, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport};
-use rpcrdma::xdr::Bulk;
+use rpcrdma::typed::{Answer, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call};
+use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace};
 use rpcrdma::{CallError, CreditMode, Refusal, Services};
 use rpcrdma_tests::*;
 
@@ -327,6 +328,58 @@ fn results_beyond_the_declared_length_are_refused() {
         assert_eq!(of.count(&100).expect("a reply").results().expect("numbers").0.len(), 100);
         for most in [101, 10_001] {
             assert!(matches!(of.count(&most), Err(Error::Refused(Refusal::SystemError))), "{most}");
+        }
+    }
+}
+
+/// Arguments that announce more bytes than they write.
+struct Short;
+
+impl Encode for Short {
+    fn encoded_len(&self) -> usize {
+        8
+    }
+
+    fn encode(&self, _: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        Ok(())
+    }
+}
+
+impl Decode<'_> for Short {
+    fn decode(_: &mut Decoder<'_>) -> Result<Self, BadXdr> {
+        Ok(Self)
+    }
+}
+
+enum ShortAdd {}
+
+impl Signature for ShortAdd {
+    const PROGRAM: u32 = PROGRAM;
+    const VERSION: u32 = VERSION;
+    const NUMBER: u32 = typed_v1::Add::NUMBER;
+    const NAME: &'static str = "ADD";
+    const BINDING: Binding = Binding::inline(8, 4);
+    const HEAD: usize = 0;
+    const MAX_INLINE_RESULT: usize = 0;
+    type Args<'a> = Short;
+    type Results<'a> = i32;
+}
+
+#[test]
+fn unwritten_arguments_are_sent_as_zeroes() {
+    let mut world = World::new("typed-short");
+    let (address, _) = serve(&mut world);
+    for config in configs() {
+        let mut client = world.client(&address, config);
+        let connection = client.first();
+        for n in 0..50 {
+            // Fills the buffers.
+            let mut of = typed_v1::Client((&mut client, connection));
+            let data = [0xA5; 300];
+            let blob = Blob { name: &[0xA5; 64], data: data[..].into(), checksum: sum(&data) };
+            of.store(&blob).expect("a reply");
+            let short = call::<ShortAdd, _>(&mut of.0, Request::new(), &Short).expect("a reply");
+            assert_eq!(short.results().expect("a sum"), 0, "{n}");
         }
     }
 }

@@ -17,6 +17,9 @@
 //! - `struct *NAME { … }`, a pointer to a structure (RFC 1833 §3.1);
 //! - a name behind the last brace of a type (RFC 5531 §9), and constants that are texts: both have no effect.
 //!
+//! A value takes at most 32 KiB, without what it borrows from the message: longer arrays are those of variable length.
+//! Elements take at least a word of XDR. A procedure has at most 12 arguments.
+//!
 //! Lines of the C preprocessor:
 //! - `#define NAME value` is a constant if the value is a number, a known name, or a sum of these. Other `#define`
 //!   lines only make the name known to `#ifdef`.
@@ -53,6 +56,7 @@ mod errors;
 mod generate;
 mod hoist;
 mod lexer;
+mod limits;
 mod parser;
 mod placement;
 mod preprocessor;
@@ -80,7 +84,7 @@ pub struct Source {
 /// Compiles a specification and its placement file.
 ///
 /// # Errors
-/// All errors of the first stage that has any: syntax, names, recursion, placement.
+/// All errors of the first stage that has any: syntax, names, recursion, limits, placement.
 pub fn parse(xdr: &Source, placement: Option<&Source>) -> Result<Schema, Errors> {
     let mut problems = Problems::default();
     let schema = stages(xdr, placement, &mut problems);
@@ -97,6 +101,8 @@ fn stages(xdr: &Source, placement: Option<&Source>, problems: &mut Problems) -> 
     problems.is_empty().then_some(())?;
     recursion::find_lists(&mut schema, problems);
     recursion::check(&schema, problems);
+    problems.is_empty().then_some(())?;
+    limits::check(&schema, problems);
     problems.is_empty().then_some(())?;
     placement::apply(&mut schema, placement, problems);
     Some(schema)

@@ -123,6 +123,11 @@ fn docs(lines: &[String], name: &str) -> TokenStream {
     quote!(#(#[doc = #lines])*)
 }
 
+/// Neither a control character, nor one that changes the direction of text, which rustc refuses in comments.
+fn is_plain(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// `line` as Markdown that shows it as it is.
 fn escaped(line: &str) -> String {
     let mut text = String::new();
@@ -133,7 +138,7 @@ fn escaped(line: &str) -> String {
         if begins_list || matches!(c, '\\' | '[' | ']' | '<' | '>' | '*' | '`' | '#' | '|') {
             text.push('\\');
         }
-        text.push(if c == '\t' { ' ' } else { c });
+        text.push(if is_plain(c) { c } else { ' ' });
     }
     text
 }

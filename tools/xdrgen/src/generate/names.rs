@@ -31,7 +31,11 @@ impl Scope {
 
     /// `name`, unless it is taken.
     pub(super) fn take(&mut self, mut name: String) -> Ident {
-        if matches!(&*name, "self" | "super" | "crate" | "Self") || !is_identifier(&format!("a{name}")) {
+        // Words lose the `_` in front of a digit, and `_` alone.
+        if !is_identifier(&name) {
+            name.insert(0, '_');
+        }
+        if matches!(&*name, "self" | "super" | "crate" | "Self" | "_") {
             name.push('_');
         }
         while !self.0.insert(name.clone()) {

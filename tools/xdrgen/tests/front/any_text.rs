@@ -6,7 +6,7 @@ use xdrgen::{Options, generate};
 use crate::compile;
 
 /// Pieces of specifications, so that texts get past the lexer and the grammar.
-const PIECES: [&str; 62] = [
+const PIECES: [&str; 64] = [
     "const",
     "typedef",
     "enum",
@@ -66,6 +66,8 @@ const PIECES: [&str; 62] = [
     "\n% x\n",
     "é",
     "struct a { int i; a *next; };",
+    "struct _1 { int _; };",
+    "/* a\rb \u{202e} */ struct a { int _1[9000]; };",
     "union b switch (bool c) { case TRUE: string a<>; default: void; };",
     "typedef opaque c<>;",
     "program A { version B { a A(b, c) = 1; } = 1; } = 1;",

@@ -278,6 +278,28 @@ fn errors_of_names_and_numbers() {
 }
 
 #[test]
+fn values_by_value_are_bounded() {
+    let many =
+        |count| format!("program p {{ version v {{ int f({}) = 1; }} = 1; }} = 1;", vec!["int"; count].join(", "));
+    schema(&many(12));
+    assert_eq!(titles(&many(13)), ["13 arguments, at most 12"]);
+    schema("typedef int a[8192];");
+    for (text, title) in [
+        ("typedef int a[8193];", "`a` is 32772 bytes by value, at most 32768 are possible"),
+        ("typedef opaque a[4096]; typedef a b[128];", "`b` is 524288 bytes by value, at most 32768 are possible"),
+        ("typedef string s<>; struct a { s x[2000]; };", "`a` is 48000 bytes by value, at most 32768 are possible"),
+        (
+            "typedef int a[5000]; program p { version v { void f(a, a) = 1; } = 1; } = 1;",
+            "arguments of `f` are 40000 bytes by value, at most 32768 are possible",
+        ),
+        ("typedef opaque a[0]; typedef a b<>;", "elements of `b` have no bytes"),
+        ("struct e { opaque x[0]; }; union u switch (int i) { case 1: e b<5>; };", "elements of `b` have no bytes"),
+    ] {
+        assert_eq!(titles(text), [title], "{text}");
+    }
+}
+
+#[test]
 fn nesting_is_bounded() {
     let deep = "struct { ".repeat(20_000);
     assert_eq!(titles(&format!("struct a {{ {deep}")), ["more than 16 types inside each other"]);

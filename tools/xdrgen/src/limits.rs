@@ -1,0 +1,129 @@
+//! Limits of what Rust holds by value, and of elements without bytes.
+
+use crate::errors::Problems;
+use crate::schema::{Form, Name, Schema, Type, TypeDef, TypeId};
+
+/// Most bytes of a type. Its values are decoded on the stack of a shard, in a few copies.
+const MAX_BYTES: u64 = 32 << 10;
+/// Most arguments of a procedure: the longest tuple that `rpcrdma-xdr` encodes.
+const MAX_ARGUMENTS: usize = 12;
+
+/// Least bytes of XDR, and most bytes of the Rust type, roughly.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    xdr: u64,
+    rust: u64,
+}
+
+impl Extent {
+    const fn of(xdr: u64, rust: u64) -> Self {
+        Self { xdr, rust }
+    }
+
+    fn and(self, next: Self) -> Self {
+        Self::of(self.xdr.saturating_add(next.xdr), self.rust.saturating_add(next.rust))
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self::of(self.xdr.min(other.xdr), self.rust.max(other.rust))
+    }
+}
+
+/// Reports types, and arguments, beyond the limits. The schema has no recursion.
+pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
+    let mut known = Extents { schema, known: vec![None; schema.types.len()] };
+    for (index, def) in schema.types.iter().enumerate() {
+        let rust = known.named(TypeId(index)).rust;
+        if rust > MAX_BYTES {
+            let message = format!("`{}` is {rust} bytes by value, at most {MAX_BYTES} are possible", def.name.text);
+            problems.add(&def.name.at, message).help("an array of variable length, `<n>`, stays in the message");
+        }
+        for (name, ty) in written(def) {
+            if known.has_empty_elements(ty) {
+                problems.add(&name.at, format!("elements of `{}` have no bytes", name.text));
+            }
+        }
+    }
+    let versions = schema.programs.iter().flat_map(|program| &program.versions);
+    for procedure in versions.flat_map(|version| &version.procedures) {
+        let (name, count) = (&procedure.name, procedure.arguments.len());
+        let rust = procedure.arguments.iter().fold(Extent::default(), |all, ty| all.and(known.of(ty))).rust;
+        if rust > MAX_BYTES && count > 1 {
+            let message =
+                format!("arguments of `{}` are {rust} bytes by value, at most {MAX_BYTES} are possible", name.text);
+            problems.add(&name.at, message);
+        }
+        if count > MAX_ARGUMENTS {
+            problems
+                .add(&name.at, format!("{count} arguments, at most {MAX_ARGUMENTS}"))
+                .help("a struct has any number");
+        }
+    }
+}
+
+/// Types of its fields, or what it stands for.
+fn written(def: &TypeDef) -> Vec<(&Name, &Type)> {
+    match &def.form {
+        Form::Enum(_) => Vec::new(),
+        Form::Alias(ty) => vec![(&def.name, ty)],
+        Form::Struct { fields, .. } => fields.iter().map(|field| (&field.name, &field.ty)).collect(),
+        Form::Union(union) => {
+            let arms = union.arms.iter().filter_map(|arm| arm.field.as_ref()).chain(union.default.iter().flatten());
+            arms.map(|field| (&field.name, &field.ty)).collect()
+        }
+    }
+}
+
+struct Extents<'s> {
+    schema: &'s Schema,
+    known: Vec<Option<Extent>>,
+}
+
+impl Extents<'_> {
+    fn of(&mut self, ty: &Type) -> Extent {
+        match ty {
+            Type::Void => Extent::default(),
+            Type::Int | Type::UnsignedInt | Type::Float | Type::Bool => Extent::of(4, 4),
+            Type::Hyper | Type::UnsignedHyper | Type::Double => Extent::of(8, 8),
+            Type::FixedOpaque(len) => Extent::of(u64::from(*len), u64::from(*len)),
+            Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) | Type::List(_) => Extent::of(4, 24),
+            Type::Optional(inner) => Extent::of(4, self.of(inner).rust.saturating_add(8)),
+            Type::FixedArray(inner, count) => {
+                let (of, count) = (self.of(inner), u64::from(*count));
+                Extent::of(of.xdr.saturating_mul(count), of.rust.saturating_mul(count))
+            }
+            Type::Named(id) => self.named(*id),
+        }
+    }
+
+    fn named(&mut self, id: TypeId) -> Extent {
+        if let Some(extent) = self.known[id.0] {
+            return extent;
+        }
+        let extent = match &self.schema.types[id.0].form {
+            Form::Enum(_) => Extent::of(4, 4),
+            Form::Alias(ty) => self.of(ty),
+            Form::Struct { fields, .. } => {
+                fields.iter().fold(Extent::default(), |all, field| all.and(self.of(&field.ty)))
+            }
+            Form::Union(union) => {
+                let cases = union.arms.iter().map(|arm| &arm.field).chain(&union.default);
+                let arms = cases.map(|arm| arm.as_ref().map_or_else(Extent::default, |field| self.of(&field.ty)));
+                Extent::of(4, 8).and(arms.reduce(Extent::or).unwrap_or_default())
+            }
+        };
+        self.known[id.0] = Some(extent);
+        extent
+    }
+
+    /// Whether it has elements that take no bytes: a count alone would be any number of them.
+    fn has_empty_elements(&mut self, ty: &Type) -> bool {
+        match ty {
+            Type::Array(inner, _) | Type::FixedArray(inner, _) => {
+                self.of(inner).xdr == 0 || self.has_empty_elements(inner)
+            }
+            Type::Optional(inner) => self.has_empty_elements(inner),
+            _ => false,
+        }
+    }
+}
