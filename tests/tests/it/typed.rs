@@ -7,14 +7,15 @@ use std::thread::JoinHandle;
 use rpcrdma::binding::Binding;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
-use rpcrdma::typed::{Answer, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call};
+use rpcrdma::service::DeferredCall;
+use rpcrdma::typed::{Answer, Cache, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call};
 use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace};
 use rpcrdma::{CallError, CreditMode, Refusal, Services};
 use rpcrdma_tests::*;
 
 use super::reverse::{HELLO, telling_services};
 use protocol::typed_v1::{self, Count, Fetch, FetchAsync, FetchLater, PROGRAM, Store, VERSION};
-use protocol::{Blob, Found, Numbers, Pair, Wanted};
+use protocol::{Blob, Found, Numbers, Pair, Wanted, typed_names};
 
 #[expect(unreachable_pub, dead_code, reason = "generated for any module")]
 mod protocol {
@@ -442,4 +443,82 @@ fn a_server_calls_its_client_by_the_same_types() {
         assert!(found.data.bytes() == data);
         drop((of, forward));
     }
+}
+
+/// A server whose procedures return their argument and their number.
+struct Names;
+
+macro_rules! names {
+    ($($method:ident: $signature:ident),*) => {
+        impl typed_names::Server for Names {
+            $(fn $method(
+                &self,
+                _: CallInfo<'_>,
+                arg: i32,
+                answer: Answer<'_, typed_names::$signature>,
+            ) -> Result<Sent, Refusal> {
+                answer.send(&(arg + typed_names::$signature::NUMBER as i32))
+            })*
+
+            fn into(&self, call: Deferred<typed_names::Into>) {
+                let sum = call.args() + typed_names::Into::NUMBER as i32;
+                call.send(&sum);
+            }
+
+            fn clone(&self, call: Deferred<typed_names::Clone>) -> impl Future<Output = ()> + 'static {
+                let sum = call.args() + typed_names::Clone::NUMBER as i32;
+                async move { call.send(&sum) }
+            }
+
+            fn future(&self, call: Deferred<typed_names::Future>) -> impl Future<Output = ()> + 'static {
+                let sum = call.args() + typed_names::Future::NUMBER as i32;
+                async move { call.send(&sum) }
+            }
+        }
+
+        /// Calls each procedure, and returns the results less the argument.
+        fn call_names(of: &mut typed_names::Client<Client>) -> Vec<i32> {
+            let mut numbers = Vec::new();
+            $(numbers.push(of.$method(&100).expect("a reply").results().expect("a sum") - 100);)*
+            for response in [of.into(&100).map(|of| of.results()), of.r#clone(&100).map(|of| of.results())] {
+                numbers.push(response.expect("a reply").expect("a sum") - 100);
+            }
+            numbers.push(of.future(&100).expect("a reply").results().expect("a sum") - 100);
+            numbers
+        }
+    };
+}
+names! {
+    send: Send, sync: Sync, sized: Sized, to_owned: ToOwned, as_ref: AsRef, drop: Drop, s: S_, t: T_, f: F_,
+    r#fn: Fn, copy: Copy, run: Run, add: Add
+}
+
+#[test]
+fn procedures_may_have_the_names_of_the_languages_traits() {
+    let mut world = World::new("typed-names");
+    let cache = Cache::default();
+    let on_shards = {
+        let mut services = Services::new();
+        typed_names::add(&mut services, &Arc::new(Names), &cache);
+        services
+    };
+    // A thread of the application runs what answers at once.
+    let (submit, submitted) = std::sync::mpsc::channel::<DeferredCall>();
+    let thread = std::thread::spawn(move || {
+        for mut call in submitted {
+            let outcome = typed_names::run(&Names, &mut call);
+            call.answer(outcome);
+        }
+    });
+    let mut deferred = on_shards.clone();
+    typed_names::add_deferred(&mut deferred, move |call| submit.send(call).expect("a thread"), &cache);
+    for services in [on_shards, deferred] {
+        let config = ServerConfig { workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() };
+        let address = world.serve_with(config, services);
+        let config = ClientConfig::new(PROGRAM, typed_names::VERSION);
+        let mut of = typed_names::Client(Client::connect(&address, config).expect("a connection"));
+        assert_eq!(call_names(&mut of), [1, 2, 3, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 6, 5, 4]);
+    }
+    drop(world);
+    thread.join().expect("no panic");
 }

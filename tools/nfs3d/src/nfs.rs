@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rpcrdma::rpc::AuthSys;
 use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
-use rpcrdma::typed::{self, Answer, Cache, CallInfo, Sent, Signature};
-use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+use rpcrdma::typed::{Answer, Cache, CallInfo, Sent, Signature};
+use rpcrdma::{Refusal, ServerCall, Services};
 
 use crate::export::Export;
 use crate::nfs3::nfs_v3::*;
@@ -28,7 +28,10 @@ pub fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
     let cache = Cache::new(Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), host);
     let mut services = Services::new();
     match pool {
-        Some(pool) => add_pooled(&mut services, pool, &cache),
+        Some(pool) => {
+            let pool = Arc::clone(pool);
+            add_deferred(&mut services, move |call| pool.submit(call), &cache);
+        }
         None => add(&mut services, export, &cache),
     }
     services
@@ -49,13 +52,6 @@ pub(crate) fn host(call: &ServerCall) -> Option<Client> {
     Some(Client::number(hasher.finish()))
 }
 
-fn pooled<P: Signature>(services: &mut Services, pool: &Arc<Pool>, cache: &Cache) {
-    let pool = Arc::clone(pool);
-    let procedure = typed::bound::<P, _>(Procedure::deferred(move |call| pool.submit(call)));
-    let procedure = if runs_once(P::NUMBER) { cache.on(procedure) } else { procedure };
-    services.add(P::PROGRAM, P::VERSION, P::NUMBER, procedure);
-}
-
 /// Each handler runs as the user of the call's credential. One with results returns these; others answer themselves.
 macro_rules! procedures {
     ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)? => $handler:path;)*) => {
@@ -64,11 +60,6 @@ macro_rules! procedures {
                 let who = self.options.policy.of(&call)?;
                 procedures!(@answer answer, $handler, (self, &who, args) $(, $results)?)
             })*
-        }
-
-        /// Adds all procedures, to be run by the pool.
-        fn add_pooled(services: &mut Services, pool: &Arc<Pool>, cache: &Cache) {
-            $(pooled::<$signature>(services, pool, cache);)*
         }
     };
     (@answer $answer:ident, $handler:path, ($($arg:expr),*)) => { $handler($($arg),*, $answer) };

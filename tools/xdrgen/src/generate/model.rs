@@ -9,7 +9,7 @@ use super::names::{Scope, common_prefix};
 use crate::schema::{Constant, Field, Form, Name, Schema, Type, TypeDef, TypeId, Union};
 
 /// Names that types must not hide.
-const PRELUDE: [&str; 7] = ["Default", "Err", "None", "Ok", "Option", "Result", "Some"];
+const PRELUDE: [&str; 8] = ["Default", "Err", "From", "None", "Ok", "Option", "Result", "Some"];
 
 /// A schema as it is generated.
 pub(super) struct Model {

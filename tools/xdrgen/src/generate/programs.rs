@@ -10,8 +10,9 @@ use crate::schema::{Eligible, Placement, Procedure, Program, Run, Schema, Type, 
 
 /// `max_inline_result` of a procedure that has none in the placement file, in bytes.
 const MAX_INLINE_RESULT: u32 = 4096;
-/// Names in a module of a version.
-const TAKEN: [&str; 9] = ["Binding", "Bindings", "Client", "Err", "Ok", "Refusal", "Result", "Server", "Signature"];
+/// Names in a module of a version, and of its type parameters. Procedures may have those of other traits.
+const TAKEN: [&str; 12] =
+    ["Binding", "Bindings", "Client", "Err", "F", "Ok", "Refusal", "Result", "S", "Server", "Signature", "T"];
 
 /// A module for each version of each program.
 pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> Vec<TokenStream> {
@@ -160,14 +161,14 @@ impl<'s> Module<'s> {
                 },
                 Run::Async => quote! {
                     #doc
-                    fn #method(&self, call: typed::Deferred<#signature>) -> impl Future<Output = ()> + 'static {
+                    fn #method(&self, call: typed::Deferred<#signature>) -> impl ::core::future::Future<Output = ()> + 'static {
                         async move { #refuse; }
                     }
                 },
             }
         });
         let adds = [self.add(false), self.add(true)];
-        let run = self.run();
+        let run = self.run_and_defer();
         let bindings = self.calls.iter().map(
             |Call { signature, .. }| quote!(bindings.add(PROGRAM, VERSION, #signature::NUMBER, #signature::BINDING);),
         );
@@ -188,53 +189,68 @@ impl<'s> Module<'s> {
         }
     }
 
+    /// Code that adds `procedure` to `services`.
+    fn register(Call { signature, procedure, .. }: &Call<'_>, workers: &Option<TokenStream>) -> TokenStream {
+        let bound = quote!(typed::bound::<#signature, _>(procedure));
+        let bound = if procedure.placement.cached { quote!(cache.on(#bound)) } else { bound };
+        quote!(services.add(PROGRAM, VERSION, #signature::NUMBER, #bound #workers);)
+    }
+
+    /// The parameter for the cache, if a procedure needs one.
+    fn cache<'c>(calls: impl IntoIterator<Item = &'c Call<'c>>) -> Option<TokenStream> {
+        calls.into_iter().any(|call| call.procedure.placement.cached).then(|| quote!(, cache: &typed::Cache))
+    }
+
     fn add(&self, is_local: bool) -> TokenStream {
         let Self { engine, calls, .. } = self;
-        let adds = calls.iter().map(|call| {
-            let Call { signature, method, procedure, .. } = call;
-            let procedures = quote!(#engine::Procedure);
-            let made = match procedure.placement.run {
-                Run::Shard | Run::Workers => {
-                    let invoke = invoke(call, &quote!(held));
-                    quote!(#procedures::new(move |call| { #invoke }))
-                }
-                Run::Deferred => quote! {
-                    #procedures::deferred(move |call| { typed::take::<#signature>(call, |call| held.#method(call)) })
-                },
-                Run::Async => quote! {
-                    #procedures::asynchronous(move |call| {
-                        let held = held.clone();
-                        async move { typed::begin::<#signature, _>(call, |call| held.#method(call)).await }
-                    })
-                },
-            };
-            let bound = quote!(typed::bound::<#signature, _>(procedure));
-            let bound = if procedure.placement.cached { quote!(cache.on(#bound)) } else { bound };
-            let workers = (procedure.placement.run == Run::Workers && !is_local).then(|| quote!(.on_workers()));
-            quote! {
-                let held = server.clone();
-                let procedure = #made;
-                services.add(PROGRAM, VERSION, #signature::NUMBER, #bound #workers);
-            }
-        });
-        let cache = calls.iter().any(|call| call.procedure.placement.cached);
-        let cache = cache.then(|| quote!(, cache: &typed::Cache));
         let (doc, name, services, bounds, shared) = match is_local {
             false => (
                 " Adds the program to services of all shards.",
                 format_ident!("add"),
                 quote!(#engine::Services),
-                quote!(Send + Sync + 'static),
-                quote!(std::sync::Arc),
+                quote!(::core::marker::Send + ::core::marker::Sync + 'static),
+                quote!(::std::sync::Arc),
             ),
             true => (
                 " Adds the program to services of one shard, where all procedures run.",
                 format_ident!("add_local"),
                 quote!(service::LocalServices),
                 quote!('static),
-                quote!(std::rc::Rc),
+                quote!(::std::rc::Rc),
             ),
         };
+        let adds = calls.iter().map(|call| {
+            let Call { signature, method, procedure, .. } = call;
+            let procedures = quote!(#engine::Procedure);
+            let pass = |take| quote!(typed::#take(call, |call| Server::#method(&*held, call)));
+            let made = match procedure.placement.run {
+                Run::Shard | Run::Workers => {
+                    let invoke = invoke(call, &quote!(&*held));
+                    quote!(#procedures::new(move |call| { #invoke }))
+                }
+                Run::Deferred => {
+                    let take = pass(quote!(take::<#signature>));
+                    quote!(#procedures::deferred(move |call| { #take }))
+                }
+                Run::Async => {
+                    let begin = pass(quote!(begin::<#signature, _>));
+                    quote! {
+                        #procedures::asynchronous(move |call| {
+                            let held = #shared::clone(&held);
+                            async move { #begin.await }
+                        })
+                    }
+                }
+            };
+            let workers = (procedure.placement.run == Run::Workers && !is_local).then(|| quote!(.on_workers()));
+            let register = Self::register(call, &workers);
+            quote! {
+                let held = #shared::clone(server);
+                let procedure = #made;
+                #register
+            }
+        });
+        let cache = Self::cache(calls);
         quote! {
             #[doc = #doc]
             pub fn #name<S: Server + #bounds>(services: &mut #services, server: &#shared<S> #cache) {
@@ -243,20 +259,39 @@ impl<'s> Module<'s> {
         }
     }
 
-    fn run(&self) -> Option<TokenStream> {
+    /// What threads of the application need to run procedures.
+    fn run_and_defer(&self) -> Option<TokenStream> {
+        let engine = self.engine;
         let at_once = |call: &&Call<'_>| matches!(call.procedure.placement.run, Run::Shard | Run::Workers);
-        let arm = |call: &Call<'_>| {
+        let calls: Vec<_> = self.calls.iter().filter(at_once).collect();
+        let arms = calls.iter().map(|call| {
             let (number, invoke) = (Literal::u32_unsuffixed(call.procedure.number), invoke(call, &quote!(server)));
             quote!(#number => { #invoke })
-        };
-        let arms: Vec<_> = self.calls.iter().filter(at_once).map(arm).collect();
-        (!arms.is_empty()).then(|| {
+        });
+        let adds = calls.iter().map(|call| {
+            let register = Self::register(call, &None);
+            quote!(let procedure = #engine::Procedure::deferred(::core::clone::Clone::clone(&submit)); #register)
+        });
+        let cache = Self::cache(calls.iter().copied());
+        (!calls.is_empty()).then(|| {
             quote! {
+                /// Adds the procedures that answer when they return, for threads of the application.
+                ///
+                /// `submit` gets each call on its shard, and passes it to a thread that answers it with the outcome of
+                /// [`run`]. [`add`], called before, adds the other procedures.
+                pub fn add_deferred<F>(services: &mut #engine::Services, submit: F #cache)
+                where
+                    F: ::core::ops::Fn(service::DeferredCall)
+                        + ::core::clone::Clone + ::core::marker::Send + ::core::marker::Sync + 'static,
+                {
+                    #(#adds)*
+                }
+
                 /// Runs a call of a procedure that answers when it returns, such as on a thread of the application.
                 ///
                 /// # Errors
                 /// The call is refused.
-                pub fn run<S: Server + ?Sized>(
+                pub fn run<S: Server + ?::core::marker::Sized>(
                     server: &S,
                     call: &mut service::ServerCall,
                 ) -> Result<(), Refusal> {
@@ -321,7 +356,7 @@ fn arguments(model: &Model, procedure: &Procedure, life: &TokenStream) -> TokenS
 /// Runs a call that is answered at once.
 fn invoke(Call { signature, method, args, .. }: &Call<'_>, server: &TokenStream) -> TokenStream {
     let (pattern, args) = if args.is_some() { (quote!(args), quote!(args,)) } else { (quote!(()), quote!()) };
-    quote!(typed::run::<#signature>(call, |call, #pattern, answer| #server.#method(call, #args answer)))
+    quote!(typed::run::<#signature>(call, |call, #pattern, answer| Server::#method(#server, call, #args answer)))
 }
 
 /// Whether it is the null procedure.

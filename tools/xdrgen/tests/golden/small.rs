@@ -216,19 +216,21 @@ pub mod store_v1 {
     }
 
     /// Adds the program to services of all shards.
-    pub fn add<S: Server + Send + Sync + 'static>(
+    pub fn add<S: Server + ::core::marker::Send + ::core::marker::Sync + 'static>(
         services: &mut rpcrdma::Services,
-        server: &std::sync::Arc<S>,
+        server: &::std::sync::Arc<S>,
         cache: &typed::Cache,
     ) {
-        let held = server.clone();
+        let held = ::std::sync::Arc::clone(server);
         let procedure = rpcrdma::Procedure::new(move |call| {
-            typed::run::<Get>(call, |call, args, answer| held.get(call, args, answer))
+            typed::run::<
+                Get,
+            >(call, |call, args, answer| Server::get(&*held, call, args, answer))
         });
         services.add(PROGRAM, VERSION, Get::NUMBER, typed::bound::<Get, _>(procedure));
-        let held = server.clone();
+        let held = ::std::sync::Arc::clone(server);
         let procedure = rpcrdma::Procedure::deferred(move |call| {
-            typed::take::<Put>(call, |call| held.put(call))
+            typed::take::<Put>(call, |call| Server::put(&*held, call))
         });
         services
             .add(
@@ -242,17 +244,19 @@ pub mod store_v1 {
     /// Adds the program to services of one shard, where all procedures run.
     pub fn add_local<S: Server + 'static>(
         services: &mut service::LocalServices,
-        server: &std::rc::Rc<S>,
+        server: &::std::rc::Rc<S>,
         cache: &typed::Cache,
     ) {
-        let held = server.clone();
+        let held = ::std::rc::Rc::clone(server);
         let procedure = rpcrdma::Procedure::new(move |call| {
-            typed::run::<Get>(call, |call, args, answer| held.get(call, args, answer))
+            typed::run::<
+                Get,
+            >(call, |call, args, answer| Server::get(&*held, call, args, answer))
         });
         services.add(PROGRAM, VERSION, Get::NUMBER, typed::bound::<Get, _>(procedure));
-        let held = server.clone();
+        let held = ::std::rc::Rc::clone(server);
         let procedure = rpcrdma::Procedure::deferred(move |call| {
-            typed::take::<Put>(call, |call| held.put(call))
+            typed::take::<Put>(call, |call| Server::put(&*held, call))
         });
         services
             .add(
@@ -263,11 +267,26 @@ pub mod store_v1 {
             );
     }
 
+    /// Adds the procedures that answer when they return, for threads of the application.
+    ///
+    /// `submit` gets each call on its shard, and passes it to a thread that answers it with the outcome of
+    /// [`run`]. [`add`], called before, adds the other procedures.
+    pub fn add_deferred<F>(services: &mut rpcrdma::Services, submit: F)
+    where
+        F: ::core::ops::Fn(service::DeferredCall) + ::core::clone::Clone
+            + ::core::marker::Send + ::core::marker::Sync + 'static,
+    {
+        let procedure = rpcrdma::Procedure::deferred(
+            ::core::clone::Clone::clone(&submit),
+        );
+        services.add(PROGRAM, VERSION, Get::NUMBER, typed::bound::<Get, _>(procedure));
+    }
+
     /// Runs a call of a procedure that answers when it returns, such as on a thread of the application.
     ///
     /// # Errors
     /// The call is refused.
-    pub fn run<S: Server + ?Sized>(
+    pub fn run<S: Server + ?::core::marker::Sized>(
         server: &S,
         call: &mut service::ServerCall,
     ) -> Result<(), Refusal> {
@@ -275,7 +294,7 @@ pub mod store_v1 {
             1 => {
                 typed::run::<
                     Get,
-                >(call, |call, args, answer| server.get(call, args, answer))
+                >(call, |call, args, answer| Server::get(server, call, args, answer))
             }
             _ => Err(Refusal::ProcedureUnavailable),
         }
