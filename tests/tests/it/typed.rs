@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use rpcrdma::binding::Binding;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
-use rpcrdma::service::DeferredCall;
+use rpcrdma::service::{DeferredCall, MAX_CHUNKS, MAX_PROCEDURE};
 use rpcrdma::typed::{Answer, Cache, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call};
 use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace};
 use rpcrdma::{CallError, CreditMode, Refusal, Services};
@@ -521,4 +521,19 @@ fn procedures_may_have_the_names_of_the_languages_traits() {
     }
     drop(world);
     thread.join().expect("no panic");
+}
+
+/// The compiler refuses what `Services::add` would panic on, and no more.
+#[test]
+fn limits_of_the_compiler_are_those_of_the_engine() {
+    let compiles = |items: usize, number: u32| {
+        let fields: String = (0..items).map(|n| format!("opaque f{n}<9>; ")).collect();
+        let text = format!("struct a {{ {fields}}}; program P {{ version V {{ void F(a) = {number}; }} = 1; }} = 1;");
+        let keys: Vec<_> = (0..items).map(|n| format!("'a.f{n}'")).collect();
+        let placement = format!("eligible = [{}]", keys.join(", "));
+        let source = |text| xdrgen::Source { name: "limits".into(), text };
+        xdrgen::parse(&source(text), Some(&source(placement))).is_ok()
+    };
+    assert!(compiles(MAX_CHUNKS, MAX_PROCEDURE));
+    assert!(!compiles(MAX_CHUNKS + 1, MAX_PROCEDURE) && !compiles(MAX_CHUNKS, MAX_PROCEDURE + 1));
 }

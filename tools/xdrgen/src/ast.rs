@@ -58,7 +58,7 @@ pub(crate) struct Arm {
 /// A number or a name of one.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
-    Number(i64, Name),
+    Number(i128, Name),
     Named(Name),
 }
 

@@ -28,7 +28,10 @@ pub enum CompileError {
 
 /// Compiles `NAME.x` to `$OUT_DIR/NAME.rs` in a build script, with [`Options::default`].
 ///
-/// A file `NAME.placement.toml` beside it is its placement file. Cargo runs the build script again if one changes.
+/// A file `NAME.placement.toml` beside it is its placement file. Cargo runs the build script again if one changes. So
+/// that a new placement file is noticed, Cargo watches the directory while there is none, unless the output of the build
+/// is in it. Warnings are those of the build script.
+///
 /// The crate includes the result in a module:
 ///
 /// ```ignore
@@ -50,11 +53,13 @@ pub fn compile(path: impl AsRef<Path>) -> Result<(), CompileError> {
 pub fn compile_with(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileError> {
     let path = path.as_ref();
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(CompileError::NoOutDir)?);
-    let placement = Some(placement_of(path)).filter(|path| path.exists());
-    for path in [Some(path), placement.as_deref()].into_iter().flatten() {
+    for path in [Some(path.into()), watched(path, &out)].into_iter().flatten() {
         println!("cargo::rerun-if-changed={}", path.display());
     }
-    let schema = load(path, placement.as_deref())?;
+    let schema = load(path, None)?;
+    for warning in &schema.warnings {
+        println!("cargo::warning={warning}");
+    }
     let to = out.join(path.with_extension("rs").file_name().unwrap_or_default());
     fs::write(&to, generate(&schema, options)).map_err(|source| CompileError::File { path: to, source })
 }
@@ -68,12 +73,24 @@ pub fn compile_or_exit(path: impl AsRef<Path>, options: &Options) {
 }
 
 /// Path of the placement file beside `path`.
-#[must_use]
-pub fn placement_of(path: &Path) -> PathBuf {
+fn placement_of(path: &Path) -> PathBuf {
     path.with_extension("placement.toml")
 }
 
-/// Reads a specification and its placement file.
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// What changes with the placement file.
+///
+/// Cargo runs a script each time if a file that it watches is missing. A directory with the output always changes, too.
+fn watched(path: &Path, out: &Path) -> Option<PathBuf> {
+    let (placement, dir) = (placement_of(path), directory(path));
+    let has_output = || Some(out.canonicalize().ok()?.starts_with(dir.canonicalize().ok()?));
+    if placement.exists() { Some(placement) } else { (has_output() == Some(false)).then(|| dir.into()) }
+}
+
+/// Reads a specification and its placement file: `placement`, or else the one beside it, if it exists.
 ///
 /// # Errors
 /// A file is invalid or not readable.
@@ -82,6 +99,57 @@ pub fn load(path: &Path, placement: Option<&Path>) -> Result<Schema, CompileErro
         Ok(text) => Ok(Source { name: path.display().to_string(), text }),
         Err(source) => Err(CompileError::File { path: path.into(), source }),
     };
-    let placement = placement.map(read).transpose()?;
-    Ok(parse(&read(path)?, placement.as_ref())?)
+    let beside = placement_of(path);
+    let placement = placement.or_else(|| beside.exists().then_some(&*beside));
+    let file = placement.map(read).transpose()?;
+    let mut schema = parse(&read(path)?, file.as_ref())?;
+    if placement.is_none() {
+        let warning = |file: PathBuf| format!("{} is not used: {} would be", file.display(), beside.display());
+        schema.warnings.extend(misnamed(path).map(warning));
+    }
+    Ok(schema)
+}
+
+/// Files that look like the missing placement file of `path`: of no specification, or with another extension.
+fn misnamed(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let others =
+        ["toml", "placement"].map(|extension| path.with_extension(extension).file_name().map(ToOwned::to_owned));
+    let files = fs::read_dir(directory(path)).into_iter().flatten().flatten().map(|entry| entry.path());
+    files.filter(move |file| {
+        let stem = file.to_str().and_then(|file| file.strip_suffix(".placement.toml"));
+        others.contains(&file.file_name().map(ToOwned::to_owned))
+            || stem.is_some_and(|stem| !Path::new(&format!("{stem}.x")).exists())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_placement_file_changes_what_cargo_watches() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (out, x) = (tempfile::tempdir().expect("a directory"), dir.path().join("a.x"));
+        assert_eq!(watched(&x, out.path()), Some(dir.path().into()));
+        assert_eq!(watched(&x, dir.path()), None, "the build changes it each time");
+        let placement = dir.path().join("a.placement.toml");
+        fs::write(&placement, "").expect("written");
+        assert_eq!(watched(&x, out.path()), Some(placement));
+        assert_eq!(directory(Path::new("a.x")), Path::new("."));
+    }
+
+    #[test]
+    fn placement_files_of_other_names_are_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |name: &str| fs::write(dir.path().join(name), "").expect("written");
+        ["a.x", "b.x", "b.placement.toml", "Cargo.toml", "c.placement.toml", "a.toml"].into_iter().for_each(write);
+        let x = dir.path().join("a.x");
+        let mut found: Vec<_> = misnamed(&x).filter_map(|file| file.file_name().map(ToOwned::to_owned)).collect();
+        found.sort();
+        assert_eq!(found, ["a.toml", "c.placement.toml"]);
+        let schema = load(&x, None).expect("a schema");
+        assert!(schema.warnings.iter().all(|line| line.contains("a.placement.toml would be")), "{schema:?}");
+        write("a.placement.toml");
+        assert!(load(&x, None).expect("a schema").warnings.is_empty());
+    }
 }

@@ -39,9 +39,22 @@ pub(crate) struct Problems {
     /// Up to one more than [`MOST`].
     list: Vec<Problem>,
     count: usize,
+    /// Warnings of the specification, and their places.
+    warnings: Vec<(usize, String)>,
 }
 
 impl Problems {
+    /// Adds a warning of the specification.
+    pub(crate) fn warn(&mut self, at: &Range<usize>, message: String) {
+        self.warnings.push((at.start, message));
+    }
+
+    /// The warnings: one line each, with file and line.
+    pub(crate) fn warnings(&self, xdr: &Source) -> Vec<String> {
+        let line = |at: usize| xdr.text[..at].matches('\n').count() + 1;
+        self.warnings.iter().map(|(at, message)| format!("{}:{}: {message}", xdr.name, line(*at))).collect()
+    }
+
     /// Adds an error in the specification.
     pub(crate) fn add(&mut self, at: &Range<usize>, message: impl Into<String>) -> &mut Problem {
         self.push(false, at, message.into())

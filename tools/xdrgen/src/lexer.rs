@@ -79,7 +79,7 @@ pub(crate) fn lex<'s>(text: &'s str, problems: &mut Problems) -> (Vec<Token<'s>>
 }
 
 /// The value of a number: decimal, `0x…` or `0…`, with an optional sign.
-pub(crate) fn number(text: &str) -> Option<i64> {
+pub(crate) fn number(text: &str) -> Option<i128> {
     let (sign, digits) = text.strip_prefix('-').map_or(("", text), |digits| ("-", digits));
     let (radix, digits) = match digits.as_bytes() {
         [b'0', b'x' | b'X', ..] => (16, &digits[2..]),
@@ -89,7 +89,12 @@ pub(crate) fn number(text: &str) -> Option<i64> {
     if digits.starts_with(['+', '-']) {
         return None;
     }
-    i64::from_str_radix(&format!("{sign}{digits}"), radix).ok()
+    i128::from_str_radix(&format!("{sign}{digits}"), radix).ok().and_then(in_range)
+}
+
+/// `value`, if it is a `hyper` or `unsigned hyper`.
+pub(crate) fn in_range(value: i128) -> Option<i128> {
+    Some(value).filter(|value| (i64::MIN.into()..=u64::MAX.into()).contains(value))
 }
 
 /// Reports what no token starts with. Returns its bytes.

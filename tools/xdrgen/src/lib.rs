@@ -26,7 +26,7 @@
 //! - `#ifdef NAME` is true if a `#define` of the file came before. So `RPC_HDR`, `RPC_XDR`, `RPC_SVC`, `RPC_CLNT` and
 //!   `RPC_TBL` are unknown, and the lines that `rpcgen` copies to one of its outputs are skipped.
 //! - `#if` takes a number, a name, `defined(NAME)`, and `!` before these.
-//! - `#include` and the other directives are dropped.
+//! - `#include` is dropped, with a warning. The other directives are dropped.
 //! - Lines with `%` in front are C code and dropped, but for `%#define NAME value`: the file may use the value.
 //!
 //! # Placement file
@@ -39,7 +39,7 @@
 //! [bounds]
 //! filename3 = 255
 //! "READ3resok.data" = 1_048_576
-//! # A procedure, by the names of its version and its own.
+//! # A procedure, by the names of its version and its own. Where two programs have the version: [PROGRAM.VERSION.NAME].
 //! [NFS_V3.NFSPROC3_READ]
 //! max_call = 80                       # most bytes of arguments, eligible items left out (default: computed)
 //! max_reply = 104                     # the same of results
@@ -65,7 +65,7 @@ mod resolver;
 pub mod schema;
 mod sizes;
 
-pub use compile::{CompileError, compile, compile_or_exit, compile_with, load, placement_of};
+pub use compile::{CompileError, compile, compile_or_exit, compile_with, load};
 pub use errors::Errors;
 pub use generate::{Options, generate};
 pub use schema::Schema;
@@ -88,7 +88,9 @@ pub struct Source {
 pub fn parse(xdr: &Source, placement: Option<&Source>) -> Result<Schema, Errors> {
     let mut problems = Problems::default();
     let schema = stages(xdr, placement, &mut problems);
-    schema.filter(|_| problems.is_empty()).ok_or_else(|| problems.into_errors(xdr, placement))
+    let warnings = problems.warnings(xdr);
+    let schema = schema.filter(|_| problems.is_empty()).map(|schema| Schema { warnings, ..schema });
+    schema.ok_or_else(|| problems.into_errors(xdr, placement))
 }
 
 /// `None` if a stage has errors and the next one would only repeat them.

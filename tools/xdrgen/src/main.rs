@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use xdrgen::{CompileError, Options, generate, load, placement_of};
+use xdrgen::{CompileError, Options, generate, load};
 
 /// Compiles XDR and RPC language (RFC 4506, RFC 5531) to Rust.
 #[derive(Parser)]
@@ -35,8 +35,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<(), CompileError> {
-    let placement = args.placement.or_else(|| Some(placement_of(&args.file)).filter(|path| path.exists()));
-    let schema = load(&args.file, placement.as_deref())?;
+    let schema = load(&args.file, args.placement.as_deref())?;
+    schema.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
     let options = if args.types_only { Options::types_only() } else { Options::default() };
     let text = generate(&schema, &options);
     match args.output {

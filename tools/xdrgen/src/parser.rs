@@ -151,7 +151,7 @@ fn value(input: &mut Tokens<'_>) -> Parsed<Value> {
     };
     match number(token.text) {
         Some(number) => any.map(|token| Value::Number(number, to_name(token))).parse_next(input),
-        None => refuse(input, format!("`{}` is no signed integer of 64 bits", token.text)),
+        None => refuse(input, format!("`{}` is no integer of 64 bits", token.text)),
     }
 }
 

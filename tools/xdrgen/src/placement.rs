@@ -19,6 +19,8 @@ const MAX_ITEMS: u64 = 4;
 const DEFAULT_MAX: u32 = 65536;
 
 type Table<V> = BTreeMap<Spanned<String>, V>;
+/// Entries of procedures, by the place of their version in the specification.
+type Entries = BTreeMap<usize, Table<Entry>>;
 
 /// What the file says of a procedure.
 #[derive(Default, Deserialize)]
@@ -39,17 +41,28 @@ pub(crate) fn apply(schema: &mut Schema, file: Option<&Source>, problems: &mut P
     if !errors.is_empty() {
         return;
     }
-    let (mut bounds, mut eligible, mut versions) = (Table::default(), Vec::new(), Table::default());
+    let (mut bounds, mut eligible, mut entries) = (Table::default(), Vec::new(), Entries::default());
     for (key, value) in table.into_inner() {
         match &**key.get_ref() {
             "bounds" => bounds = reader.read(value),
             "eligible" => eligible = reader.read(value),
-            name => drop(versions.insert(Spanned::new(key.span(), name.to_owned()), reader.read(value))),
+            name if is_program(schema, name) => {
+                for (version, of) in reader.read::<Table<Table<Entry>>>(value) {
+                    let at = reader.version(schema, Some(name), version.get_ref(), &version.span());
+                    reader.add(&mut entries, at, of);
+                }
+            }
+            name => {
+                let (at, of) = (reader.version(schema, None, name, &key.span()), reader.read(value));
+                reader.add(&mut entries, at, of);
+            }
         }
     }
+    // What was not read may have limits.
+    reader.has_file &= reader.problems.is_empty();
     reader.bounds(schema, bounds);
     reader.eligible(schema, eligible);
-    reader.procedures(schema, versions);
+    reader.procedures(schema, entries);
 }
 
 struct Reader<'p> {
@@ -73,6 +86,38 @@ impl Reader<'_> {
             self.toml_error(&error);
             T::default()
         })
+    }
+
+    /// Place of a version in the specification: the one of a program, or the only one of this name.
+    fn version(&mut self, schema: &Schema, program: Option<&str>, name: &str, at: &Range<usize>) -> Option<usize> {
+        let programs = schema.programs.iter().filter(|of| program.is_none_or(|program| of.name.text == program));
+        let versions = programs.flat_map(|program| program.versions.iter().map(move |version| (program, version)));
+        let found: Vec<_> = versions.filter(|(_, version)| version.name.text == name).collect();
+        match (&found[..], program) {
+            ([(_, version)], _) => return Some(version.name.at.start),
+            ([], Some(program)) => self.error(at, format!("program `{program}` has no version `{name}`")),
+            ([], None) => {
+                self.error(at, format!("unknown key `{name}`: expected `eligible`, `bounds`, a version or a program"));
+            }
+            (several, _) => {
+                let names: Vec<_> =
+                    several.iter().map(|(program, _)| format!("`{}.{name}`", program.name.text)).collect();
+                self.error(at, format!("`{name}` is a version of several programs: write {}", names.join(" or ")));
+            }
+        }
+        None
+    }
+
+    /// Adds the entries of a version, once per procedure.
+    fn add(&mut self, entries: &mut Entries, version: Option<usize>, of: Table<Entry>) {
+        let Some(version) = version else { return };
+        let known = entries.entry(version).or_default();
+        for (name, entry) in of {
+            let (at, text) = (name.span(), name.get_ref().clone());
+            if known.insert(name, entry).is_some() {
+                self.error(&at, format!("`{text}` comes twice: by its version, and by its program and version"));
+            }
+        }
     }
 
     fn bounds(&mut self, schema: &mut Schema, bounds: Table<Spanned<u32>>) {
@@ -132,23 +177,19 @@ impl Reader<'_> {
     }
 
     /// Limits of all procedures.
-    fn procedures(&mut self, schema: &mut Schema, mut versions: Table<Table<Entry>>) {
+    fn procedures(&mut self, schema: &mut Schema, mut versions: Entries) {
         let mut programs = std::mem::take(&mut schema.programs);
         let mut sizes = Sizes::new(schema);
         for version in programs.iter_mut().flat_map(|program| &mut program.versions) {
-            let mut entries = take(&mut versions, &version.name.text).unwrap_or_default();
+            let mut entries = versions.remove(&version.name.at.start).unwrap_or_default();
             for procedure in &mut version.procedures {
-                let entry = take(&mut entries, &procedure.name.text).unwrap_or_default();
+                let entry = entries.remove(&Spanned::new(0..0, procedure.name.text.clone())).unwrap_or_default();
                 procedure.placement = self.procedure(&mut sizes, procedure, &entry, &version.name.text);
             }
             for name in entries.keys() {
                 let message = format!("`{}` has no procedure `{}`", version.name.text, name.get_ref());
                 self.error(&name.span(), message);
             }
-        }
-        for key in versions.keys() {
-            let message = format!("unknown key `{}`: expected `eligible`, `bounds` or a version", key.get_ref());
-            self.error(&key.span(), message);
         }
         let inside = sizes.inside_repeated();
         for (key, _, at) in std::mem::take(&mut self.eligible).into_iter().filter(|(_, owner, _)| inside[owner.0]) {
@@ -218,16 +259,19 @@ impl Reader<'_> {
                 _ => format!("they have up to {} bytes", size.max),
             };
             let name = &procedure.name;
-            let help = format!("give `{key}` under `[{version}.{}]` in the placement file, or `[bounds]`", name.text);
+            // Lists have none.
+            let bounds = if why.starts_with("list") { "" } else { ", or `[bounds]`" };
+            let help = format!("give `{key}` under `[{version}.{}]` in the placement file{bounds}", name.text);
             self.problems.add(&name.at, format!("{what} of `{}` have no limit: {why}", name.text)).help(help);
         }
         DEFAULT_MAX
     }
 }
 
-/// Removes an entry by its name.
-fn take<V>(table: &mut Table<V>, name: &str) -> Option<V> {
-    table.remove(&Spanned::new(0..0, name.to_owned()))
+/// Whether a key names a program. A version of this name comes first.
+fn is_program(schema: &Schema, name: &str) -> bool {
+    let mut versions = schema.programs.iter().flat_map(|program| &program.versions);
+    schema.programs.iter().any(|program| program.name.text == name) && versions.all(|of| of.name.text != name)
 }
 
 /// The type and the field of a key.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::errors::Problems;
-use crate::lexer::{is_word_char, number};
+use crate::lexer::{in_range, is_word_char, number};
 use crate::schema::{Constant, Name};
 
 /// State of the preprocessor.
@@ -13,9 +13,9 @@ pub(crate) struct Preprocessor<'s> {
     /// Constants of `#define` lines.
     pub(crate) constants: Vec<Constant>,
     /// Constants of `%#define` lines.
-    pub(crate) hidden: HashMap<&'s str, i64>,
+    pub(crate) hidden: HashMap<&'s str, i128>,
     /// Names of all `#define` lines, and their values.
-    defined: HashMap<&'s str, Option<i64>>,
+    defined: HashMap<&'s str, Option<i128>>,
     /// The `#if` lines around the current one.
     branches: Vec<Branch>,
     /// How many of them skip lines.
@@ -72,7 +72,13 @@ impl<'s> Preprocessor<'s> {
                 }
             }
             _ if self.is_skipping() => {}
-            "include" | "pragma" | "ident" | "undef" | "line" | "error" | "warning" | "" => {}
+            "include" => {
+                problems.warn(
+                    &at,
+                    format!("`#{}` is dropped: copy the definitions of that file into this one", code.trim()),
+                );
+            }
+            "pragma" | "ident" | "undef" | "line" | "error" | "warning" | "" => {}
             _ => drop(problems.add(&at, format!("unknown preprocessor line `#{name}`"))),
         }
     }
@@ -103,7 +109,7 @@ impl<'s> Preprocessor<'s> {
             let known = self.defined.get(part).copied().flatten().or_else(|| self.hidden.get(part).copied());
             number(part).or(known)
         };
-        let value = value.split('+').try_fold(0_i64, |sum, text| sum.checked_add(part(text)?));
+        let value = value.split('+').try_fold(0_i128, |sum, text| in_range(sum + part(text)?));
         if !hidden {
             self.defined.insert(name, value);
         }

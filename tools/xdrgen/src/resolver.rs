@@ -12,6 +12,9 @@ use crate::schema::{
     Version,
 };
 
+/// Highest number of a procedure: `rpcrdma::service::MAX_PROCEDURE`.
+const MAX_PROCEDURE: u32 = 1023;
+
 /// Types of C headers and Sun's RPC library, where a file does not define them.
 fn c_type(name: &str) -> Option<Type> {
     Some(match name {
@@ -28,7 +31,7 @@ fn c_type(name: &str) -> Option<Type> {
 }
 
 /// Values that no file defines.
-fn c_value(name: &str) -> Option<i64> {
+fn c_value(name: &str) -> Option<i128> {
     Some(match name {
         "FALSE" => 0,
         "TRUE" => 1,
@@ -110,7 +113,7 @@ fn is_same_name(definition: &Definition) -> bool {
 
 #[derive(Clone, Copy)]
 enum Meaning {
-    Value(i64),
+    Value(i128),
     Type(TypeId),
     Text,
     /// Its error is reported already.
@@ -120,7 +123,7 @@ enum Meaning {
 struct Resolver<'p> {
     names: HashMap<String, (Range<usize>, Meaning)>,
     /// Values by names that are not the schema's. `None` has several.
-    hidden: HashMap<String, Option<i64>>,
+    hidden: HashMap<String, Option<i128>>,
     problems: &'p mut Problems,
 }
 
@@ -147,7 +150,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn value(&mut self, value: &Value) -> Option<i64> {
+    fn value(&mut self, value: &Value) -> Option<i128> {
         let name = match value {
             Value::Number(number, _) => return Some(*number),
             Value::Named(name) => name,
@@ -261,7 +264,7 @@ impl Resolver<'_> {
         let switch = &union.switch;
         let ty = self.ty(switch);
         let form = schema.resolve(&ty).named().map(|id| &schema.types[id.0].form);
-        let values: HashSet<i64> = match form {
+        let values: HashSet<i128> = match form {
             Some(Form::Enum(values)) => values.iter().map(|value| value.value).collect(),
             _ => HashSet::new(),
         };
@@ -276,7 +279,7 @@ impl Resolver<'_> {
             self.problems.add(&switch.name.at, message).help("a discriminant is an int, unsigned int, bool or enum");
             return;
         }
-        let mut seen: HashMap<i64, &Name> = HashMap::new();
+        let mut seen: HashMap<i128, &Name> = HashMap::new();
         for case in union.arms.iter().flat_map(|arm| &arm.cases).flatten() {
             let Some(value) = self.value(case) else { continue };
             let case = case.name();
@@ -346,10 +349,15 @@ impl Resolver<'_> {
     fn version(&mut self, version: &ast::Version) -> Version {
         let mut procedures = Vec::new();
         for procedure in &version.procedures {
+            let number = self.number(&procedure.number, "procedure number");
+            if number > MAX_PROCEDURE {
+                let message = format!("procedure number {number} exceeds {MAX_PROCEDURE}, the engine's limit");
+                self.problems.add(&procedure.number.name().at, message);
+            }
             procedures.push(Procedure {
                 name: procedure.name.clone(),
                 doc: procedure.doc.clone(),
-                number: self.number(&procedure.number, "procedure number"),
+                number,
                 arguments: procedure.arguments.iter().map(|argument| self.ty(argument)).collect(),
                 results: procedure.results.as_ref().map_or(Type::Void, |results| self.ty(results)),
                 placement: Placement::default(),

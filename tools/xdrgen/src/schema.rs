@@ -11,6 +11,8 @@ pub struct Schema {
     pub types: Vec<TypeDef>,
     /// Programs.
     pub programs: Vec<Program>,
+    /// Warnings, one line each, such as of a dropped `#include`.
+    pub warnings: Vec<String>,
 }
 
 /// Index of a type in [`Schema::types`].
@@ -34,7 +36,7 @@ pub struct Constant {
     /// Lines of the comment in front.
     pub doc: Vec<String>,
     /// Value.
-    pub value: i64,
+    pub value: i128,
 }
 
 /// A named type.
@@ -92,7 +94,7 @@ pub struct Case {
     /// Name of the constant, or the number.
     pub text: String,
     /// Its value.
-    pub value: i64,
+    pub value: i128,
 }
 
 /// A field, arm or argument.

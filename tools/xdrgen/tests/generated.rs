@@ -79,6 +79,11 @@ fn the_program_writes_a_file_or_shows_errors() {
     let types = String::from_utf8(done.stdout).expect("text");
     assert!(done.status.success() && types.contains("pub struct Pair<'a>"), "{types}");
 
+    fs::write(path("other.placement.toml"), "").expect("written");
+    let done = xdrgen(&[&x, "--types-only"]);
+    let warnings = String::from_utf8(done.stderr).expect("text");
+    assert!(done.status.success() && warnings.starts_with("warning: ") && warnings.contains("other.pl"), "{warnings}");
+
     fs::write(&x, "struct a { b c; };").expect("written");
     let done = xdrgen(&[&x]);
     let errors = String::from_utf8(done.stderr).expect("text");

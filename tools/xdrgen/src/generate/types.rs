@@ -20,10 +20,11 @@ pub(super) fn constants(schema: &Schema) -> Vec<TokenStream> {
     let mut scope = Scope::default();
     let constant = |constant: &Constant| {
         let (name, doc) = (scope.shouty(&constant.name.text), docs(&constant.doc, &constant.name.text));
-        let value = Literal::i64_unsuffixed(constant.value);
+        let value = Literal::i128_unsuffixed(constant.value);
         let ty = match constant.value {
             0..=0xFFFF_FFFF => quote!(u32),
             -0x8000_0000..0 => quote!(i32),
+            0x8000_0000_0000_0000.. => quote!(u64),
             _ => quote!(i64),
         };
         quote!(#doc pub const #name: #ty = #value;)
@@ -141,7 +142,7 @@ impl Model {
         let idents = self.variants(values);
         let (mut variants, mut numbers, mut names, mut others) = (vec![], vec![], vec![], vec![]);
         for (index, (value, name)) in values.iter().zip(&idents).enumerate() {
-            let (number, doc) = (Literal::i64_unsuffixed(value.value), docs(&value.doc, &value.name.text));
+            let (number, doc) = (Literal::i128_unsuffixed(value.value), docs(&value.doc, &value.name.text));
             let first = values.iter().position(|other| other.value == value.value).unwrap_or(index);
             if first < index {
                 let (first, name) = (&idents[first], Scope::default().shouty(&name.to_string()));

@@ -129,7 +129,7 @@ impl Model {
 
     /// Name and pattern of a case.
     fn case(&self, case: &Case, prefix: usize, switch: &Type, scope: &mut Scope) -> (Ident, TokenStream) {
-        let number = Literal::i64_unsuffixed(case.value);
+        let number = Literal::i128_unsuffixed(case.value);
         if let Some((of, values)) = self.enumeration(switch) {
             let at = values.iter().position(|value| value.value == case.value).unwrap_or_default();
             let (of, variant) = (&self.names[of.0], &self.variants(values)[at]);

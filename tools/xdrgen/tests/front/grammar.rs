@@ -215,8 +215,8 @@ fn syntax_errors() {
         ("typedef int struct;", "expected a name, found `struct`"),
         ("typedef int x[];", "expected a number or constant, found `]`"),
         ("typedef int x[1 2];", "expected `]`, found `2`"),
-        ("const A = 0x10000000000000000;", "`0x10000000000000000` is no signed integer of 64 bits"),
-        ("const A = 09;", "`09` is no signed integer of 64 bits"),
+        ("const A = 0x10000000000000000;", "`0x10000000000000000` is no integer of 64 bits"),
+        ("const A = 09;", "`09` is no integer of 64 bits"),
         ("const A = ;", "expected a number or constant, found `;`"),
         ("const A = 1", "expected `;`, found the end of the file"),
         ("enum e { };", "expected a name, found `}`"),
@@ -265,6 +265,10 @@ fn errors_of_names_and_numbers() {
         ("union a switch (unsigned i) { case -1: void; };", "`-1` is no value of `i`"),
         ("enum e { A }; union a switch (e i) { case 1: void; };", "`1` is no value of `i`"),
         ("union a switch (hyper i) { case 1: void; };", "union `a` cannot switch on `i`"),
+        (
+            "program a { version b { void c(void) = 1024; } = 1; } = 1;",
+            "procedure number 1024 exceeds 1023, the engine's limit",
+        ),
         ("program a { } = 1; program b { } = 1;", "`b`: the program number is used twice"),
         ("program a { version b { } = 1; version c { } = 1; } = 1;", "`c`: the version number is used twice"),
         (
@@ -297,6 +301,22 @@ fn values_by_value_are_bounded() {
     ] {
         assert_eq!(titles(text), [title], "{text}");
     }
+}
+
+#[test]
+fn constants_have_64_bits_with_or_without_sign() {
+    let text =
+        "const A = 0xFFFFFFFFFFFFFFFF;\nconst B = -0x8000000000000000;\n#define C A+0\n#define D 0x8000000000000000\n";
+    let found: Vec<_> = schema(text).constants.iter().map(|constant| constant.value).collect();
+    assert_eq!(found, [u64::MAX.into(), i64::MIN.into(), 1 << 63]);
+    assert_eq!(titles("const A = -0x8000000000000001;"), ["`-0x8000000000000001` is no integer of 64 bits"]);
+}
+
+#[test]
+fn a_dropped_include_is_a_warning() {
+    let text = "\n#include \"other.x\" /* its types */\n%#include <c.h>\n#ifdef RPC_HDR\n#include <d.h>\n#endif\n";
+    let warning = "t.x:2: `#include \"other.x\"` is dropped: copy the definitions of that file into this one";
+    assert_eq!(schema(text).warnings, [warning]);
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn refused() {
         ("[bounds]\n'attributes.mode' = 4", "`attributes.mode` is no opaque, string or array of variable length"),
         ("[bounds]\n'write_args.first' = 8193", "8193 exceeds 8192, the specification's bound"),
         ("[bounds]\nname = -1", "invalid value: integer `-1`, expected u32"),
-        ("[FILES_V2.READ]", "unknown key `FILES_V2`: expected `eligible`, `bounds` or a version"),
+        ("[FILES_V2.READ]", "unknown key `FILES_V2`: expected `eligible`, `bounds`, a version or a program"),
         ("[FILES_V1.REED]", "`FILES_V1` has no procedure `REED`"),
         (
             "[FILES_V1.READ]\nmax = 1",
@@ -155,14 +155,6 @@ fn refused() {
 fn golden_errors() {
     let placement = "eligible = ['read_ok.data']\n\n[bounds]\nname = 255\n\n[FILES_V1.WRITE]\ncashed = true\n";
     let expected = "\
-error: replies of `LIST` have no limit: list of `entry` has no bound
-  --> t.x:13:20
-   |
-13 |         entry_list LIST(void) = 3;
-   |                    ^^^^
-   |
-   = help: give `max_reply` under `[FILES_V1.LIST]` in the placement file, or `[bounds]`
-
 error: `read_ok.data` has no bound: give one in `[bounds]`
  --> t.placement.toml:1:13
   |
@@ -175,4 +167,33 @@ error: unknown field `cashed`, expected one of `max_call`, `max_reply`, `max_inl
 7 | cashed = true
   | ^^^^^^";
     assert_eq!(errors(XDR, Some(placement)), expected);
+    let expected = "\
+error: replies of `LIST` have no limit: list of `entry` has no bound
+  --> t.x:13:20
+   |
+13 |         entry_list LIST(void) = 3;
+   |                    ^^^^
+   |
+   = help: give `max_reply` under `[FILES_V1.LIST]` in the placement file";
+    let bounds = "bounds = { name = 255, 'read_ok.data' = 9 }\n";
+    assert_eq!(errors(XDR, Some(bounds)), expected);
+    let by_bound = errors(XDR, Some("[FILES_V1.LIST]\nmax_reply = 9"));
+    assert!(by_bound.contains("`[FILES_V1.READ]` in the placement file, or `[bounds]`"), "{by_bound}");
+}
+
+#[test]
+fn versions_of_one_name_are_told_apart_by_their_programs() {
+    let xdr = "program A { version V { void F(int) = 1; } = 1; version W { void F(int) = 1; } = 2; } = 1;
+        program B { version V { void F(int) = 1; } = 1; } = 2;";
+    let workers =
+        |placement| procedures(xdr, Some(placement)).iter().map(|f| f.placement.run == Run::Workers).collect();
+    let found: Vec<bool> = workers("[B.V.F]\nrun = 'workers'\n[W.F]\nrun = 'workers'");
+    assert_eq!(found, [false, true, true]);
+    let found: Vec<bool> = workers("[A.V]\nF = { run = 'workers' }\n[A.W.F]\n");
+    assert_eq!(found, [true, false, false]);
+    let several = "`V` is a version of several programs: write `A.V` or `B.V`";
+    assert_eq!(titles(xdr, Some("[V.F]\nrun = 'workers'")), [several]);
+    assert_eq!(titles(xdr, Some("[B.W.F]")), ["program `B` has no version `W`"]);
+    let twice = "`F` comes twice: by its version, and by its program and version";
+    assert_eq!(titles(xdr, Some("[A.W.F]\n[W.F]")), [twice]);
 }
