@@ -216,7 +216,7 @@ impl<'s, 'b> Walk<'s, 'b> {
         let word = self.from.rest().first_chunk().map(|word| u32::from_be_bytes(*word));
         self.field(&union.switch, &mut values);
         let (None, Some(word)) = (&self.error, word) else { return values.into() };
-        let has = |value: i64| value as u32 == word;
+        let has = |value: i128| value as u32 == word;
         let arm = union.arms.iter().find(|arm| arm.cases.iter().any(|case| has(case.value)));
         match (arm.map(|arm| &arm.field), &union.default) {
             (Some(field), _) | (None, Some(field)) => {

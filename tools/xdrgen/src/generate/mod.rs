@@ -80,7 +80,7 @@ impl Options {
 pub fn generate(schema: &Schema, options: &Options) -> String {
     let path = |text: &str| text.parse().unwrap_or_else(|error| panic!("path {text}: {error}"));
     let model = Model::new(schema, path(&options.xdr));
-    let mut items = types::constants(schema);
+    let mut items = types::constants(schema, &model);
     items.extend(model.types());
     if !options.types_only {
         items.extend(programs::programs(&model, schema, &path(&options.engine)));

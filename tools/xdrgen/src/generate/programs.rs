@@ -17,7 +17,9 @@ const TAKEN: [&str; 12] =
 /// A module for each version of each program.
 pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> Vec<TokenStream> {
     let versions = || schema.programs.iter().flat_map(|program| program.versions.iter().map(move |of| (program, of)));
-    let mut scope = Scope::default();
+    // A module must not hide a crate that the code names.
+    let crates = ["core", "rpcrdma", "rpcrdma_xdr", "std"];
+    let mut scope = Scope::with(&crates);
     let module = |(program, version): (&Program, &Version)| {
         let same = versions().filter(|(_, other)| other.name.text == version.name.text).count();
         let name = match same {
@@ -111,7 +113,7 @@ impl<'s> Module<'s> {
             })
         };
         let (sent, returned_items) = (eligible("arguments", sent), eligible("results", returned));
-        let all = returned.map_or(0, |of| of.max_len.next_multiple_of(4).saturating_mul(of.count));
+        let all = returned.map_or(0, |of| of.max_len.saturating_add(3).saturating_mul(of.count));
         let [number, max_call, max_reply, head, most] =
             [procedure.number, *max_call, *max_reply, *head, max_inline_result.unwrap_or(all.min(MAX_INLINE_RESULT))]
                 .map(Literal::u32_unsuffixed);

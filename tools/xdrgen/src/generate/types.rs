@@ -1,5 +1,7 @@
 //! Types, and how they are read and written.
 
+use std::collections::{HashMap, HashSet};
+
 use proc_macro2::{Ident, Literal, TokenStream};
 use quote::quote;
 
@@ -10,14 +12,16 @@ use super::names::Scope;
 use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
 
 /// Constants that are no value of an enum.
-pub(super) fn constants(schema: &Schema) -> Vec<TokenStream> {
-    let is_value = |constant: &&Constant| {
-        !schema.types.iter().any(|ty| match &ty.form {
-            Form::Enum(values) => values.iter().any(|value| value.name.text == constant.name.text),
-            _ => false,
-        })
-    };
+pub(super) fn constants(schema: &Schema, model: &Model) -> Vec<TokenStream> {
+    let enums =
+        schema.types.iter().filter_map(|ty| if let Form::Enum(values) = &ty.form { Some(values) } else { None });
+    let values: HashSet<_> = enums.flatten().map(|value| &value.name.text).collect();
+    let is_value = |constant: &&Constant| !values.contains(&constant.name.text);
+    // A struct around a type is a function, too.
     let mut scope = Scope::default();
+    (0..model.types.len()).filter(|index| model.is_wrapped(TypeId(*index))).for_each(|index| {
+        scope.take(model.names[index].to_string());
+    });
     let constant = |constant: &Constant| {
         let (name, doc) = (scope.shouty(&constant.name.text), docs(&constant.doc, &constant.name.text));
         let value = Literal::i128_unsuffixed(constant.value);
@@ -141,11 +145,13 @@ impl Model {
         let rust = &self.names[id.0];
         let idents = self.variants(values);
         let (mut variants, mut numbers, mut names, mut others) = (vec![], vec![], vec![], vec![]);
-        for (index, (value, name)) in values.iter().zip(&idents).enumerate() {
+        let (mut firsts, mut scope) = (HashMap::new(), Scope::default());
+        idents.iter().for_each(|name| _ = scope.take(name.to_string()));
+        for (value, name) in values.iter().zip(&idents) {
             let (number, doc) = (Literal::i128_unsuffixed(value.value), docs(&value.doc, &value.name.text));
-            let first = values.iter().position(|other| other.value == value.value).unwrap_or(index);
-            if first < index {
-                let (first, name) = (&idents[first], Scope::default().shouty(&name.to_string()));
+            let first = *firsts.entry(value.value).or_insert(name);
+            if first != name {
+                let name = scope.shouty(&name.to_string());
                 others.push(quote!(#doc pub const #name: Self = Self::#first;));
                 continue;
             }

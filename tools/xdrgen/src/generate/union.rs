@@ -1,5 +1,7 @@
 //! Unions: enums with a variant for each case.
 
+use std::collections::HashSet;
+
 use proc_macro2::{Ident, Literal, TokenStream};
 use quote::{format_ident, quote};
 
@@ -91,19 +93,26 @@ impl Model {
     /// The variants, and whether each value of the switch has one.
     fn union_variants<'s>(&self, union: &'s Union) -> (Vec<Variant<'s>>, bool) {
         let switch = self.resolve(&union.switch.ty);
-        let values = self.enumeration(switch);
+        let values = self.enumeration(switch).map(|(of, values)| (of, values, self.variants(values)));
         let cases: Vec<_> = union.arms.iter().flat_map(|arm| arm.cases.iter().map(move |case| (case, arm))).collect();
-        let has = |value| cases.iter().any(|(case, _)| case.value == value);
-        let is_covered = match values {
-            Some((_, values)) => values.iter().all(|value| has(value.value)),
-            None => *switch == Type::Bool && has(0) && has(1),
+        let has: HashSet<_> = cases.iter().map(|(case, _)| case.value).collect();
+        let is_covered = match &values {
+            Some((_, values, _)) => values.iter().all(|value| has.contains(&value.value)),
+            None => *switch == Type::Bool && has.len() == 2,
         };
         let prefix = common_prefix(&cases.iter().map(|(case, _)| &*case.text).collect::<Vec<_>>());
         let mut scope = Scope::default();
         let parts = |field: &'s Option<Field>| field.iter().map(|field| (format_ident!("value"), &field.ty));
         let mut variants: Vec<_> = (cases.iter())
             .map(|(case, arm)| {
-                let (name, pattern) = self.case(case, prefix, switch, &mut scope);
+                let (name, pattern) = match &values {
+                    Some((of, values, variants)) => {
+                        let at = values.iter().position(|value| value.value == case.value).unwrap_or_default();
+                        let (of, variant) = (&self.names[of.0], &variants[at]);
+                        (scope.take(variant.to_string()), quote!(#of::#variant))
+                    }
+                    None => basic_case(case, prefix, switch, &mut scope),
+                };
                 let (comment, what) = comment(&arm.field);
                 let word = Some(Literal::u32_unsuffixed(case.value as u32));
                 Variant {
@@ -126,22 +135,18 @@ impl Model {
         }
         (variants, is_covered || union.default.is_some())
     }
+}
 
-    /// Name and pattern of a case.
-    fn case(&self, case: &Case, prefix: usize, switch: &Type, scope: &mut Scope) -> (Ident, TokenStream) {
-        let number = Literal::i128_unsuffixed(case.value);
-        if let Some((of, values)) = self.enumeration(switch) {
-            let at = values.iter().position(|value| value.value == case.value).unwrap_or_default();
-            let (of, variant) = (&self.names[of.0], &self.variants(values)[at]);
-            (scope.take(variant.to_string()), quote!(#of::#variant))
-        } else if *switch == Type::Bool {
-            let value = case.value != 0;
-            (scope.camel(&value.to_string()), quote!(#value))
-        } else if case.text.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            (scope.camel(&case.text[prefix..]), quote!(#number))
-        } else {
-            (scope.camel(&format!("case_{}", case.text.replace('-', "minus_"))), quote!(#number))
-        }
+/// Name and pattern of a case of a number or bool.
+fn basic_case(case: &Case, prefix: usize, switch: &Type, scope: &mut Scope) -> (Ident, TokenStream) {
+    let number = Literal::i128_unsuffixed(case.value);
+    if *switch == Type::Bool {
+        let value = case.value != 0;
+        (scope.camel(&value.to_string()), quote!(#value))
+    } else if case.text.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        (scope.camel(&case.text[prefix..]), quote!(#number))
+    } else {
+        (scope.camel(&format!("case_{}", case.text.replace('-', "minus_"))), quote!(#number))
     }
 }
 
