@@ -12,6 +12,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::ops::Deref;
@@ -31,6 +32,8 @@ pub(super) const CHECKSUMMED: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DuplicateRequestCacheConfig {
     /// Most calls, running or finished; about 160 bytes each.
+    ///
+    /// The running calls of one client take at most half of what those of others leave.
     pub entries: usize,
     /// Most bytes of replies.
     ///
@@ -135,7 +138,7 @@ pub(crate) enum Lookup {
     ///
     /// It was too long, or its handler never gave one. The call must not run again.
     Lost,
-    /// Every entry is in progress. The call must not run.
+    /// Every entry, or every one of the client's share, is in progress. The call must not run.
     Full,
     /// Its caller has no identity: it runs each time.
     Nobody,
@@ -210,6 +213,8 @@ impl DuplicateRequestCacheStats {
 #[derive(Debug, Default)]
 struct Part {
     calls: HashMap<CallKey, State>,
+    /// Running calls of each client that has any.
+    running: HashMap<Client, usize>,
     /// Finished calls with their time, oldest first.
     finished: VecDeque<(Instant, CallKey)>,
     stats: DuplicateRequestCacheStats,
@@ -269,6 +274,12 @@ impl DuplicateRequestCache {
             }
             None => {}
         }
+        // A client has fewer running calls than there are free entries, so any number of clients leave some.
+        let (all, own) = (part.calls.len() - part.finished.len(), part.running.get(&key.client).copied().unwrap_or(0));
+        if own > 0 && own >= self.limits.entries - all {
+            part.stats.full += 1;
+            return Lookup::Full;
+        }
         while part.calls.len() >= self.limits.entries {
             if !part.evict() {
                 part.stats.full += 1;
@@ -277,6 +288,7 @@ impl DuplicateRequestCache {
         }
         part.stats.misses += 1;
         part.calls.insert(key, State::InProgress);
+        *part.running.entry(key.client).or_default() += 1;
         Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
     }
 
@@ -318,12 +330,23 @@ impl DuplicateRequestCache {
         let part = &mut *self.part(key);
         while part.stats.bytes + len > self.limits.bytes as u64 && part.evict() {}
         part.stats.bytes += len;
+        part.ended(key);
         part.calls.insert(*key, State::Finished(reply));
         part.finished.push_back((Instant::now(), *key));
     }
 }
 
 impl Part {
+    /// Counts a call off that ran.
+    fn ended(&mut self, key: &CallKey) {
+        if let Entry::Occupied(mut running) = self.running.entry(key.client) {
+            *running.get_mut() -= 1;
+            if *running.get() == 0 {
+                running.remove();
+            }
+        }
+    }
+
     /// Evicts the oldest finished call; false without one.
     fn evict(&mut self) -> bool {
         let forgotten = self.forget_oldest();
@@ -373,7 +396,9 @@ impl Claim {
     /// Removes a call that did nothing: a retransmission runs.
     pub(crate) fn forget(mut self) {
         self.over = true;
-        self.cache.part(&self.key).calls.remove(&self.key);
+        let part = &mut *self.cache.part(&self.key);
+        part.ended(&self.key);
+        part.calls.remove(&self.key);
     }
 }
 

@@ -73,7 +73,7 @@ impl Trouble {
             ),
             Self::CacheFull => (
                 "calls for which the reply cache had no room",
-                "duplicate request cache full: all entries of a part are running calls (DuplicateRequestCacheConfig::entries)",
+                "duplicate request cache full of running calls, or of this client's (DuplicateRequestCacheConfig::entries)",
             ),
             Self::NoWorkers => ("calls that met no worker", "workers have stopped"),
             Self::Lost => ("calls whose memory did not come home", "memory of its RDMA Reads was not returned"),
