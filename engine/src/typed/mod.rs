@@ -38,7 +38,7 @@ pub trait Signature: 'static {
     const VERSION: u32;
     /// Procedure number.
     const NUMBER: u32;
-    /// Name in the specification.
+    /// Name in the specification, without the prefix of all procedures.
     const NAME: &'static str;
     /// Upper-layer binding.
     const BINDING: Binding;

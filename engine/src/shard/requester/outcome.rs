@@ -1,5 +1,6 @@
 //! Outcomes of client calls, and their receivers.
 
+use std::fmt;
 use std::ops::Range;
 
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
@@ -110,8 +111,14 @@ impl FailedCall {
 /// Has the buffers of a call that was not started, not sent, or answered with an error, or whose connection closed. A
 /// call that was sent again in another form has the chunks of the last one. After a time-out or a cancel, the server
 /// may use the buffers until it answers; then they return to their pool. Dropping this value frees the buffers in it.
-#[derive(Debug)]
 pub struct Returned(ChunkMemory);
+
+/// Short, as `expect` prints it.
+impl fmt::Debug for Returned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Returned").finish_non_exhaustive()
+    }
+}
 
 impl Returned {
     /// Takes the buffers of the Read chunks, in order.
