@@ -1,0 +1,239 @@
+//! Instructions of NFS calls on each side, for callgrind; `../run` counts them.
+//!
+//! Like `bench/examples/instructions.rs`: both sides on one thread, time passes by turns. The server is that of `nfs3d
+//! --workers 0`, the client uses its generated types. Instructions of the kernel are not counted.
+//!
+//! Usage: `nfs_instructions CALLS getattr|lookup|read|write|readdirplus DIRECTORY`. The directory must be empty.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpcrdma::client::{ClientConfig, Credential, LocalClient};
+use rpcrdma::config::{MemoryConfig, PollConfig};
+use rpcrdma::fabric::Fabric;
+use rpcrdma::fabric::software::SoftwareFabric;
+use rpcrdma::shard::{Shard, SimulatedTime};
+use rpcrdma::typed::{Request, Response, Signature};
+use rpcrdma::xdr::{self, Bulk};
+use rpcrdma::{Address, Config, IdlePolicy};
+use rpcrdma_nfs3d::mount3::mount_v3;
+use rpcrdma_nfs3d::mount3::{Dirpath, Mountres3};
+use rpcrdma_nfs3d::nfs3::nfs_v3::{Getattr, Lookup, PROGRAM, Read, Readdirplus, VERSION, Write, bindings};
+use rpcrdma_nfs3d::nfs3::*;
+use rpcrdma_nfs3d::{By, Export, Key, Options, Policy, Squash, mount, nfs};
+use rpcrdma_rpcbind::stream::StreamClient;
+
+type Failure = Box<dyn Error>;
+type Client = LocalClient<SoftwareFabric>;
+
+/// Bytes of READ and WRITE.
+const BLOCK: usize = 4096;
+/// Entries of READDIRPLUS, with `.` and `..`.
+const ENTRIES: usize = 100;
+/// Time limit of MOUNT.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Time of a turn of both sides.
+const TURN: Duration = Duration::from_micros(1);
+
+#[inline(never)]
+fn server_side(server: &mut Shard<SoftwareFabric>) {
+    server.poll_once();
+}
+
+/// Starts a call. `buffers` adds its chunks.
+#[inline(never)]
+fn client_side_start<P: Signature>(
+    client: &mut Client,
+    buffers: fn(&mut Client) -> Request<P>,
+    args: &P::Args<'_>,
+) -> Result<(), Failure> {
+    let (connection, request) = (client.first(), buffers(client));
+    let call = request.into_call(&mut (&mut *client, connection), args)?;
+    client.start(connection, call, 0);
+    client.flush();
+    Ok(())
+}
+
+/// One turn. Returns whether the call ended; its results must be `good`.
+#[inline(never)]
+fn client_side_poll<P: Signature>(client: &mut Client, good: &mut dyn FnMut(&P::Results<'_>) -> bool) -> bool {
+    let mut ended = false;
+    client.poll(|done| {
+        let response = Response::<P>::of(done.result.unwrap_or_else(|error| panic!("{}: {error}", P::NAME)));
+        let results = response.results().unwrap_or_else(|error| panic!("{}: {error}", P::NAME));
+        assert!(good(&results), "{}: unexpected results", P::NAME);
+        ended = true;
+    });
+    ended
+}
+
+/// A client and a server, connected.
+struct Peers {
+    client: Client,
+    server: Shard<SoftwareFabric>,
+    time: SimulatedTime,
+}
+
+impl Peers {
+    fn connect(export: &Arc<Export>) -> Result<Self, Failure> {
+        let address: Address = format!("soft:nfs-instructions-{}", std::process::id()).parse()?;
+        let memory = MemoryConfig {
+            bulk_buffers: vec![(2 * BLOCK, 16), (nfs::TRANSFER as usize, 2)],
+            long_buffers: vec![(nfs::DIRECTORY as usize + 4096, 4)],
+            ..MemoryConfig::default()
+        };
+        let poll = PollConfig { idle: IdlePolicy::Poll, sample_latency: 0, ..PollConfig::default() };
+        let shard = Config { memory, poll, ..Config::default() };
+        let time = SimulatedTime::new();
+
+        let listener = SoftwareFabric::bind(address.fabric_address())?;
+        let fabric = SoftwareFabric::new(shard.software())?;
+        let mut server = Shard::open(fabric, shard.clone(), Some(Arc::new(nfs::services(export, None))))?;
+        server.simulate(&time);
+        server.listen(&listener)?;
+
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        let config = ClientConfig {
+            credential: Credential::sys("instructions", uid.as_raw(), gid.as_raw(), &[])?,
+            bindings: Some(Arc::new(bindings())),
+            shard,
+            ..ClientConfig::new(PROGRAM, VERSION)
+        };
+        let mut client = LocalClient::open(SoftwareFabric::new(config.shard.software())?, config)?;
+        client.simulate(&time);
+        let connection = client.begin_connect(&address)?;
+        while !client.is_established(connection) {
+            server.poll_control();
+            server_side(&mut server);
+            client.shard_mut().poll_control();
+            client.poll(|_| ());
+            std::thread::sleep(Duration::from_millis(1));
+            time.advance(TURN);
+            if let Some(reason) = client.close_reason(connection) {
+                return Err(reason.clone().into());
+            }
+        }
+        Ok(Self { client, server, time })
+    }
+
+    /// Makes calls, one at a time.
+    fn make<P: Signature>(
+        &mut self,
+        calls: u32,
+        buffers: fn(&mut Client) -> Request<P>,
+        args: &P::Args<'_>,
+        good: &mut dyn FnMut(&P::Results<'_>) -> bool,
+    ) -> Result<(), Failure> {
+        for _ in 0..calls {
+            client_side_start(&mut self.client, buffers, args)?;
+            loop {
+                self.time.advance(TURN);
+                server_side(&mut self.server);
+                if client_side_poll::<P>(&mut self.client, good) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Handle of the root, by MOUNT.
+fn root(export: &Arc<Export>) -> Result<Vec<u8>, Failure> {
+    let port = mount::serve(export, 0)?;
+    let mut client = StreamClient::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), PATIENCE)?;
+    let path = xdr::encode(&Dirpath(export.path.as_os_str().as_bytes()))?;
+    let results = client.call(mount_v3::PROGRAM, mount_v3::VERSION, mount_v3::Mnt::NUMBER, &path)?;
+    match xdr::decode(&results)? {
+        Mountres3::Ok(results) => Ok(results.fhandle.to_vec()),
+        Mountres3::Default(status) => Err(format!("MOUNT: {status:?}").into()),
+    }
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [calls, operation, directory] = arguments.as_slice() else {
+        return Err("usage: nfs_instructions CALLS getattr|lookup|read|write|readdirplus DIRECTORY".into());
+    };
+    let (calls, directory) = (calls.parse()?, Path::new(directory));
+    std::fs::write(directory.join("file-00"), [7; BLOCK])?;
+    for n in 1..ENTRIES - 2 {
+        std::fs::write(directory.join(format!("file-{n:02}")), [])?;
+    }
+    let options = Options {
+        read_only: false,
+        sync: true,
+        policy: Policy::new(Squash::None),
+        handles: By::Names, // the kernel's need root
+        key: Key::default(),
+        files: 1024,
+    };
+    let export = Arc::new(Export::open(directory, options)?);
+    let root = root(&export)?;
+    let mut peers = Peers::connect(&export)?;
+    let dir = NfsFh3 { data: &root };
+    let by_name = Lookup3Args { what: Diropargs3 { dir, name: b"file-00" } };
+    let mut found = Vec::new();
+    peers.make::<Lookup>(1, |_| Request::new(), &by_name, &mut |results| match results {
+        Lookup3Res::Ok(ok) => {
+            found.extend(ok.object.data);
+            true
+        }
+        Lookup3Res::Default(..) => false,
+    })?;
+    let file = NfsFh3 { data: &found };
+
+    match operation.as_str() {
+        "getattr" => peers.make::<Getattr>(
+            calls,
+            |_| Request::new(),
+            &Getattr3Args { object: file },
+            &mut |results| matches!(results, Getattr3Res::Ok(ok) if ok.obj_attributes.size == BLOCK as u64),
+        ),
+        "lookup" => peers.make::<Lookup>(
+            calls,
+            |_| Request::new(),
+            &by_name,
+            &mut |results| matches!(results, Lookup3Res::Ok(ok) if ok.obj_attributes.is_some()),
+        ),
+        "read" => peers.make::<Read>(
+            calls,
+            |_| Request::new().room(BLOCK as u32),
+            &Read3Args { file, offset: 0, count: BLOCK as u32 },
+            &mut |results| matches!(results, Read3Res::Ok(ok) if ok.data.bytes() == [7; BLOCK]),
+        ),
+        "write" => {
+            let (count, data) = (BLOCK as u32, Bulk::placed(BLOCK));
+            peers.make::<Write>(
+                calls,
+                |client| {
+                    let mut data = client.alloc(client.first(), BLOCK).expect("memory");
+                    data.set_window(0, BLOCK);
+                    data.fill(8);
+                    Request::new().lend(data)
+                },
+                &Write3Args { file, offset: 0, count, stable: StableHow::Unstable, data },
+                &mut |results| matches!(results, Write3Res::Ok(ok) if ok.count == BLOCK as u32),
+            )
+        }
+        "readdirplus" => {
+            let (dircount, maxcount) = (nfs::DIRECTORY, nfs::DIRECTORY);
+            peers.make::<Readdirplus>(
+                calls,
+                |_| Request::new(),
+                &Readdirplus3Args { dir, cookie: 0, cookieverf: Cookieverf3::default(), dircount, maxcount },
+                &mut |results| {
+                    // The parent of the root has no handle.
+                    matches!(results, Readdirplus3Res::Ok(ok) if ok.reply.eof
+                        && ok.reply.entries.into_iter().filter(|entry| entry.name_handle.is_some()).count() == ENTRIES - 1)
+                },
+            )
+        }
+        other => Err(format!("{other}: no operation").into()),
+    }
+}
