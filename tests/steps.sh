@@ -37,7 +37,7 @@ schedule() {
 ahead() {
     background ahead 1800 nice -n 19 bash -c '
         CARGO_TARGET_DIR=$1/embed cargo test --locked --manifest-path tests/embed/Cargo.toml --release --no-run
-        for profile in release lto; do
+        for profile in release "lto --workspace"; do
             CARGO_TARGET_DIR=$1/embed cargo build --locked --manifest-path tests/instructions/Cargo.toml \
                 --profile $profile
         done
