@@ -190,8 +190,13 @@ step_doctests() {
     tests doctests 900 cargo test --workspace $features --doc --no-fail-fast
 }
 
+# hasten: builds the remainder of ahead with the usual priority. Beside the virtual machine the lowest gets little time.
+# With --all it builds on, for loom and fuzz.
+hasten() { $all || abandon ahead; }
+
 # A workspace with its own lock file and profiles, like a user's program.
 step_embed() {
+    hasten
     local embed=(--locked --manifest-path tests/embed/Cargo.toml)
     CARGO_TARGET_DIR=$target/embed check embed-lints 900 1 program \
         cargo clippy "${embed[@]}" --all-targets -- -D warnings
@@ -200,6 +205,7 @@ step_embed() {
 }
 
 step_instructions() {
+    hasten
     run instructions 600 tests/instructions/run
     if ((status == 77)); then
         skipped=$((skipped + 1)) # the log says why
