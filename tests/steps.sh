@@ -211,8 +211,8 @@ step_instructions() {
         skipped=$((skipped + 1)) # the log says why
     else
         local ok bad
-        ok=$(grep -c '^test .* ok' "$log" || true) bad=$(grep -c '^test .* FAILED' "$log" || true)
-        grep '^test .* FAILED' "$log" || true
+        ok=$(grep -c '^test .* \.\.\. ok' "$log" || true) bad=$(grep -c '^test .* \.\.\. FAILED' "$log" || true)
+        grep '^test .* \.\.\. FAILED' "$log" || true
         count instructions "$ok" "$bad" 0 0
     fi
 }
