@@ -1,105 +1,304 @@
-//! How long it takes to make many connections, one after the other, and whether each takes as long as the
-//! last: prints the time of each eighth. The server has threads of its own, which sleep when they are idle, or
-//! never (`busy`).
+//! What connecting costs, and whom it holds up.
 //!
 //! ```sh
-//! cargo run --release -p rpcrdma-bench --example connects -- polled|threads|endpoint [CONNECTIONS [SHARDS [busy]]]
+//! cargo run --release -p rpcrdma-bench --example connects -- \
+//!     polled|busy|threads|endpoint|counted|timed|witness [CONNECTIONS [BURST]]
 //! ```
 //!
-//! `polled` makes the connections of one `LocalClient`, `threads` a `Client` each, with its thread and its
-//! memory, `endpoint` those of one `Endpoint`, which share a thread. `bench/measurements.md` has the figures.
+//! CONNECTIONS are made, 2000 by default.
+//!
+//! Four kinds make them one after the other, and print the time of each eighth: `polled` and `busy` those of one
+//! `LocalClient`, `threads` a `Client` each, with its thread and its memory, `endpoint` clients that share a thread. The
+//! server sleeps when it is idle; with `busy` it never does.
+//!
+//! `counted` and `timed` make BURST at a time, 16 by default, of a server that never sleeps. Both ends are on one thread,
+//! in simulated time, so that every run is alike. `counted` is for `valgrind --tool=callgrind
+//! --toggle-collect='*server_side*'`, or `'*client_side*'`. Count two runs: with 1,000 and 2,000
+//! connections the difference is what the second thousand costs. `timed` tells the processor time of the server's turns.
+//! A call that comes during a turn waits until the turn ends.
+//!
+//! `witness` has a server in a process of its own, which never sleeps, and a connection that makes one call after the
+//! other: first alone, then while the others are being made. The client's work for these is done between two calls, so
+//! the round trips show what the server does for them. A round trip is set aside, and counted, if it took more than 20 µs
+//! while another process had one of the two processors for more than 5 µs. `bench/measurements.md` has the figures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
-use std::time::Instant;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use rpcrdma::client::{Client, ClientCall, ClientConfig, Endpoint, LocalClient};
-use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig};
+use rpcrdma::client::{Client, ClientConfig, ConnectError, Connection, Endpoint, LocalClient};
+use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
+use rpcrdma::fabric::Fabric;
+use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::server::{Server, ServerConfig};
+use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Services};
 
 /// Of the service.
 const PROGRAM: u32 = 0x2000_0001;
-/// Parts of the run that are timed.
+/// What a turn of both sides takes in simulated time.
+const TURN: Duration = Duration::from_micros(1);
+/// Parts of a run that are timed.
 const PARTS: usize = 8;
-/// Calls that are timed.
-const CALLS: u32 = 10_000;
+/// How long the witness is alone.
+const ALONE: Duration = Duration::from_secs(1);
 
-#[derive(PartialEq)]
-enum Kind {
-    Polled,
-    Threads,
-    Endpoint,
+/// Of round trips that take longer it is asked whether others had the processors, and of how long a wait for them.
+const SLOW: Duration = Duration::from_micros(20);
+const WAIT: u64 = 5_000;
+
+type Failure = Box<dyn Error>;
+
+#[inline(never)]
+fn server_side<F: Fabric>(server: &mut Shard<F>) {
+    server.poll_control();
+    server.poll_once();
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+#[inline(never)]
+fn client_side<F: Fabric>(client: &mut LocalClient<F>) {
+    client.shard_mut().poll_control();
+    client.poll(|_| ());
+}
+
+#[inline(never)]
+fn client_side_connect<F: Fabric>(client: &mut LocalClient<F>, address: &Address) -> Result<Connection, Failure> {
+    Ok(client.begin_connect(address)?)
+}
+
+fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
-    let kind = match arguments.next().as_deref() {
-        Some("polled") => Kind::Polled,
-        Some("threads") => Kind::Threads,
-        Some("endpoint") => Kind::Endpoint,
-        _ => return Err("usage: connects polled|threads|endpoint [CONNECTIONS [SHARDS [busy]]]".into()),
-    };
-    let connections: usize = arguments.next().map_or(Ok(2000), |text| text.parse())?;
-    let shards: usize = arguments.next().map_or(Ok(1), |text| text.parse())?;
-    let idle = match arguments.next().as_deref() {
-        Some("busy") => IdlePolicy::Poll,
-        _ => IdlePolicy::default(),
-    };
+    let kind = arguments.next();
+    let usage = "usage: connects polled|busy|threads|endpoint|counted|timed|witness [CONNECTIONS [BURST]]";
+    let mut number = |usual| arguments.next().map_or(Ok(usual), |text| text.parse::<usize>().map_err(|_| usage));
+    let (connections, burst) = (number(2000)?, number(16)?);
     let address: Address = format!("soft:connects-{}", std::process::id()).parse()?;
+    match kind.as_deref() {
+        Some(kind @ ("polled" | "busy" | "threads" | "endpoint")) => sequential(&address, kind, connections),
+        Some("counted") => turns(&address, connections, burst.max(1), || 0),
+        Some("timed") => turns(&address, connections, burst.max(1), processor_time),
+        Some("witness") => witness(&address, connections, burst.max(1)),
+        Some("serve") => serve(connections),
+        _ => Err(usage.into()),
+    }
+}
+
+fn config(connections: usize, idle: IdlePolicy) -> Config {
+    let receives = connections * 8 + 1024;
+    let keep_alive = Duration::from_secs(30);
+    Config {
+        limits: LimitsConfig { credits: 4, max_credits: 4, max_calls: 16, ..LimitsConfig::default() },
+        memory: MemoryConfig { receives, ..MemoryConfig::default() },
+        poll: PollConfig { idle, ..PollConfig::default() },
+        timeouts: TimeoutConfig { keep_alive, ..TimeoutConfig::default() },
+        ..Config::default()
+    }
+}
+
+fn services() -> Services {
     let mut services = Services::new();
     services.add(PROGRAM, 1, 0, Procedure::new(|_| Ok(())));
-    let shard = Config {
-        limits: LimitsConfig { credits: 4, max_credits: 4, ..LimitsConfig::default() },
-        memory: MemoryConfig { receives: connections * 8 + 1024, ..MemoryConfig::default() },
-        poll: PollConfig { idle, ..PollConfig::default() },
-        ..Config::default()
+    services
+}
+
+/// Of a client, with little memory of its own.
+fn client_config(connections: usize, idle: IdlePolicy) -> ClientConfig {
+    let mut shard = config(connections, idle);
+    shard.memory = MemoryConfig {
+        receives: connections * 8 + 248,
+        message_buffers: 16,
+        small_buffers: 64,
+        bulk_buffers: vec![(4096, 1)],
+        ..MemoryConfig::default()
     };
-    let server = Server::start(&address, services, &ServerConfig { shard, shards, ..ServerConfig::default() })?;
-    let small = Config {
-        memory: MemoryConfig {
-            receives: if kind == Kind::Threads { 256 } else { connections * 8 + 1024 },
-            message_buffers: 16,
-            small_buffers: 64,
-            bulk_buffers: vec![(4096, 1)],
-            ..MemoryConfig::default()
-        },
-        limits: LimitsConfig { credits: 4, max_credits: 4, max_calls: 16, ..LimitsConfig::default() },
-        ..Config::default()
+    ClientConfig { shard, ..ClientConfig::new(PROGRAM, 1) }
+}
+
+/// Makes connections one after the other.
+fn sequential(address: &Address, kind: &str, connections: usize) -> Result<(), Failure> {
+    let idle = IdlePolicy::default();
+    let shard = config(connections, if kind == "busy" { IdlePolicy::Poll } else { idle });
+    let client = |connections| client_config(connections, idle);
+    let _server = Server::start(address, services(), &ServerConfig { shard, ..ServerConfig::default() })?;
+    let mut connect: Box<dyn FnMut() -> Result<Option<Client>, ConnectError>> = match kind {
+        "threads" => Box::new(|| Client::connect(address, client(1)).map(Some)),
+        "endpoint" => {
+            let endpoint = Endpoint::start(address, client(connections))?;
+            Box::new(move || endpoint.connect(address).map(Some))
+        }
+        _ => {
+            let mut client = LocalClient::connect(address, client(1 + connections))?;
+            Box::new(move || client.add_connection(address).map(|_| None))
+        }
     };
-    let config = || ClientConfig { shard: small.clone(), ..ClientConfig::new(PROGRAM, 1) };
-    let start = Instant::now();
-    let (mut local, mut clients) = (None::<LocalClient>, Vec::new());
-    let endpoint = if kind == Kind::Endpoint { Some(Endpoint::start(&address, config())?) } else { None };
+    let (start, mut clients) = (Instant::now(), Vec::new());
     let mut part = start;
     for number in 1..=connections {
-        match (&endpoint, &mut local) {
-            (Some(endpoint), _) => clients.push(endpoint.connect(&address)?),
-            _ if kind == Kind::Threads => clients.push(Client::connect(&address, config())?),
-            (_, None) => local = Some(LocalClient::connect(&address, config())?),
-            (_, Some(client)) => drop(client.add_connection(&address)?),
-        }
+        clients.push(connect()?);
         if number % (connections / PARTS).max(1) == 0 {
             println!("{number:6} connections: {:8.1} ms", part.elapsed().as_secs_f64() * 1000.0);
             part = Instant::now();
         }
     }
     println!("all of them: {:.3} s", start.elapsed().as_secs_f64());
-    for (index, stats) in server.stats().iter().enumerate() {
-        println!("shard {index}: {} connections", stats.connections);
-    }
-    if let [client, ..] = &mut clients[..] {
-        let start = Instant::now();
-        for _ in 0..CALLS {
-            client.call(ClientCall::new(0))?;
-        }
-        println!(
-            "a call of the first while the others are silent: {:.2} us",
-            start.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS)
-        );
-    }
-    let end = Instant::now();
-    drop((local, clients, endpoint));
-    println!("given up in {:.3} s", end.elapsed().as_secs_f64());
     Ok(())
+}
+
+fn turns(address: &Address, connections: usize, burst: usize, time_now: fn() -> u64) -> Result<(), Failure> {
+    let fabric = |config: &Config| SoftwareFabric::new(config.software());
+    let (config, client) = (config(connections, IdlePolicy::Poll), client_config(connections, IdlePolicy::Poll));
+    let time = SimulatedTime::new();
+    let listener = SoftwareFabric::bind(address.fabric_address())?;
+    let mut server = Shard::open(fabric(&config)?, config, Some(Arc::new(services())))?;
+    server.simulate(&time);
+    server.listen(&listener)?;
+    let mut client = LocalClient::open(fabric(&client.shard)?, client)?;
+    client.simulate(&time);
+    let (mut made, mut turns, mut connecting) = (0, Vec::new(), Vec::new());
+    while made < connections {
+        for _ in 0..burst.min(connections - made) {
+            connecting.push(client_side_connect(&mut client, address)?);
+        }
+        while !connecting.is_empty() {
+            let start = time_now();
+            server_side(&mut server);
+            turns.push(time_now() - start);
+            client_side(&mut client);
+            time.advance(TURN);
+            made += opened(&client, &mut connecting)?;
+        }
+    }
+    println!("{made} connections, processor time of the server {} us", turns.iter().sum::<u64>() / 1000);
+    show("turns of the server", &mut turns);
+    Ok(())
+}
+
+/// Serves the process that has started this one, until that closes our standard input.
+fn serve(connections: usize) -> Result<(), Failure> {
+    let address: Address = format!("soft:connects-{}", std::os::unix::process::parent_id()).parse()?;
+    let server = ServerConfig { shard: config(connections, IdlePolicy::Poll), ..ServerConfig::default() };
+    let _server = Server::start(&address, services(), &server)?;
+    println!("serving");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Failure> {
+    let mut server = Command::new(std::env::current_exe()?)
+        .args(["serve", &connections.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    let mut witness = LocalClient::connect(address, client_config(1, IdlePolicy::Poll))?;
+    let mut others = LocalClient::connect(address, client_config(connections, IdlePolicy::Poll))?;
+    let (mut alone, start) = (RoundTrips::new(server.id()), Instant::now());
+    while start.elapsed() < ALONE {
+        alone.take(&mut witness)?;
+        client_side(&mut others);
+    }
+    let (mut stormy, start, mut made) = (RoundTrips::new(server.id()), Instant::now(), 0);
+    let mut connecting = Vec::new();
+    while made < connections {
+        for _ in 0..burst.min(connections - made - connecting.len()) {
+            connecting.push(others.begin_connect(address)?);
+        }
+        while !connecting.is_empty() {
+            stormy.take(&mut witness)?;
+            client_side(&mut others);
+            made += opened(&others, &mut connecting)?;
+        }
+    }
+    let took = start.elapsed();
+    alone.show("alone");
+    stormy.show("in the storm");
+    println!(
+        "{made} connections in {:.3} s, {:.0} us each",
+        took.as_secs_f64(),
+        took.as_secs_f64() * 1e6 / made as f64
+    );
+    drop((witness, others, server.stdin.take()));
+    server.wait()?;
+    Ok(())
+}
+
+/// Takes out the connections that are open: how many.
+fn opened<F: Fabric>(client: &LocalClient<F>, connecting: &mut Vec<Connection>) -> Result<usize, Failure> {
+    let before = connecting.len();
+    connecting.retain(|&connection| !client.is_established(connection));
+    match connecting.iter().find_map(|&connection| client.close_reason(connection)) {
+        Some(reason) => Err(reason.clone().into()),
+        None => Ok(before - connecting.len()),
+    }
+}
+
+/// That this thread has had, in nanoseconds: what others have meanwhile does not count.
+fn processor_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Round trips, in nanoseconds.
+struct RoundTrips {
+    times: Vec<u64>,
+    /// Those in which others had the processors.
+    set_aside: usize,
+    server: u32,
+    waited: u64,
+}
+
+impl RoundTrips {
+    fn new(server: u32) -> Self {
+        Self { times: Vec::new(), set_aside: 0, server, waited: waited(server) }
+    }
+
+    /// Makes a call, and waits for its reply.
+    fn take(&mut self, witness: &mut LocalClient) -> Result<(), Failure> {
+        let start = Instant::now();
+        let (connection, call) = (witness.first(), witness.prepare(0, 0)?);
+        witness.start(connection, call, 0);
+        let mut ended = None;
+        while ended.is_none() {
+            witness.poll(|done| ended = Some(done.result.map(|_| ())));
+        }
+        ended.transpose()?;
+        let took = start.elapsed();
+        if took > SLOW {
+            let waited = waited(self.server);
+            let before = std::mem::replace(&mut self.waited, waited);
+            if waited > before + WAIT {
+                self.set_aside += 1;
+                return Ok(());
+            }
+        }
+        self.times.push(took.as_nanos() as u64);
+        Ok(())
+    }
+
+    fn show(mut self, when: &str) {
+        println!("{} round trips {when} in which others had a processor are set aside", self.set_aside);
+        show(&format!("round trips {when}"), &mut self.times);
+    }
+}
+
+/// How long this process and the server were ready to run while others ran, in nanoseconds.
+fn waited(server: u32) -> u64 {
+    let of = |process: &str| {
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        let told = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
+        told.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+    };
+    of("self") + of(&server.to_string())
+}
+
+fn show(what: &str, times: &mut [u64]) {
+    times.sort_unstable();
+    let at =
+        |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).map_or(0.0, |&t| t as f64 / 1e3);
+    let (p50, p99, p999, most) = (at(0.5), at(0.99), at(0.999), at(1.0));
+    println!("{what}: {}, p50 {p50:.1} us, p99 {p99:.1}, p99.9 {p999:.1}, most {most:.1}", times.len());
 }

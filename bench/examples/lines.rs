@@ -1,0 +1,90 @@
+//! What two threads take to carry the cache lines of a call and of its reply, without any call.
+//!
+//! ```sh
+//! cargo run --release -p rpcrdma-bench --example lines
+//! ```
+//!
+//! It uses cores 0 and 1, which nothing else should use meanwhile. `bench/measurements.md` has the figures.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// The cores of the two threads.
+const CORES: [usize; 2] = [1, 0];
+/// Calls under way on each connection.
+const DEPTH: usize = 32;
+/// Cache lines of a call's record in the ring, as of its reply's: 144 bytes and 128, and a header of 16.
+const RECORD: usize = 3;
+/// Words of a cache line.
+const LINE: usize = 8;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for connections in [1, 1000] {
+        println!("{connections} x {DEPTH}: {:.1} ns a call", bare_lines(connections)?);
+    }
+    Ok(())
+}
+
+/// Nanoseconds each. Each connection has memory of its own for [`DEPTH`] records each way, and for as many at each end
+/// that they are copied into. The connections take turns in an order that no hardware foresees.
+fn bare_lines(connections: usize) -> Result<f64, Box<dyn Error>> {
+    let words = connections * DEPTH * RECORD * LINE;
+    let memory = || (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+    let (calls, replies) = (memory(), memory());
+    let rounds = (2_000_000 / (connections * DEPTH)).max(2) as u64;
+    // 7919 is prime to any number of connections used here.
+    let order = || (0..connections).map(|n| n * 7919 % connections * DEPTH);
+    let of = |connection| (connection..connection + DEPTH).map(|call| call * RECORD * LINE);
+    let put = |to: &[AtomicU64], at: usize, round: u64| {
+        let record = &to[at..][..RECORD * LINE];
+        record[1..].iter().for_each(|word| word.store(round, Ordering::Relaxed));
+        record[0].store(round, Ordering::Release); // pairs with the Acquire load in `take`
+    };
+    let take = |from: &[AtomicU64], into: &mut [u64], at: usize, round: u64| {
+        let record = &from[at..][..RECORD * LINE];
+        while record[0].load(Ordering::Acquire) != round {
+            std::hint::spin_loop();
+        }
+        into[at..].iter_mut().zip(record).for_each(|(to, word)| *to = word.load(Ordering::Relaxed));
+    };
+    // Both are tried here: a thread that ended early would be waited for.
+    pin(CORES[0])?;
+    pin(CORES[1])?;
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            pin(CORES[0])?;
+            let mut copies = vec![0; words];
+            for round in 1..=rounds {
+                for at in order().flat_map(of) {
+                    take(&calls, &mut copies, at, round);
+                    put(&replies, at, round);
+                }
+            }
+            Ok::<_, rustix::io::Errno>(())
+        });
+        let mut copies = vec![0; words];
+        let start = Instant::now();
+        order().flat_map(of).for_each(|at| put(&calls, at, 1));
+        for round in 1..=rounds {
+            for connection in order() {
+                of(connection).for_each(|at| take(&replies, &mut copies, at, round));
+                if round < rounds {
+                    of(connection).for_each(|at| put(&calls, at, round + 1));
+                }
+            }
+        }
+        let took = start.elapsed().as_nanos() as f64;
+        server.join().map_err(|_| "the other thread panicked")??;
+        Ok(took / (rounds * (connections * DEPTH) as u64) as f64)
+    })
+}
+
+fn pin(core: usize) -> Result<(), rustix::io::Errno> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    sched_setaffinity(None, &cores)
+}
