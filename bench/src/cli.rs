@@ -479,12 +479,11 @@ mod tests {
     fn measured(arguments: &[&str]) -> String {
         let all = ["rpcperf"].iter().chain(arguments);
         match Cli::try_parse_from(all).unwrap().command {
-            Command::Lat(LatArgs { op, call, outstanding, .. })
-            | Command::Rate(RateArgs { op, call, outstanding, .. }) => {
-                format!("{op:?} {:?} {outstanding}", call.common.sizes(call.travel.usual_size(64)))
+            Command::Lat(LatArgs { call, .. }) | Command::Rate(RateArgs { call, .. }) => {
+                format!("{:?} {:?} {}", call.op, call.common.sizes(call.travel.usual_size(64)), call.outstanding)
             }
             Command::Bw(a) => {
-                format!("{:?} {:?} {}", a.op, a.call.common.sizes(a.usual_size()), a.outstanding)
+                format!("{:?} {:?} {}", a.call.op, a.call.common.sizes(a.usual_size()), a.call.outstanding)
             }
             Command::RawLat(a) => {
                 format!("{:?} {:?} {}", a.op, a.common.sizes(RawLatArgs::USUAL_SIZE), a.tx_depth)

@@ -12,6 +12,30 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counters(BTreeMap<String, u64>);
 
+/// Ratios of a measurement: their names, what they count, and of what.
+const RATIOS: [(&str, &[&str], &str); 13] = [
+    // Nanoseconds, idle polls included.
+    ("cpu_ns_per_call", &["cpu_ns"], "calls"),
+    // Sends, and the binding, copying and revocation of chunks.
+    ("work_requests_per_call", &["work_requests"], "calls"),
+    // Grants included.
+    ("messages_per_call", &["messages_sent", "messages_received"], "calls"),
+    ("doorbells_per_call", &["doorbells"], "calls"),
+    ("work_requests_per_doorbell", &["work_requests"], "doorbells"),
+    ("work_requests_signalled_per_call", &["work_requests_signalled"], "calls"),
+    ("work_requests_per_signalled", &["work_requests"], "work_requests_signalled"),
+    // Polls of the completion queue.
+    ("turns_per_call", &["turns"], "calls"),
+    // Receives included.
+    ("completions_per_call", &["completions"], "calls"),
+    // Those that moved message bytes, and those that found none.
+    ("system_calls_per_call", &["system_calls"], "calls"),
+    ("empty_system_calls_per_call", &["empty_system_calls"], "calls"),
+    // Messages with grants only, and grants in other messages.
+    ("grants_pure_per_call", &["grants_pure"], "calls"),
+    ("grants_piggybacked_per_call", &["grants_piggybacked"], "calls"),
+];
+
 impl Counters {
     /// Sum of this process' shards.
     pub(crate) fn now(shards: &[ShardStats]) -> Self {
@@ -36,28 +60,11 @@ impl Counters {
 
     /// Adds the ratios per call.
     pub(crate) fn usage(self) -> Usage {
-        let per = |count: &str, of: &str| {
-            let of = self.get(of);
-            (of > 0).then(|| self.get(count) as f64 / of as f64)
+        let ratio = |(name, count, of): (&'static str, &[&str], &str)| {
+            let (count, of) = (count.iter().map(|count| self.get(count)).sum::<u64>(), self.get(of));
+            (name, (of > 0).then(|| count as f64 / of as f64))
         };
-        let messages = self.get("messages_sent") + self.get("messages_received");
-        let calls = self.get("calls");
-        Usage {
-            cpu_ns_per_call: per("cpu_ns", "calls"),
-            work_requests_per_call: per("work_requests", "calls"),
-            messages_per_call: (calls > 0).then(|| messages as f64 / calls as f64),
-            doorbells_per_call: per("doorbells", "calls"),
-            work_requests_per_doorbell: per("work_requests", "doorbells"),
-            work_requests_signalled_per_call: per("work_requests_signalled", "calls"),
-            work_requests_per_signalled: per("work_requests", "work_requests_signalled"),
-            turns_per_call: per("turns", "calls"),
-            completions_per_call: per("completions", "calls"),
-            system_calls_per_call: per("system_calls", "calls"),
-            empty_system_calls_per_call: per("empty_system_calls", "calls"),
-            grants_pure_per_call: per("grants_pure", "calls"),
-            grants_piggybacked_per_call: per("grants_piggybacked", "calls"),
-            counted: self,
-        }
+        Usage { ratios: RATIOS.map(ratio).into(), counted: self }
     }
 }
 
@@ -70,22 +77,22 @@ impl<const N: usize> From<[(&str, u64); N]> for Counters {
 impl Usage {
     /// Costs of a call for people.
     pub(crate) fn per_call(&self) -> String {
-        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+        let number = |ratio| self.ratios[ratio].map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
         let system_calls = match self.counted.get("system_calls") {
             0 => String::new(),
             _ => format!(
                 "; {} system calls, and {} that found nothing",
-                number(self.system_calls_per_call),
-                number(self.empty_system_calls_per_call)
+                number("system_calls_per_call"),
+                number("empty_system_calls_per_call")
             ),
         };
         format!(
             "{} work requests, {} to a doorbell, one in {} signalled; {} turns, {} completions",
-            number(self.work_requests_per_call),
-            number(self.work_requests_per_doorbell),
-            number(self.work_requests_per_signalled),
-            number(self.turns_per_call),
-            number(self.completions_per_call),
+            number("work_requests_per_call"),
+            number("work_requests_per_doorbell"),
+            number("work_requests_per_signalled"),
+            number("turns_per_call"),
+            number("completions_per_call"),
         ) + &system_calls
     }
 }
@@ -93,32 +100,9 @@ impl Usage {
 /// Usage of one side's engine, warm-up included.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Usage {
-    /// Processor time per call, in nanoseconds, idle polls included.
-    pub(crate) cpu_ns_per_call: Option<f64>,
-    /// Work requests per call: Sends, and the binding, copying and revocation of chunks.
-    pub(crate) work_requests_per_call: Option<f64>,
-    /// Messages per call, in both directions, grants included.
-    pub(crate) messages_per_call: Option<f64>,
-    /// Doorbells per call.
-    pub(crate) doorbells_per_call: Option<f64>,
-    /// Work requests per doorbell.
-    pub(crate) work_requests_per_doorbell: Option<f64>,
-    /// Signalled work requests per call.
-    pub(crate) work_requests_signalled_per_call: Option<f64>,
-    /// Work requests per signalled work request.
-    pub(crate) work_requests_per_signalled: Option<f64>,
-    /// Polls of the completion queue per call.
-    pub(crate) turns_per_call: Option<f64>,
-    /// Completions per call, receives included.
-    pub(crate) completions_per_call: Option<f64>,
-    /// System calls per call that moved message bytes.
-    pub(crate) system_calls_per_call: Option<f64>,
-    /// System calls per call that found no message bytes.
-    pub(crate) empty_system_calls_per_call: Option<f64>,
-    /// Messages with grants only, per call.
-    pub(crate) grants_pure_per_call: Option<f64>,
-    /// Grants in other messages, per call.
-    pub(crate) grants_piggybacked_per_call: Option<f64>,
+    /// By name, as [`RATIOS`] has them; `None` without calls, doorbells or signalled work requests.
+    #[serde(flatten)]
+    pub(crate) ratios: BTreeMap<&'static str, Option<f64>>,
     /// The counters.
     #[serde(flatten)]
     pub(crate) counted: Counters,
@@ -133,10 +117,11 @@ mod tests {
         let before = Counters::from([("work_requests", 10), ("calls", 5), ("doorbells", 1)]);
         let after = Counters::from([("work_requests", 50), ("calls", 25), ("doorbells", 11), ("grants_pure", 5)]);
         let usage = after.since(&before).usage();
-        assert_eq!((usage.work_requests_per_call, usage.work_requests_per_doorbell), (Some(2.0), Some(4.0)));
-        assert_eq!((usage.grants_pure_per_call, usage.counted.get("calls")), (Some(0.25), 20));
+        let ratio = |name: &str| usage.ratios[name];
+        assert_eq!((ratio("work_requests_per_call"), ratio("work_requests_per_doorbell")), (Some(2.0), Some(4.0)));
+        assert_eq!((ratio("grants_pure_per_call"), usage.counted.get("calls")), (Some(0.25), 20));
         assert!(usage.per_call().starts_with("2.00 work requests, 4.00 to a doorbell, one in - signalled; 0.00 turns"));
-        assert_eq!(Counters::default().usage().work_requests_per_signalled, None);
+        assert_eq!(Counters::default().usage().ratios["work_requests_per_signalled"], None);
         let text = serde_json::to_string(&after).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), after);
     }

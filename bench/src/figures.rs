@@ -44,23 +44,10 @@ impl Test {
         length: Length,
         progress: &mut Progress,
     ) -> Result<Figures, Failure> {
-        Ok(match self {
-            Self::Latency { rate } => {
-                let out = latency::measure(target, clock, length, rate, progress)?;
-                let (operations, seconds) = (out.samples.count(), out.seconds);
-                Figures { operations, seconds, per_second: None, peak: None, samples: Some(out.samples) }
-            }
-            Self::Rate | Self::Bandwidth => {
-                let out = throughput::measure(target, clock, length, progress)?;
-                Figures {
-                    operations: out.operations,
-                    seconds: out.seconds,
-                    per_second: Some(out.per_second),
-                    peak: Some(out.peak_per_second),
-                    samples: None,
-                }
-            }
-        })
+        match self {
+            Self::Latency { rate } => latency::measure(target, clock, length, rate, progress),
+            Self::Rate | Self::Bandwidth => throughput::measure(target, clock, length, progress),
+        }
     }
 }
 

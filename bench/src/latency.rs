@@ -5,30 +5,23 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::failure::Failure;
+use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::target::{Length, Target};
-
-/// Result of a measurement.
-pub(crate) struct RoundTrips {
-    /// The counted times.
-    pub(crate) samples: Samples,
-    /// Seconds from the first operation to the end, warm-up and margins included.
-    pub(crate) seconds: f64,
-}
 
 /// Measures round trips.
 ///
 /// Closed loop (`rate` absent): an operation starts when another completes, and is timed from its start. Open loop:
 /// operations are due at a steady `rate` per second, and each is timed from its *due* time. If the target stalls, all
-/// operations due meanwhile show the delay (no coordinated omission).
+/// operations due meanwhile show the delay (no coordinated omission). The duration includes warm-up and margins.
 pub(crate) fn measure(
     target: &mut impl Target,
     clock: &Clock,
     length: Length,
     rate: Option<f64>,
     progress: &mut Progress,
-) -> Result<RoundTrips, Failure> {
+) -> Result<Figures, Failure> {
     let depth = target.depth();
     let mut free: Vec<u32> = (0..depth).rev().collect();
     let mut began = vec![0u64; depth as usize];
@@ -88,7 +81,8 @@ pub(crate) fn measure(
             "no operation was done within the time that counts; use a longer -D or a smaller -m".into(),
         ));
     }
-    Ok(RoundTrips { samples, seconds: (now - origin) as f64 / 1e9 })
+    let (operations, seconds) = (samples.count(), (now - origin) as f64 / 1e9);
+    Ok(Figures { operations, seconds, per_second: None, peak: None, samples: Some(samples) })
 }
 
 #[cfg(test)]
@@ -96,11 +90,11 @@ mod tests {
     use super::*;
     use crate::target::fake::Fake;
 
-    fn run(fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<RoundTrips, Failure> {
+    fn run(fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<Figures, Failure> {
         run_by(&Clock::new(), fake, length, rate)
     }
 
-    fn run_by(clock: &Clock, fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<RoundTrips, Failure> {
+    fn run_by(clock: &Clock, fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<Figures, Failure> {
         measure(fake, clock, length, rate, &mut Progress::new(String::new(), 0))
     }
 
@@ -109,7 +103,7 @@ mod tests {
         for (depth, per_poll) in [(1, 1), (8, 3), (8, 8)] {
             let mut fake = Fake::new(depth, per_poll);
             let out = run(&mut fake, Length::Operations { counted: 1000, warm_up: 77 }, None).unwrap();
-            assert_eq!((out.samples.count(), fake.started), (1000, 1077));
+            assert_eq!((out.operations, fake.started), (1000, 1077));
             assert!(fake.begun.is_empty(), "all that was begun is waited for");
         }
     }
@@ -119,7 +113,7 @@ mod tests {
         let (mut fake, clock) = Fake::timed(4, 1);
         let time = Length::Time { total: 600_000, margin: 200_000 };
         let out = run_by(&clock, &mut fake, time, None).unwrap();
-        assert!(out.samples.count() > 0 && out.samples.count() < fake.started);
+        assert!(out.operations > 0 && out.operations < fake.started);
         let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 }, None);
         assert!(matches!(none, Err(Failure::Run(_))));
     }
@@ -150,9 +144,10 @@ mod tests {
         let mut progress = Progress::new(String::new(), 0);
         let out = measure(&mut Stall(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
         // 300 operations were due during the stall; a closed loop would count one slow operation.
-        let late = out.samples.histogram().count_between(1_000_000, 60_000_000_000);
+        let samples = out.samples.unwrap();
+        let late = samples.histogram().count_between(1_000_000, 60_000_000_000);
         assert!(late >= 250, "{late}");
-        assert!(out.samples.max() >= 29_000_000);
+        assert!(samples.max() >= 29_000_000);
     }
 
     #[test]

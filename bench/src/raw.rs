@@ -50,36 +50,28 @@ struct Plan<'a> {
 
 /// Runs `raw-lat` as a client.
 pub(crate) fn latency(args: &RawLatArgs, given: &ArgMatches) -> Result<(), Failure> {
+    let RawLatArgs { op, common, latency, tx_depth } = args;
     run(&Plan {
         name: "raw-lat",
-        common: &args.common,
+        common,
         given,
-        op: args.op,
-        depth: args.tx_depth,
+        op: *op,
+        depth: *tx_depth,
         cq_mod: 1,
-        test: Test::Latency { rate: args.latency.rate },
-        limits: args.latency.limits(),
-        hgrm: args.latency.hgrm.as_deref(),
-        sizes: args.common.sizes(RawLatArgs::USUAL_SIZE),
-        length: args.common.length(10_000)?,
+        test: Test::Latency { rate: latency.rate },
+        limits: latency.limits(),
+        hgrm: latency.hgrm.as_deref(),
+        sizes: common.sizes(RawLatArgs::USUAL_SIZE),
+        length: common.length(10_000)?,
     })
 }
 
 /// Runs `raw-bw` as a client.
 pub(crate) fn bandwidth(args: &RawBwArgs, given: &ArgMatches) -> Result<(), Failure> {
-    run(&Plan {
-        name: "raw-bw",
-        common: &args.common,
-        given,
-        op: args.op,
-        depth: args.tx_depth,
-        cq_mod: args.cq_mod,
-        test: Test::Bandwidth,
-        limits: args.throughput.limits(),
-        hgrm: None,
-        sizes: args.common.sizes(RawBwArgs::USUAL_SIZE),
-        length: args.common.length(5000)?,
-    })
+    let &RawBwArgs { op, ref common, tx_depth: depth, cq_mod, ref throughput } = args;
+    let (test, limits, hgrm) = (Test::Bandwidth, throughput.limits(), None);
+    let (sizes, length) = (common.sizes(RawBwArgs::USUAL_SIZE), common.length(5000)?);
+    run(&Plan { name: "raw-bw", common, given, op, depth, cq_mod, test, limits, hgrm, sizes, length })
 }
 
 fn run(plan: &Plan<'_>) -> Result<(), Failure> {

@@ -142,8 +142,6 @@ struct Plan<'a> {
     call: &'a CallArgs,
     /// All options of the command line.
     given: &'a ArgMatches,
-    op: RpcOp,
-    outstanding: usize,
     test: Test,
     limits: Limits,
     hgrm: Option<&'a Path>,
@@ -153,57 +151,39 @@ struct Plan<'a> {
 
 /// Runs `lat` as a client.
 pub(crate) fn latency(args: &LatArgs, given: &ArgMatches) -> Result<(), Failure> {
+    let LatArgs { call, latency } = args;
     run(&Plan {
         name: "lat",
-        call: &args.call,
+        call,
         given,
-        op: args.op,
-        outstanding: args.outstanding as usize,
-        test: Test::Latency { rate: args.latency.rate },
-        limits: args.latency.limits(),
-        hgrm: args.latency.hgrm.as_deref(),
-        default_size: args.call.travel.usual_size(64),
-        length: args.call.length(10_000)?,
+        test: Test::Latency { rate: latency.rate },
+        limits: latency.limits(),
+        hgrm: latency.hgrm.as_deref(),
+        default_size: call.travel.usual_size(64),
+        length: call.length(10_000)?,
     })
 }
 
 /// Runs `rate` as a client.
 pub(crate) fn rate(args: &RateArgs, given: &ArgMatches) -> Result<(), Failure> {
-    run(&Plan {
-        name: "rate",
-        call: &args.call,
-        given,
-        op: args.op,
-        outstanding: args.outstanding as usize,
-        test: Test::Rate,
-        limits: args.throughput.limits(),
-        hgrm: None,
-        default_size: args.call.travel.usual_size(64),
-        length: args.call.length(1_000_000)?,
-    })
+    let RateArgs { call, throughput } = args;
+    let (limits, default_size) = (throughput.limits(), call.travel.usual_size(64));
+    let length = call.length(1_000_000)?;
+    run(&Plan { name: "rate", call, given, test: Test::Rate, limits, hgrm: None, default_size, length })
 }
 
 /// Runs `bw` as a client.
 pub(crate) fn bandwidth(args: &BwArgs, given: &ArgMatches) -> Result<(), Failure> {
-    if args.op == RpcOp::Null {
+    let BwArgs { call, throughput } = args;
+    if call.op == RpcOp::Null {
         return Err(Failure::Usage("--op null carries no payload: there is no bandwidth of it; see rate".into()));
     }
-    run(&Plan {
-        name: "bw",
-        call: &args.call,
-        given,
-        op: args.op,
-        outstanding: args.outstanding as usize,
-        test: Test::Bandwidth,
-        limits: args.throughput.limits(),
-        hgrm: None,
-        default_size: args.usual_size(),
-        length: args.call.length(5000)?,
-    })
+    let (limits, default_size, length) = (throughput.limits(), args.usual_size(), call.length(5000)?);
+    run(&Plan { name: "bw", call, given, test: Test::Bandwidth, limits, hgrm: None, default_size, length })
 }
 
 fn run(plan: &Plan<'_>) -> Result<(), Failure> {
-    let CallArgs { common, engine, travel } = plan.call;
+    let CallArgs { common, engine, travel, .. } = plan.call;
     let direction = travel.direction();
     let mut placement = Placement::decide(common.cores)?;
     let text = common.server_address();
@@ -264,13 +244,13 @@ impl Plan<'_> {
             )));
         }
         let inline_threshold = self.call.engine.inline_threshold as usize & !3;
-        Travel::new(self.op, self.call.travel.form, direction, self.call.engine.scheme()?, inline_threshold)
+        Travel::new(self.call.op, self.call.travel.form, direction, self.call.engine.scheme()?, inline_threshold)
     }
 
     /// Sizes of the operation: all of `-a` that fit, or an error for an `-s` that does not.
     fn sizes(&self, travel: &Travel) -> Result<Vec<usize>, Failure> {
         let common = &self.call.common;
-        if self.op == RpcOp::Null {
+        if self.call.op == RpcOp::Null {
             if common.all || common.size.is_some() {
                 return Err(Failure::Usage("--op null carries no payload: -s and -a say nothing there".into()));
             }
@@ -330,7 +310,7 @@ impl Plan<'_> {
         option("--client-core", placement.client.to_string());
         option("--idle", common.idle.name());
         option("--size", largest.to_string());
-        option("--outstanding", (twice * self.outstanding).min(MOST_OUTSTANDING).to_string());
+        option("--outstanding", (twice * self.call.outstanding as usize).min(MOST_OUTSTANDING).to_string());
         option("--qp", common.qp.to_string());
         option("--form", travel.form.name());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));
@@ -345,7 +325,7 @@ impl Plan<'_> {
         let common = &self.call.common;
         let bulk = if travel.form == Form::Chunk { size } else { 0 };
         let message = if travel.is_long() { size } else { 0 };
-        let (connections, outstanding) = (common.qp as usize, self.outstanding.min(most));
+        let (connections, outstanding) = (common.qp as usize, (self.call.outstanding as usize).min(most));
         let load = Load { connections, outstanding, bulk, message, form: travel.form };
         let mut config = config::shared(&self.call.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has its own set.
@@ -399,7 +379,7 @@ impl Plan<'_> {
         let (common, config) = (&self.call.common, &spec.config);
         TestInfo {
             test: self.name.to_owned(),
-            method: method(self.op, spec.travel.form).to_owned(),
+            method: method(self.call.op, spec.travel.form).to_owned(),
             server_idle: Idle::from(serving.idle).name(),
             batching: config.poll.batch,
             engine: Some(EngineInfo {
@@ -417,7 +397,7 @@ impl Plan<'_> {
                 coalesced_grants: config.poll.coalesce_grants,
                 remote_invalidate: config.wire.remote_invalidate,
             }),
-            ..TestInfo::new(("RPC", &self.op.name()), common, placement, self.test, (address, fabric, device))
+            ..TestInfo::new(("RPC", &self.call.op.name()), common, placement, self.test, (address, fabric, device))
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::clock::Clock;
 use crate::failure::Failure;
+use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::target::{Length, Target};
 
@@ -13,19 +14,6 @@ const LOOK_EVERY: u64 = 64;
 /// Empty polls before an extra clock reading.
 const IDLE_POLLS: u32 = 16;
 
-/// Result of a measurement.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Throughput {
-    /// Counted operations.
-    pub(crate) operations: u64,
-    /// Duration of the counted operations.
-    pub(crate) seconds: f64,
-    /// Operations per second.
-    pub(crate) per_second: f64,
-    /// Rate of the best 10 ms slice; equals `per_second` in shorter runs.
-    pub(crate) peak_per_second: f64,
-}
-
 /// Keeps `depth` operations outstanding and counts completions.
 ///
 /// A counted run starts and ends with an empty window, so no operation from before its start counts. A timed run counts
@@ -35,7 +23,7 @@ pub(crate) fn measure(
     clock: &Clock,
     length: Length,
     progress: &mut Progress,
-) -> Result<Throughput, Failure> {
+) -> Result<Figures, Failure> {
     let depth = target.depth();
     let mut free: Vec<u32> = (0..depth).rev().collect();
     let mut done_now = Vec::with_capacity(depth as usize);
@@ -113,7 +101,8 @@ impl Meter {
         }
     }
 
-    fn total(&self) -> Option<Throughput> {
+    /// The peak equals the average in runs shorter than a slice.
+    fn total(&self) -> Option<Figures> {
         let first = self.first?;
         let operations = self.last.0 - first.0;
         if operations == 0 || self.last.1 == first.1 {
@@ -121,7 +110,8 @@ impl Meter {
         }
         let per_second = rate(first, self.last);
         let seconds = (self.last.1 - first.1) as f64 / 1e9;
-        Some(Throughput { operations, seconds, per_second, peak_per_second: self.peak.max(per_second) })
+        let peak = Some(self.peak.max(per_second));
+        Some(Figures { operations, seconds, per_second: Some(per_second), peak, samples: None })
     }
 }
 
@@ -134,7 +124,7 @@ mod tests {
     use super::*;
     use crate::target::fake::Fake;
 
-    fn run(fake: &mut Fake, length: Length) -> Result<Throughput, Failure> {
+    fn run(fake: &mut Fake, length: Length) -> Result<Figures, Failure> {
         measure(fake, &Clock::new(), length, &mut Progress::new(String::new(), 0))
     }
 
@@ -145,7 +135,7 @@ mod tests {
             let out = run(&mut fake, Length::Operations { counted: 10_000, warm_up: 500 }).unwrap();
             assert_eq!(out.operations, 10_000);
             assert_eq!(fake.started, 10_500);
-            assert!(out.peak_per_second >= out.per_second && out.per_second.is_finite());
+            assert!(out.peak >= out.per_second && out.per_second.is_some_and(f64::is_finite));
             assert!(fake.begun.is_empty());
         }
     }
@@ -173,7 +163,7 @@ mod tests {
             meter.look(done, ms * 1_000_000);
         }
         let total = meter.total().unwrap();
-        assert_eq!((total.operations, total.peak_per_second), (505, 30_000.0));
+        assert_eq!((total.operations, total.peak), (505, Some(30_000.0)));
         assert_eq!(total.seconds, 0.031);
         assert!(Meter::default().total().is_none());
     }

@@ -15,64 +15,59 @@ use crate::target::Length;
 /// Arguments of every call test.
 #[derive(Debug, Args)]
 pub(crate) struct CallArgs {
+    /// The operation
+    #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
+    pub(crate) op: RpcOp,
     #[command(flatten)]
     pub(crate) travel: TravelArgs,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    /// Outstanding calls per connection
+    #[arg(short = 't', long, value_name = "N", default_value_t = 64, value_parser = outstanding())]
+    pub(crate) outstanding: u32,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES, mut_arg("outstanding", |arg| arg.default_value("1")))]
 pub(crate) struct LatArgs {
-    /// The operation
-    #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
-    pub(crate) op: RpcOp,
     #[command(flatten)]
     pub(crate) call: CallArgs,
     #[command(flatten)]
     pub(crate) latency: LatencyArgs,
-    /// Outstanding calls per connection
-    #[arg(short = 't', long, value_name = "N", default_value_t = 1, value_parser = outstanding())]
-    pub(crate) outstanding: u32,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct RateArgs {
-    /// The operation
-    #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
-    pub(crate) op: RpcOp,
     #[command(flatten)]
     pub(crate) call: CallArgs,
-    /// Outstanding calls per connection
-    #[arg(short = 't', long, value_name = "N", default_value_t = 64, value_parser = outstanding())]
-    pub(crate) outstanding: u32,
     #[command(flatten)]
     pub(crate) throughput: ThroughputArgs,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(
+    after_help = EXIT_CODES,
+    mut_arg("op", |arg| arg.default_value("read")),
+    mut_arg("outstanding", |arg| arg.default_value("4").help(OUTSTANDING_OF_BW)),
+)]
 pub(crate) struct BwArgs {
-    /// The operation
-    #[arg(long, value_enum, default_value_t = RpcOp::Read)]
-    pub(crate) op: RpcOp,
     #[command(flatten)]
     pub(crate) call: CallArgs,
-    /// Outstanding calls per connection; fewer if their payload exceeds 32 MiB in total. Each call has its own buffer:
-    /// few buffers stay in a core's cache, as perftest's single buffer does
-    #[arg(short = 't', long, value_name = "N", default_value_t = 4, value_parser = outstanding())]
-    pub(crate) outstanding: u32,
     #[command(flatten)]
     pub(crate) throughput: ThroughputArgs,
 }
 
+const OUTSTANDING_OF_BW: &str = "\
+Outstanding calls per connection; fewer if their payload exceeds 32 MiB in total. Each call has its own buffer: few \
+buffers stay in a core's cache, as perftest's single buffer does";
+
 impl BwArgs {
     /// Payload without `-s`, in bytes.
     pub(crate) fn usual_size(&self) -> usize {
-        self.call.travel.usual_size(match (self.op, self.call.travel.form) {
+        self.call.travel.usual_size(match (self.call.op, self.call.travel.form) {
             (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
             _ => 65536,
         })
