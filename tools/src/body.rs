@@ -54,7 +54,7 @@ pub(crate) struct Body {
     /// Reason and place of what could not be decoded.
     error: Option<String>,
     /// The message is malformed.
-    is_bad: bool,
+    pub(crate) is_bad: bool,
 }
 
 impl Bodies {
@@ -161,11 +161,6 @@ impl Body {
         }
         let error = if is_continued { Some("continued in the next message".to_owned()) } else { error };
         Self { procedure: procedure.name.text.clone(), kind, value, is_bad: error.is_some() && !is_continued, error }
-    }
-
-    /// Whether the message is malformed.
-    pub(crate) fn is_bad(&self) -> bool {
-        self.is_bad
     }
 
     /// As a JSON object.

@@ -200,7 +200,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         };
         let rpc = Rpc::of(&view);
         let body = self.bodies.of(&view, rpc.as_ref(), send.map(|send| &send.flow));
-        self.failures += u64::from(body.as_ref().is_some_and(|body| body.is_bad()));
+        self.failures += u64::from(body.as_ref().is_some_and(|body| body.is_bad));
         if self.args.json {
             return self.object(json::message(&view, rpc.as_ref(), body), send);
         }

@@ -31,7 +31,7 @@ impl Connection {
     /// Useful messages received: neither rejected nor pure grants.
     pub fn useful_messages(&self) -> u64 {
         // One message may also spoil another.
-        self.counters.received.saturating_sub(self.counters.rejected() + self.useless.grants())
+        self.counters.received.saturating_sub(self.counters.rejected() + self.useless.grants)
     }
 
     /// Whether nothing was received, sent or queued yet.

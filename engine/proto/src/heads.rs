@@ -7,7 +7,7 @@ use crate::wire::HeadLayout;
 #[derive(Debug)]
 pub(super) struct Heads {
     /// As `layout`, unless this side [parses all messages as a whole](ConnConfig::decode_by_layout).
-    decoder: Option<HeadLayout>,
+    pub(super) decoder: Option<HeadLayout>,
     /// The layout of most messages; `None` while none is expected.
     layout: Option<HeadLayout>,
     by_layout: bool,
@@ -18,12 +18,6 @@ pub(super) struct Heads {
 impl Heads {
     pub(super) fn new(config: &ConnConfig) -> Self {
         Self { decoder: None, layout: None, by_layout: config.decode_by_layout, windowed: false }
-    }
-
-    /// The layout to decode messages by, if any.
-    #[inline(always)]
-    pub(super) fn decoder(&self) -> Option<HeadLayout> {
-        self.decoder
     }
 
     /// Layout of most messages.

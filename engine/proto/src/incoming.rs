@@ -79,13 +79,13 @@ impl Connection {
     /// Whether a message has the usual form: windowed, and without chunks.
     #[inline(always)]
     pub fn plain(&self, message: &[u8]) -> Option<Plain> {
-        if self.heads.decoder() == Some(HeadLayout::V2Windowed) { Plain::of(message) } else { None }
+        if self.heads.decoder == Some(HeadLayout::V2Windowed) { Plain::of(message) } else { None }
     }
 
     /// Decodes any other message by its layout.
     #[inline]
     pub fn decode_other(&self, message: &[u8]) -> Option<Incoming<'static>> {
-        let layout = self.heads.decoder()?;
+        let layout = self.heads.decoder?;
         if layout != HeadLayout::V2Windowed
             && let Some(head) = layout.read(message)
         {
@@ -101,9 +101,9 @@ impl Connection {
     /// It is no message. The connection is to [receive](Self::receive) that, too.
     pub fn check<'a>(&self, message: &'a [u8]) -> Result<View<'a>, WireError> {
         // A set of properties in parts is complete with the last one.
-        match self.introduction.has_part() {
-            false => View::check(message, self.config.revision),
-            true => View::check_continued(message, self.config.revision),
+        match self.introduction.part.is_empty() {
+            true => View::check(message, self.config.revision),
+            false => View::check_continued(message, self.config.revision),
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Introduction {
     /// Whether the peer's CONNPROP has arrived.
     pub(super) peer_introduced: bool,
     /// Received parts of a CONNPROP.
-    part: Vec<u8>,
+    pub(super) part: Vec<u8>,
     /// The unsent rest of a CONNPROP in parts.
     rest: Vec<u8>,
     pub(super) auth: HostAuth,
@@ -30,21 +30,6 @@ impl Introduction {
         let auth = HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client });
         let (part, rest) = (Vec::new(), Vec::new());
         Self { introduced: false, peer_introduced: false, part, rest, auth, message: None }
-    }
-
-    /// Whether a CONNPROP in parts has begun.
-    pub(super) fn has_part(&self) -> bool {
-        !self.part.is_empty()
-    }
-
-    /// Adds a part of it.
-    pub(super) fn add_part(&mut self, bytes: &[u8]) {
-        self.part.extend_from_slice(bytes);
-    }
-
-    /// Takes the whole of it.
-    pub(super) fn take_part(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.part)
     }
 
     /// Drops it: the rest will not arrive.

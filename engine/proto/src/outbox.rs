@@ -116,12 +116,6 @@ impl Outbox {
     pub(super) fn take_silence(&mut self) -> bool {
         !std::mem::replace(&mut self.just_sent, false)
     }
-
-    /// Takes the request for a pure grant.
-    #[inline]
-    pub(super) fn take_ping(&mut self) -> bool {
-        std::mem::replace(&mut self.ping, false)
-    }
 }
 
 #[cfg(test)]
@@ -160,6 +154,6 @@ mod tests {
         outbox.just_sent = true;
         assert_eq!((outbox.take_silence(), outbox.take_silence()), (false, true));
         outbox.ping = true;
-        assert_eq!((outbox.take_ping(), outbox.take_ping()), (true, false));
+        assert_eq!((std::mem::take(&mut outbox.ping), outbox.ping), (true, false));
     }
 }

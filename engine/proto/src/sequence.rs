@@ -93,14 +93,14 @@ impl Connection {
             let bytes = view.properties_continued();
             sequence.add(bytes.len(), LONGEST_CONNPROP);
             if sequence.kept {
-                self.introduction.add_part(bytes);
+                self.introduction.part.extend_from_slice(bytes);
             }
             if more {
                 self.sequences.open = Some(sequence);
                 return Ok(Event::Grant);
             }
             self.sequences.open = None;
-            let bytes = self.introduction.take_part();
+            let bytes = std::mem::take(&mut self.introduction.part);
             return match PropertySet::parse(&bytes, self.config.revision) {
                 Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
                 _ => self.bad_properties(view.xid()),

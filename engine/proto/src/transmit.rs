@@ -44,7 +44,7 @@ impl Connection {
         let silent = self.outbox.take_silence();
         let due = self.credits.wants_grant(self.room_if(receives_ok));
         // A keep-alive has no news. It must not use up the one message beyond the limit, which a real grant may need.
-        let ping = self.outbox.take_ping();
+        let ping = std::mem::take(&mut self.outbox.ping);
         let due = due || (ping && self.credits.may_send(false, receives_ok));
         (silent && due).then_some(Outgoing::Grant)
     }

@@ -7,7 +7,7 @@
 pub(super) struct Useless {
     budget: Budget,
     /// Pure grants received.
-    grants: u64,
+    pub(super) grants: u64,
 }
 
 impl Useless {
@@ -27,11 +27,6 @@ impl Useless {
         if self.grants > sent {
             self.budget.spend();
         }
-    }
-
-    /// Pure grants received.
-    pub(super) fn grants(&self) -> u64 {
-        self.grants
     }
 
     /// Sets the current time, in nanoseconds.

@@ -57,7 +57,7 @@ pub struct Procedure<S: Sharing = Threads> {
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
     /// Chooses the target memory of Read chunks; without it, the shard's pool.
-    read_target: Option<S::Place>,
+    pub(crate) read_target: Option<S::Place>,
     pub(crate) cached: Option<Cached>,
     /// One-way.
     pub(crate) silent: bool,
@@ -276,12 +276,6 @@ impl<S: Sharing> Procedure<S> {
         }
     }
 
-    /// Whether it chooses the target memory of Read chunks.
-    #[inline]
-    pub(crate) fn places_reads(&self) -> bool {
-        self.read_target.is_some()
-    }
-
     /// Memory for a Read chunk of `len` bytes; `None` for the shard's pool.
     ///
     /// # Errors
@@ -462,7 +456,7 @@ impl<S: Sharing> Services<S> {
             let Binding { arguments, results, .. } = entry.binding;
             let of_pool = entry.result_memory == ResultMemory::Pool;
             let needs = [
-                ("read_chunks", if arguments.count > 0 && !entry.places_reads() { arguments.max_len } else { 0 }),
+                ("read_chunks", if arguments.count > 0 && entry.read_target.is_none() { arguments.max_len } else { 0 }),
                 ("write_chunks", if results.count > 0 && of_pool { results.max_len } else { 0 }),
                 ("max_reply", headroom.saturating_add(entry.reply_room)),
             ];

@@ -12,12 +12,12 @@ pub(super) struct Accepted {
     /// Accepted at, in nanoseconds.
     since: u64,
     /// Without a first message.
-    new: bool,
+    pub(super) new: bool,
     /// Useful messages at the last check, and the time of a change, in nanoseconds.
     useful: u64,
     heard: u64,
     /// Deadline of its setup, in nanoseconds; `u64::MAX` once it is complete.
-    deadline: u64,
+    pub(super) deadline: u64,
 }
 
 impl Accepted {
@@ -36,21 +36,6 @@ impl Accepted {
     /// Host of the peer: the network of its address, if any.
     pub(super) fn whose(&self) -> &str {
         &self.whose
-    }
-
-    /// Without a first message.
-    pub(super) fn is_new(&self) -> bool {
-        self.new
-    }
-
-    /// Records a message. True for the first.
-    pub(super) fn says_something(&mut self) -> bool {
-        std::mem::take(&mut self.new)
-    }
-
-    /// Deadline of its setup, in nanoseconds; `u64::MAX` once it is complete.
-    pub(super) fn deadline(&self) -> u64 {
-        self.deadline
     }
 
     /// Completes its setup. True the first time.

@@ -23,7 +23,7 @@ use super::close_reason::LocalClose;
 use super::conn::Conn;
 use super::drain::silence;
 use super::stage::Stage;
-use super::{ConnRef, Shard};
+use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
@@ -99,7 +99,7 @@ impl Shortage<'_> {
 impl<F: Fabric> Shard<F> {
     /// Queues a connect request.
     pub(super) fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
-        if self.life.is_draining() || !self.responder.serves() {
+        if self.life.draining || !self.responder.serves() {
             return self.cx.fabric.reject(request, b"closed");
         }
         let now = self.cx.clock.read();
@@ -123,7 +123,7 @@ impl<F: Fabric> Shard<F> {
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
                 let host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
                 conn.was_accepted(accepted, host);
-                self.life.arrives(qp);
+                self.life.arriving.push(qp);
                 self.insert(conn);
                 self.cx.schedule.hasten(self.cx.config.poll.control_interval);
             }
@@ -145,7 +145,7 @@ impl<F: Fabric> Shard<F> {
             all: self.cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN),
             least: MIN_CREDITS as usize + 1,
             silent_after: nanoseconds(self.cx.accept.evict_after),
-            peace: self.life.ended_for_others().map_or(u64::MAX, |then| now.saturating_sub(then)),
+            peace: self.life.ended_for_others.map_or(u64::MAX, |then| now.saturating_sub(then)),
         };
         let keepers = self.keepers(now);
         shortage.who_makes_room(&keepers).map(Some).ok_or(error)
@@ -155,12 +155,12 @@ impl<F: Fabric> Shard<F> {
     fn keepers(&mut self, now: u64) -> Vec<Keeper<'_>> {
         let fabric = &mut self.cx.fabric;
         let keepers = self.cx.conns.iter().filter_map(|conn| {
-            let accepted = conn.accepted()?;
+            let accepted = conn.accepted.as_ref()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
             let silent = accepted.silent(useful, now);
             let reserve = conn.promise.receives() as usize;
-            let (qp, host, new) = (conn.qp(), accepted.whose(), accepted.is_new());
+            let (qp, host, new) = (conn.qp(), accepted.whose(), accepted.new);
             let late = new && silent >= FIRST_MESSAGE;
             let round_trip = if late { fabric.round_trip(qp) } else { None };
             let patience = nanoseconds(silence(Duration::from_nanos(FIRST_MESSAGE), round_trip));
@@ -172,9 +172,9 @@ impl<F: Fabric> Shard<F> {
     /// Evicts a connection for one of this host.
     fn displace(&mut self, qp: QpId, host: &str, now: u64) {
         self.cx.stats.connections_evicted += 1;
-        let accepted = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
-        if accepted.is_some_and(|accepted| !accepted.is_new() && accepted.whose() != host) {
-            self.life.end_for_others(now);
+        let accepted = self.cx.conns.get(ConnRef(qp)).and_then(|conn| conn.accepted.as_ref());
+        if accepted.is_some_and(|accepted| !accepted.new && accepted.whose() != host) {
+            self.life.ended_for_others = Some(now);
         }
         self.close_now(qp, LocalClose::Displaced);
     }
@@ -184,9 +184,9 @@ impl<F: Fabric> Shard<F> {
         conn.go(Stage::Open);
         conn.refresh();
         conn.tell_established(&self.cx.peers);
-        self.life.opened(ConnRef(conn.qp()));
+        self.life.notices.push(Notice::Open(ConnRef(conn.qp())));
         // A version 1 client may stay silent.
-        if self.cx.config.wire.version_1 || conn.accepted().is_none_or(|accepted| !accepted.is_new()) {
+        if self.cx.config.wire.version_1 || conn.accepted.as_ref().is_none_or(|accepted| !accepted.new) {
             self.has_arrived(conn);
         }
     }
@@ -194,7 +194,7 @@ impl<F: Fabric> Shard<F> {
     /// Handles its first message: it is an ordinary connection from now on.
     #[cold]
     pub(super) fn widen(&mut self, conn: &mut Conn) {
-        if !conn.accepted_mut().is_some_and(Accepted::says_something) {
+        if !conn.accepted.as_mut().is_some_and(|accepted| std::mem::take(&mut accepted.new)) {
             return;
         }
         if conn.stage() != Stage::Connecting {
@@ -215,7 +215,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Marks its setup as complete.
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
-        if conn.accepted_mut().is_some_and(Accepted::is_set_up_now) {
+        if conn.accepted.as_mut().is_some_and(Accepted::is_set_up_now) {
             self.life.arrives_no_more(conn.qp());
         }
     }
@@ -223,13 +223,13 @@ impl<F: Fabric> Shard<F> {
     /// Part of step 5 of a turn: closes connections whose setup is late. They are in order of arrival, with the same
     /// time-out: no connection behind a timely one is late.
     pub(super) fn check_arrivals(&mut self) {
-        if self.life.arriving().is_empty() {
+        if self.life.arriving.is_empty() {
             return;
         }
         let now = self.cx.clock.read();
-        while let Some(&qp) = self.life.arriving().first() {
+        while let Some(&qp) = self.life.arriving.first() {
             let deadline = self.with(qp, |shard, conn| {
-                let deadline = conn.accepted().map_or(u64::MAX, Accepted::deadline);
+                let deadline = conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline);
                 if deadline <= now {
                     shard.cx.stats.connections_expired += 1;
                     conn.end_for(LocalClose::SetupTimeout);

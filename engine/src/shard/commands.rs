@@ -133,7 +133,7 @@ pub(super) struct Outside {
     /// Connections to close, and the polls of the inbox left before that.
     closing: Vec<(ConnRef, u32)>,
     /// The shard's thread has to end.
-    stopped: bool,
+    pub(super) stopped: bool,
 }
 
 impl Outside {
@@ -150,11 +150,6 @@ impl Outside {
     /// Parker of the shard.
     pub(super) fn sleeper(&mut self) -> &mut Sleeper {
         &mut self.sleeper
-    }
-
-    /// The shard's thread has to end.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.stopped
     }
 }
 
@@ -176,10 +171,10 @@ impl<F: Fabric> Shard<F> {
     /// Answers the threads that wait for connections.
     #[inline]
     pub(super) fn notice(&mut self) {
-        if self.life.notices().is_empty() {
+        if self.life.notices.is_empty() {
             return;
         }
-        for notice in self.life.notices().drain(..) {
+        for notice in self.life.notices.drain(..) {
             let (conn, closed) = match notice {
                 Notice::Open(conn) => (conn, None),
                 Notice::Closed { conn, reason } => (conn, Some(reason)),
@@ -194,7 +189,7 @@ impl<F: Fabric> Shard<F> {
                 (None, None) => {}
             }
         }
-        if self.life.is_draining() && self.is_drained() {
+        if self.life.draining && self.is_drained() {
             self.outside.stopped = true;
         }
     }

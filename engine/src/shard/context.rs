@@ -200,7 +200,7 @@ impl<F: Fabric> Context<F> {
         self.receives.count_reserve(pool.first_room(size).0);
         let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
         self.sizing.posted(posted);
-        if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {
+        if self.receives.ran_short && (posted > 0 || self.receives.suffice()) {
             self.relieved();
         }
     }
@@ -208,7 +208,7 @@ impl<F: Fabric> Context<F> {
     /// Resumes delayed grants and replies: receives were added, or fewer are promised.
     #[cold]
     pub(super) fn relieved(&mut self) {
-        self.receives.relieve();
+        self.receives.ran_short = false;
         for conn in self.conns.iter_mut() {
             self.ready.add(conn);
         }

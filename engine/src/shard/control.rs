@@ -6,7 +6,7 @@ use super::conn::Conn;
 use super::outgoing::{Continuation, Whose};
 use super::reconnect::Again;
 use super::stage::Stage;
-use super::{ConnRef, Shard};
+use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
     ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId,
@@ -73,7 +73,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Closes connections that wait to reconnect.
     pub(super) fn end_parked(&mut self) {
-        for conn in self.cx.conns.take_parked() {
+        for conn in std::mem::take(&mut self.cx.conns.reconnecting) {
             self.lend(conn, |_, conn| conn.go(Stage::Closing));
         }
     }
@@ -85,7 +85,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Closes every connection now.
     pub fn abort(&mut self) {
-        self.life.drain();
+        self.life.draining = true;
         self.cx.fabric.unlisten();
         self.with_each(|_, conn| {
             conn.end_for(LocalClose::Requested);
@@ -108,7 +108,7 @@ impl<F: Fabric> Shard<F> {
             // Receives are shared: a greedy peer must not cost a well-behaved one its connection.
             rnr_retry: 7,
             // Ignored by version 2; thresholds for version 1 (RFC 8797).
-            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.wire.remote_invalidate).to_vec(),
+            private_data: connect_data(self.cx.sizing.announced, self.cx.config.wire.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -170,7 +170,7 @@ impl<F: Fabric> Shard<F> {
             reverse: if serves { config.wire.reverse } else { ReverseSupport::None },
             coalesce_grants: config.poll.coalesce_grants,
             xid_seed,
-            receive_size: self.cx.sizing.announced(),
+            receive_size: self.cx.sizing.announced,
             longest_send: config.wire.longest_message(),
             optional_operations: config.wire.optional_operations,
             receive_sizes: self.cx.sizes_for_peers(),
@@ -201,7 +201,7 @@ impl<F: Fabric> Shard<F> {
     /// Step 5 of a turn.
     #[inline(never)]
     pub(super) fn control(&mut self) {
-        for (qp, reason) in self.life.take_disconnected() {
+        for (qp, reason) in std::mem::take(&mut self.life.disconnected) {
             self.with(qp, |shard, conn| {
                 // A failed request counts the fault itself.
                 shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.is_over());
@@ -213,7 +213,7 @@ impl<F: Fabric> Shard<F> {
         if self.cx.has_starved() {
             self.cx.feed();
         }
-        if self.life.is_draining() {
+        if self.life.draining {
             self.look_at_lingering();
         }
         self.cx.sum_up_lines();
@@ -224,7 +224,7 @@ impl<F: Fabric> Shard<F> {
         self.responder.control(&mut self.cx);
         self.check_negotiations();
         self.check_connecting();
-        if self.cx.conns.has_parked() {
+        if !self.cx.conns.reconnecting.is_empty() {
             self.reconnect();
         }
         self.end_closed();
@@ -234,7 +234,7 @@ impl<F: Fabric> Shard<F> {
     /// have more behind each. Calls wait meanwhile.
     fn look_at_connections(&mut self) {
         self.control_events();
-        let Some(mut next) = self.life.take_request() else { return };
+        let Some(mut next) = self.life.requests.pop_front() else { return };
         let begun = self.cx.clock.read();
         let end = self.life.answers_until(begun);
         loop {
@@ -242,13 +242,13 @@ impl<F: Fabric> Shard<F> {
             self.requested(request, &private_data, &peer);
             let now = self.cx.clock.read();
             if now >= end {
-                self.life.answers_later(now);
+                self.life.interrupted = Some(now);
                 return self.cx.schedule.control_now();
             }
-            if !self.life.has_requests() {
+            if self.life.requests.is_empty() {
                 self.control_events();
             }
-            let Some(another) = self.life.take_request() else { return };
+            let Some(another) = self.life.requests.pop_front() else { return };
             next = another;
         }
     }
@@ -278,7 +278,7 @@ impl<F: Fabric> Shard<F> {
     fn control_event(&mut self, event: ControlEvent) {
         match event {
             ControlEvent::ConnectRequest { request, private_data, peer } => {
-                self.life.asked((request, private_data, peer));
+                self.life.requests.push_back((request, private_data, peer));
                 self.cx.schedule.control_now();
             }
             ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
@@ -289,7 +289,7 @@ impl<F: Fabric> Shard<F> {
             ControlEvent::Disconnected { qp, cause, reason } => {
                 // A failed request has more detail. It may have arrived since this turn's completions, so the shard
                 // handles the next ones first.
-                self.life.disconnected(qp, CloseCause::Disconnected { cause, detail: reason }.into());
+                self.life.disconnected.push((qp, CloseCause::Disconnected { cause, detail: reason }.into()));
                 self.cx.schedule.control_now();
             }
             ControlEvent::Device(event) => {
@@ -314,9 +314,9 @@ impl<F: Fabric> Shard<F> {
                 return shard.settled(conn);
             }
             conn.go(Stage::Negotiating);
-            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation));
-            shard.cx.schedule.wake_by(conn.settle_by());
-            shard.life.negotiates(qp);
+            conn.settle_by = shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation);
+            shard.cx.schedule.wake_by(conn.settle_by);
+            shard.life.negotiating.push(qp);
         });
     }
 
@@ -328,38 +328,38 @@ impl<F: Fabric> Shard<F> {
         }
         if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
             conn.go(Stage::Open);
-            conn.settle_until(u64::MAX);
+            conn.settle_by = u64::MAX;
             conn.refresh();
             if conn.was_refused_version_2() {
                 let who = conn.who();
                 let line = format_args!("{who}: falls back to version 1: version error (wire.credit_mode)");
                 self.cx.warn("fallbacks to version 1", line);
             } else if conn.proto.terms().version == Version::V2 {
-                conn.again.speaks_version_2();
+                conn.again.spoke_version_2 = true;
             }
             if conn.again.is_under_way() {
-                conn.again.succeeded(self.cx.clock.read());
+                conn.again.open_since = Some(self.cx.clock.read());
                 self.requester.resume(&mut self.cx, conn);
             }
-            self.life.opened(ConnRef(conn.origin()));
+            self.life.notices.push(Notice::Open(ConnRef(conn.origin())));
         }
         conn.refresh();
     }
 
     /// Closes the connections whose first message was not answered in time.
     fn check_negotiations(&mut self) {
-        if self.life.negotiating().is_empty() {
+        if self.life.negotiating.is_empty() {
             return;
         }
         let now = self.cx.clock.read();
-        for qp in self.life.negotiating().to_vec() {
+        for qp in self.life.negotiating.clone() {
             self.with(qp, |shard, conn| {
                 if conn.proto.is_open() {
                     // Its first message may be of another kind.
                     return shard.settled(conn);
                 }
-                shard.cx.schedule.wake_by(conn.settle_by().max(now));
-                if conn.settle_by() <= now {
+                shard.cx.schedule.wake_by(conn.settle_by.max(now));
+                if conn.settle_by <= now {
                     conn.end_for(LocalClose::NegotiationTimeout);
                 }
             });
@@ -374,7 +374,7 @@ impl<F: Fabric> Shard<F> {
     /// As above, by its owner's name, in any state; it does not reconnect.
     pub(super) fn end_now(&mut self, conn: ConnRef, reason: LocalClose) {
         self.with_ref(conn, |_, conn| {
-            conn.again.give_up();
+            conn.again.address = None;
             if conn.stage() == Stage::Reconnecting {
                 // It has the reason of its loss already.
                 conn.not_made_again(reason);
@@ -397,11 +397,11 @@ impl<F: Fabric> Shard<F> {
         self.requester.connection_lost(&mut self.cx, &mut conn);
         conn.tell_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
-        if let (Some(accepted), Some(what)) = (conn.accepted(), reason.0.for_the_log()) {
+        if let (Some(accepted), Some(what)) = (conn.accepted.as_ref(), reason.0.for_the_log()) {
             self.cx.warn(what, format_args!("{}: connection ended: {reason}", accepted.host()));
         }
         self.cx.conns.forget(origin);
-        self.life.closed(ConnRef(origin), reason);
+        self.life.notices.push(Notice::Closed { conn: ConnRef(origin), reason });
     }
 
     /// Destroys a queue pair, and ends the peer's calls.
@@ -416,7 +416,7 @@ impl<F: Fabric> Shard<F> {
         }
         // The device releases its memory here: only then may other code use it.
         self.cx.fabric.destroy_qp(conn.leave_qp());
-        if let Some(Continuation { of, rest, whole, .. }) = conn.take_continuation() {
+        if let Some(Continuation { of, rest, whole, .. }) = conn.continuation.take() {
             match of {
                 Whose::Reply(call) => self.responder.drop_call(call),
                 Whose::Call(call, _) => conn.keep_whole(call, rest, whole),
@@ -425,7 +425,7 @@ impl<F: Fabric> Shard<F> {
         self.responder.give_up_calls(conn);
         self.cx.stats.messages.add(conn.proto.counters());
         self.cx.receives.promise(&mut conn.promise, 0, 0);
-        if self.cx.receives.ran_short() {
+        if self.cx.receives.ran_short {
             self.cx.relieved();
         }
     }

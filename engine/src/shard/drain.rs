@@ -41,7 +41,7 @@ pub(super) fn holds_sends(fabric: &mut impl Fabric, conn: &Conn) -> bool {
 impl<F: Fabric> Shard<F> {
     /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
     pub fn drain(&mut self) {
-        self.life.drain();
+        self.life.draining = true;
         self.cx.fabric.unlisten();
         self.with_each(Self::start_drain);
         self.end_parked();
@@ -55,8 +55,8 @@ impl<F: Fabric> Shard<F> {
         let awaits = self.awaits_last_sends(conn);
         let in_transit = in_transit(&mut self.cx.fabric, conn.qp());
         // Version 1 has no such error: its clients retransmit.
-        let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
-        let silence = match self.life.is_draining() && tells {
+        let tells = conn.accepted.is_some() && conn.proto.terms().version != Version::V1;
+        let silence = match self.life.draining && tells {
             true => {
                 let round_trip = self.cx.fabric.round_trip(conn.qp());
                 nanoseconds(silence(self.cx.config.poll.control_interval, round_trip))

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
+use super::Notice;
 use super::close_reason::CloseReason;
-use super::{ConnRef, Notice};
 use crate::fabric::{QpId, RequestId};
 
 /// Time for connect requests in a turn, in nanoseconds. One accept takes longer; it is enough for several refusals.
@@ -17,33 +17,30 @@ pub(super) type Request = (RequestId, Vec<u8>, String);
 
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
-    notices: Vec<Notice>,
+    /// Events of connections that were not taken yet.
+    pub(super) notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
-    negotiating: Vec<QpId>,
+    pub(super) negotiating: Vec<QpId>,
     /// Connect requests. A turn limits the time for them, as served calls wait meanwhile.
-    requests: VecDeque<Request>,
+    pub(super) requests: VecDeque<Request>,
     /// Time at which a turn ran out of time for them, in nanoseconds.
-    interrupted: Option<u64>,
+    pub(super) interrupted: Option<u64>,
     /// Accepted connections in setup.
-    arriving: Vec<QpId>,
-    /// Connections closed by their peers.
-    disconnected: Vec<(QpId, CloseReason)>,
-    draining: bool,
+    pub(super) arriving: Vec<QpId>,
+    /// Connections closed by their peers: they end in the next control-plane run.
+    pub(super) disconnected: Vec<(QpId, CloseReason)>,
+    /// Connecting and reconnecting have stopped.
+    pub(super) draining: bool,
     /// Time of the last eviction for another host, in nanoseconds.
-    ended_for_others: Option<u64>,
+    pub(super) ended_for_others: Option<u64>,
     /// First XID of the next connection. Random at first: a duplicate request cache, also of another shard or process,
     /// takes the same call of the same client with the same XID for a retransmission.
-    seed: u32,
+    pub(super) seed: u32,
 }
 
 impl Lifecycle {
     pub(super) fn new() -> Self {
         Self { seed: RandomState::new().build_hasher().finish() as u32, ..Self::default() }
-    }
-
-    /// Derives XIDs from the number of connections only.
-    pub(super) fn fix_seed(&mut self) {
-        self.seed = 1;
     }
 
     /// First XID of one more connection.
@@ -52,60 +49,9 @@ impl Lifecycle {
         self.seed
     }
 
-    /// Reports an established connection.
-    pub(super) fn opened(&mut self, conn: ConnRef) {
-        self.notices.push(Notice::Open(conn));
-    }
-
-    /// Reports a closed connection.
-    pub(super) fn closed(&mut self, conn: ConnRef, reason: CloseReason) {
-        self.notices.push(Notice::Closed { conn, reason });
-    }
-
-    /// Events of connections that were not taken yet.
-    #[inline]
-    pub(super) fn notices(&mut self) -> &mut Vec<Notice> {
-        &mut self.notices
-    }
-
-    /// Time of the last eviction for another host, in nanoseconds.
-    pub(super) fn ended_for_others(&self) -> Option<u64> {
-        self.ended_for_others
-    }
-
-    /// Records such an eviction.
-    pub(super) fn end_for_others(&mut self, now: u64) {
-        self.ended_for_others = Some(now);
-    }
-
-    /// Adds a client that negotiates.
-    pub(super) fn negotiates(&mut self, qp: QpId) {
-        self.negotiating.push(qp);
-    }
-
     /// Removes a client that negotiated.
     pub(super) fn negotiates_no_more(&mut self, qp: QpId) {
         remove(&mut self.negotiating, qp);
-    }
-
-    /// Clients that negotiate.
-    pub(super) fn negotiating(&self) -> &[QpId] {
-        &self.negotiating
-    }
-
-    /// Adds a connect request.
-    pub(super) fn asked(&mut self, request: Request) {
-        self.requests.push_back(request);
-    }
-
-    /// Takes the next connect request.
-    pub(super) fn take_request(&mut self) -> Option<Request> {
-        self.requests.pop_front()
-    }
-
-    /// Whether any request waits.
-    pub(super) fn has_requests(&self) -> bool {
-        !self.requests.is_empty()
     }
 
     /// Deadline for requests in a turn that starts with them now, in nanoseconds. If handlers make turns long, it is a
@@ -115,49 +61,14 @@ impl Lifecycle {
         now.saturating_add(ANSWERS.max(turn / ANSWERS_OF_TURN))
     }
 
-    /// Records that this turn ran out of time; the next one continues.
-    pub(super) fn answers_later(&mut self, now: u64) {
-        self.interrupted = Some(now);
-    }
-
-    /// Adds an accepted connection in setup.
-    pub(super) fn arrives(&mut self, qp: QpId) {
-        self.arriving.push(qp);
-    }
-
     /// Removes one that is set up or closed.
     pub(super) fn arrives_no_more(&mut self, qp: QpId) {
         remove(&mut self.arriving, qp);
     }
 
-    /// Accepted connections in setup.
-    pub(super) fn arriving(&self) -> &[QpId] {
-        &self.arriving
-    }
-
-    /// Records a connection closed by its peer: it ends in the next control-plane run.
-    pub(super) fn disconnected(&mut self, qp: QpId, reason: CloseReason) {
-        self.disconnected.push((qp, reason));
-    }
-
     /// Reason of a connection that ends in the next control-plane run, if any.
     pub(super) fn why_disconnected(&self, qp: QpId) -> Option<&CloseReason> {
         self.disconnected.iter().find_map(|(id, reason)| (*id == qp).then_some(reason))
-    }
-
-    /// Takes the connections that end now.
-    pub(super) fn take_disconnected(&mut self) -> Vec<(QpId, CloseReason)> {
-        std::mem::take(&mut self.disconnected)
-    }
-
-    /// Stops connecting and reconnecting.
-    pub(super) fn drain(&mut self) {
-        self.draining = true;
-    }
-
-    /// Whether connecting has stopped.
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining
     }
 }
 
@@ -171,6 +82,7 @@ fn remove(list: &mut Vec<QpId>, qp: QpId) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shard::ConnRef;
     use crate::shard::close_reason::LocalClose;
 
     fn qp(slot: u32) -> QpId {
@@ -186,22 +98,22 @@ mod tests {
     #[test]
     fn negotiating_and_arriving_connections_are_known_by_name() {
         let mut life = Lifecycle::new();
-        (0..3).for_each(|slot| life.negotiates(qp(slot)));
-        life.arrives(qp(7));
+        (0..3).for_each(|slot| life.negotiating.push(qp(slot)));
+        life.arriving.push(qp(7));
         life.negotiates_no_more(qp(1));
-        assert_eq!((life.negotiating(), life.arriving()), (&[qp(0), qp(2)][..], &[qp(7)][..]));
+        assert_eq!((&life.negotiating[..], &life.arriving[..]), (&[qp(0), qp(2)][..], &[qp(7)][..]));
         life.negotiates_no_more(qp(1));
         life.arrives_no_more(qp(7));
-        assert_eq!((life.negotiating().len(), life.arriving().len()), (2, 0), "who is gone is gone once");
+        assert_eq!((life.negotiating.len(), life.arriving.len()), (2, 0), "who is gone is gone once");
     }
 
     #[test]
     fn connect_requests_have_a_part_of_a_long_turn_and_else_a_short_time() {
         let mut life = Lifecycle::new();
         assert_eq!(life.answers_until(64_000_000), 64_025_000, "the first");
-        life.answers_later(64_100_000);
+        life.interrupted = Some(64_100_000);
         assert_eq!(life.answers_until(64_200_000), 64_225_000, "a short turn");
-        life.answers_later(64_300_000);
+        life.interrupted = Some(64_300_000);
         assert_eq!(life.answers_until(128_300_000), 132_300_000, "a long one");
         assert_eq!(life.answers_until(900_000_000), 900_025_000, "nothing waited");
     }
@@ -209,26 +121,26 @@ mod tests {
     #[test]
     fn a_connection_that_ends_has_its_own_reason() {
         let mut life = Lifecycle::new();
-        life.disconnected(qp(1), LocalClose::Stopped.into());
+        life.disconnected.push((qp(1), LocalClose::Stopped.into()));
         assert!(life.why_disconnected(qp(0)).is_none());
         assert_eq!(life.why_disconnected(qp(1)), Some(&LocalClose::Stopped.into()));
-        assert_eq!(life.take_disconnected(), [(qp(1), LocalClose::Stopped.into())]);
+        assert_eq!(std::mem::take(&mut life.disconnected), [(qp(1), LocalClose::Stopped.into())]);
         assert!(life.why_disconnected(qp(1)).is_none());
     }
 
     #[test]
     fn notices_come_in_order() {
         let mut life = Lifecycle::new();
-        life.opened(ConnRef::NONE);
-        life.closed(ConnRef::NONE, LocalClose::Requested.into());
-        assert!(matches!(life.notices()[..], [Notice::Open(_), Notice::Closed { .. }]));
+        life.notices.push(Notice::Open(ConnRef::NONE));
+        life.notices.push(Notice::Closed { conn: ConnRef::NONE, reason: LocalClose::Requested.into() });
+        assert!(matches!(life.notices[..], [Notice::Open(_), Notice::Closed { .. }]));
     }
 
     #[test]
     fn no_two_connections_start_at_the_same_xid_and_a_fixed_seed_repeats() {
         let (mut one, mut other) = (Lifecycle::new(), Lifecycle::new());
-        one.fix_seed();
-        other.fix_seed();
+        one.seed = 1;
+        other.seed = 1;
         let seeds: Vec<_> = (0..100).map(|_| one.next_seed()).collect();
         assert!(seeds.iter().all(|&seed| other.next_seed() == seed));
         let distinct: std::collections::HashSet<_> = seeds.iter().collect();

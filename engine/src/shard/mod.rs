@@ -284,7 +284,8 @@ impl<F: Fabric> Shard<F> {
     /// connection.
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.cx.clock = Clock::simulated(time);
-        self.life.fix_seed();
+        // XIDs derive from the number of connections only.
+        self.life.seed = 1;
     }
 
     /// The device.
@@ -316,7 +317,7 @@ impl<F: Fabric> Shard<F> {
     /// Events of connections not taken yet.
     #[inline]
     pub fn notices(&mut self) -> &mut Vec<Notice> {
-        self.life.notices()
+        &mut self.life.notices
     }
 
     /// Starts a call. Its sink gets the outcome exactly once, also for an error here.

@@ -156,7 +156,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
         if matches!(fault, PeerFault::NoCommonVersion { .. }) {
             // A reconnect would fail in the same way.
-            conn.again.give_up();
+            conn.again.address = None;
         }
         conn.end_for(fault);
     }

@@ -27,18 +27,18 @@ enum Fallback {
 /// State of reconnecting.
 #[derive(Debug, Default)]
 pub(super) struct Again {
-    /// Address of a client's server.
-    address: Option<FabricAddress>,
+    /// Address of a client's server; `None` disables reconnecting.
+    pub(super) address: Option<FabricAddress>,
     /// Reconnects since it was last useful.
     attempts: u32,
     /// Time of its last reopening, in nanoseconds, if open.
-    open_since: Option<u64>,
+    pub(super) open_since: Option<u64>,
     /// Time of the next attempt while it waits, in nanoseconds.
     retry_at: u64,
     /// Reason for version 1 where the configuration allows version 2.
     fallback: Option<Fallback>,
     /// The server has sent a version 2 message.
-    spoke_version_2: bool,
+    pub(super) spoke_version_2: bool,
     /// It was lost before the first answer, and tries version 2 once more.
     lost_unanswered: bool,
 }
@@ -49,24 +49,9 @@ impl Again {
         Self { address: Some(address), ..Self::default() }
     }
 
-    /// Disables reconnecting.
-    pub(super) fn give_up(&mut self) {
-        self.address = None;
-    }
-
     /// Whether it is lost and not open again yet.
     pub(super) fn is_under_way(&self) -> bool {
         self.attempts > 0 && self.open_since.is_none()
-    }
-
-    /// Marks it as open again.
-    pub(super) fn succeeded(&mut self, now: u64) {
-        self.open_since = Some(now);
-    }
-
-    /// Marks its server as one that speaks version 2.
-    pub(super) fn speaks_version_2(&mut self) {
-        self.spoke_version_2 = true;
     }
 
     /// Marks it as lost; returns its reconnects since it was useful, or open for `long` nanoseconds. Without this
@@ -95,7 +80,7 @@ impl Conn {
 impl<F: Fabric> Shard<F> {
     /// Whether a connection that has ended reconnects.
     pub(super) fn may_reconnect(&mut self, conn: &Conn) -> bool {
-        if conn.again.address.is_none() || self.life.is_draining() {
+        if conn.again.address.is_none() || self.life.draining {
             return false;
         }
         let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
@@ -110,7 +95,7 @@ impl<F: Fabric> Shard<F> {
     /// Reconnects of a lost connection since it was last useful.
     fn attempts_of(&mut self, conn: &Conn) -> u32 {
         let (_, longest) = self.cx.connect.reconnect_backoff;
-        conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
+        conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.answered, nanoseconds(longest))
     }
 
     /// Reason of a lost connection to fall back to version 1, if any.
@@ -152,7 +137,7 @@ impl<F: Fabric> Shard<F> {
                 self.cx.warn("fallbacks to version 1", line);
             }
         }
-        conn.requests.begin_anew();
+        conn.requests.answered = false;
         self.release_qp(&mut conn);
         self.requester.interrupt(&mut self.cx, &mut conn);
         conn.forget_device();
@@ -175,7 +160,7 @@ impl<F: Fabric> Shard<F> {
     /// Reconnects the connections that are due.
     pub(super) fn reconnect(&mut self) {
         let now = self.cx.clock.read();
-        for conn in self.cx.conns.take_parked() {
+        for conn in std::mem::take(&mut self.cx.conns.reconnecting) {
             if conn.again.retry_at > now {
                 self.cx.schedule.wake_by(conn.again.retry_at);
                 self.cx.conns.park(conn);
@@ -224,11 +209,11 @@ mod tests {
         assert!(!again.is_under_way());
         again.attempts = 3;
         assert!(again.is_under_way());
-        again.succeeded(10);
+        again.open_since = Some(10);
         assert!(!again.is_under_way() && again.address.is_some());
         assert_eq!(again.attempts_when_lost(15, false, 6), 3, "it was of no use, and not open for long");
         assert_eq!([again.attempts_when_lost(15, true, 6), again.attempts_when_lost(16, false, 6)], [0, 0]);
-        again.give_up();
+        again.address = None;
         assert!(again.address.is_none(), "it leads nowhere");
     }
 }

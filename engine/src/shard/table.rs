@@ -15,7 +15,7 @@ pub(super) struct ConnTable {
     slots: Vec<Option<Box<Conn>>>,
     /// Connections that wait to reconnect, oldest first.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    reconnecting: Vec<Box<Conn>>,
+    pub(super) reconnecting: Vec<Box<Conn>>,
     /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
     /// Connections returned closed, which have to be ended.
@@ -120,17 +120,6 @@ impl ConnTable {
         self.reconnecting.push(conn);
     }
 
-    /// Lends all connections that have no queue pair.
-    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    pub(super) fn take_parked(&mut self) -> Vec<Box<Conn>> {
-        std::mem::take(&mut self.reconnecting)
-    }
-
-    /// Whether connections wait to reconnect.
-    pub(super) fn has_parked(&self) -> bool {
-        !self.reconnecting.is_empty()
-    }
-
     /// Removes a closed connection's name.
     pub(super) fn forget(&mut self, origin: QpId) {
         self.aliases.retain(|(first, _)| *first != origin);
@@ -225,10 +214,10 @@ mod tests {
             lost.go(Stage::Reconnecting);
             lost.leave_qp();
             table.park(lost);
-            assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
+            assert!(!table.reconnecting.is_empty() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
             assert!(table.give_back(parked), "it is not over");
-            let mut made = table.take_parked().pop().expect("one");
+            let mut made = std::mem::take(&mut table.reconnecting).pop().expect("one");
             made.made_again(again, ConnConfig::default());
             table.insert(made);
             assert_eq!(table.get(ConnRef(name)).expect("by its name").qp(), again);

@@ -194,13 +194,13 @@ impl<F: Fabric> Shard<F> {
     /// Polls until stopped.
     fn turn_until_stopped(&mut self) -> CutOff {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
-        while !self.outside.is_stopped() {
+        while !self.outside.stopped {
             let busy = self.poll_once();
             // Before the sleep: the last connection ends a drain.
             self.notice();
             if busy {
                 idle.reset();
-            } else if !self.outside.is_stopped() {
+            } else if !self.outside.stopped {
                 idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
         }
@@ -228,10 +228,10 @@ impl<F: Fabric> Shard<F> {
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.outside.sleeper().arm();
         self.cx.fabric.arm();
-        let told = self.life.notices().len();
+        let told = self.life.notices.len();
         // The turn does not report control-plane work: a close may be the last of a drain. A ready connection needs
         // another turn.
-        if self.poll_once() || self.life.notices().len() != told || !self.cx.ready.is_empty() {
+        if self.poll_once() || self.life.notices.len() != told || !self.cx.ready.is_empty() {
             return None;
         }
         self.watch.before_sleep(&mut self.cx);
@@ -310,9 +310,9 @@ mod tests {
         let conn = open_conn(0, true);
         let qp = conn.qp();
         shard.cx.conns.insert(conn);
-        shard.life.drain();
+        shard.life.draining = true;
         // It ends in the first control-plane run.
-        shard.life.disconnected(qp, LocalClose::Requested.into());
+        shard.life.disconnected.push((qp, LocalClose::Requested.into()));
         shard.turn_until_stopped();
         assert_eq!((shard.cx.stats.turns, shard.cx.stats.sleeps), (1, 0));
     }

@@ -149,7 +149,7 @@ impl Connections {
         // One that was never connected is still watched under its slot, which another will get.
         self.sockets.forget(&socket);
         let _ = rustix::net::shutdown(&socket, Shutdown::Write);
-        let token = Token::Parting(self.partings.next_id()).data();
+        let token = Token::Parting(self.partings.next).data();
         if self.sockets.watch(socket.as_fd(), token, EventFlags::IN | EventFlags::RDHUP).is_err() {
             // Without a watch the peer's end would go unnoticed: it is cut off.
             return;
@@ -200,7 +200,7 @@ impl Connections {
         if self.silent.len() + self.asked.len() >= most && !self.drop_oldest(common) {
             return common.refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
         }
-        let token = Token::Request(self.silent.next_id()).data();
+        let token = Token::Request(self.silent.next).data();
         let flags = EventFlags::IN | EventFlags::RDHUP;
         let watched =
             equip(socket.as_fd(), &common.config).and_then(|()| self.sockets.watch(socket.as_fd(), token, flags));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Expiring<T> {
     /// By name, in order of arrival.
     of: BTreeMap<u64, (Instant, T)>,
-    next: u64,
+    pub(super) next: u64,
 }
 
 impl<T> Default for Expiring<T> {
@@ -20,11 +20,6 @@ impl<T> Default for Expiring<T> {
 }
 
 impl<T> Expiring<T> {
-    /// The name of the next one.
-    pub(super) fn next_id(&self) -> u64 {
-        self.next
-    }
-
     /// Adds a value until `deadline`, or the predecessor's if later; returns its name.
     pub(super) fn insert(&mut self, deadline: Instant, thing: T) -> u64 {
         let id = self.next;

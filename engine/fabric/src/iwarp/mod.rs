@@ -348,7 +348,7 @@ impl Fabric for IwarpFabric {
 
     fn destroy_qp(&mut self, id: QpId) {
         let Some(mut gone) = self.table.remove(id) else { return };
-        if gone.stood() {
+        if gone.stood {
             self.standing -= 1;
         }
         self.hot.retain(|&slot| slot != id.slot);
@@ -358,7 +358,7 @@ impl Fabric for IwarpFabric {
         self.common.attention.retain(|&slot| slot != id.slot);
         // The caller of destroy needs no event of its end.
         self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
-        if let Some(socket) = gone.into_socket()
+        if let Some(socket) = gone.socket
             && !cut
         {
             self.connections.part(socket, self.common.config.linger);
@@ -401,7 +401,7 @@ impl Fabric for IwarpFabric {
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
                 let over = matches!(qp.state, State::Error).then_some(id);
-                let Some(own) = qp.endpoint.own_receives() else { return 0 };
+                let Some(own) = qp.endpoint.own_receives.as_mut() else { return 0 };
                 (own, over)
             }
         };

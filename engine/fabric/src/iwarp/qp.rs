@@ -126,7 +126,7 @@ pub(super) struct Qp {
     /// The events of the epoll instance.
     interest: EventFlags,
     /// Its connection stood once.
-    stood: bool,
+    pub(super) stood: bool,
     /// The poll in which something was found last.
     pub(super) active: u64,
     /// Whether each poll checks it.
@@ -181,17 +181,8 @@ impl Qp {
         }
     }
 
-    /// Whether its connection stood once.
-    pub(super) fn stood(&self) -> bool {
-        self.stood
-    }
-
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
-    }
-
-    pub(super) fn into_socket(self) -> Option<OwnedFd> {
-        self.socket
     }
 
     #[inline]

@@ -31,7 +31,7 @@ impl VerbsFabric {
     /// Reports the loss of the device once, and ends all its connections. Each identifier and queue may report a loss.
     pub(super) fn device_lost(&mut self, event: DeviceEvent) {
         let (Some(opened), None) = (&self.device, &self.lost) else { return };
-        let was_watched = opened.is_watched();
+        let was_watched = opened.watch.is_some();
         let Book { table, attention, stats, .. } = &mut self.book;
         let name = &self.choice.device;
         table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Device, || format!("{name}: {event}")));
@@ -119,7 +119,7 @@ impl VerbsFabric {
     }
 
     fn install(&mut self, found: Found) -> Result<(), FabricError> {
-        let is_watched = found.opened.is_watched();
+        let is_watched = found.opened.watch.is_some();
         let fits = is_same(&self.capabilities, &found.capabilities);
         let Found { opened, srq, choice, is_infiniband, quirks, capabilities, room, not_ready, .. } = found;
         let (opened, sleeper) = (self.device.insert(opened), &self.sleeper);

@@ -30,7 +30,7 @@ pub(super) struct Opened {
     pub(super) pd: Rc<ProtectionDomain>,
     pub(super) context: Rc<Context>,
     /// Receives removal events, with or without connections. `None` for addresses other than IP.
-    watch: Option<CmId>,
+    pub(super) watch: Option<CmId>,
 }
 
 /// Results of opening a device.
@@ -135,11 +135,6 @@ impl Opened {
             .add(Source::Completions, self.cq.channel().fd())
             .and_then(|()| sleeper.add(Source::Device, self.context.async_fd()));
         added.map_err(|e| explain::opening("epoll_ctl", &e))
-    }
-
-    /// Whether removal events arrive.
-    pub(super) fn is_watched(&self) -> bool {
-        self.watch.is_some()
     }
 
     /// Closes a device. librdmacm also releases a `removed` one.

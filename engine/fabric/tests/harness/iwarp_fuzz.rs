@@ -304,11 +304,11 @@ impl<'p, 'd> Story<'p, 'd> {
 
     fn receive(&mut self, with: u8) {
         let room = |receives: &mut Receives| receives.room();
-        let own = self.endpoint.own_receives().map(room);
+        let own = self.endpoint.own_receives.as_mut().map(room);
         let bufs: Vec<Buf> = (0..own.unwrap_or_else(|| self.shared.receives.room()).min(usize::from(with & 3) + 1))
             .map_while(|_| self.pool.alloc(self.scale * RECEIVE))
             .collect();
-        self.endpoint.own_receives().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
+        self.endpoint.own_receives.as_mut().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
         self.hear(&[]);
     }
 

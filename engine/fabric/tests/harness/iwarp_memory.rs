@@ -559,7 +559,7 @@ impl Fabric for MemoryFabric {
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
                 let over = matches!(qp.state, State::Error).then_some(id);
-                let Some(own) = qp.endpoint.own_receives() else { return 0 };
+                let Some(own) = qp.endpoint.own_receives.as_mut() else { return 0 };
                 (own, over)
             }
         };

@@ -382,9 +382,9 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
 /// Chunk lists of exposed memory.
 pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
     let mut counts = ChunkCounts::default();
-    for part in exposure.all() {
-        let segments = segments_of(part.segment().length as usize, terms);
-        match part.place() {
+    for part in &exposure.parts {
+        let segments = segments_of(part.at.target.length as usize, terms);
+        match part.place {
             Place::Read(_) => counts.reads += segments,
             Place::Write(_) => {
                 (counts.writes, counts.write_segments) = (counts.writes + 1, counts.write_segments + segments)

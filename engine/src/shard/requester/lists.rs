@@ -25,15 +25,13 @@ impl Lists {
     /// many segments: the peer has changed its terms since the call got its form.
     #[inline(always)]
     pub(super) fn of<'a>(&'a mut self, exposure: &'a Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'a>> {
-        match exposure.all() {
+        match &exposure.parts[..] {
             // Usually there is one chunk, of one segment.
-            [part] if segments_of(part.segment().length as usize, terms) == 1 && terms.segment_count > 0 => {
-                let segments = std::slice::from_ref(part.segment());
-                let inv_handle = if offered { part.segment().handle } else { 0 };
-                Some(match part.place() {
-                    Place::Read(_) => {
-                        Chunks { inv_handle, reads: std::slice::from_ref(part.read_segment()), ..Chunks::NONE }
-                    }
+            [part] if segments_of(part.at.target.length as usize, terms) == 1 && terms.segment_count > 0 => {
+                let segments = std::slice::from_ref(&part.at.target);
+                let inv_handle = if offered { part.at.target.handle } else { 0 };
+                Some(match part.place {
+                    Place::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&part.at), ..Chunks::NONE },
                     Place::Write(_) => {
                         Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE }
                     }
@@ -52,22 +50,22 @@ impl Lists {
         self.reply.clear();
         let mut left = terms.segment_count as usize;
         (self.offer, self.has_reply) = (0, false);
-        for part in exposure.all() {
-            let (mut rest, size) = (*part.segment(), terms.segment_size);
+        for part in &exposure.parts {
+            let (mut rest, size) = (part.at.target, terms.segment_size);
             let count = segments_of(rest.length as usize, terms);
             match left.checked_sub(count) {
                 Some(fewer) if count <= MAX_SEGMENTS => left = fewer,
                 _ => return false,
             }
             self.offer = rest.handle;
-            match part.place() {
+            match part.place {
                 Place::Read(_) => {}
                 Place::Write(_) => self.counts.push(count as u32),
                 Place::Reply => self.has_reply = true,
             }
             for _ in 0..count {
                 let segment = Segment { length: rest.length.min(size), ..rest };
-                match part.place() {
+                match part.place {
                     Place::Read(position) => self.reads.push(ReadSegment { position, target: segment }),
                     Place::Write(_) => self.writes.push(segment),
                     Place::Reply => self.reply.push(segment),

@@ -63,14 +63,14 @@ pub(super) struct Requests {
     calls: Vec<OutCall>,
     exposures: Exposures,
     /// Memory exposed to this peer only; created at first use.
-    exposed: Option<Pool>,
+    pub(super) exposed: Option<Pool>,
     /// Limits of the fast path: bytes of RPC message, and of results.
     plain_call: usize,
     plain_reply: usize,
     /// The peer has refused a call for lack of a Reply chunk: the fast path is off.
     keeps_all: bool,
     /// Whether a call was answered since the connection was made.
-    answered: bool,
+    pub(super) answered: bool,
 }
 
 /// A call whose message waits to be sent, or for its reply: a reused slot.
@@ -151,26 +151,12 @@ impl Requests {
         self.calls.as_ptr().cast()
     }
 
-    /// Whether a call was answered since the connection was made.
-    pub(super) fn was_answered(&self) -> bool {
-        self.answered
-    }
-
-    /// Resets for a reconnect.
-    pub(super) fn begin_anew(&mut self) {
-        self.answered = false;
-    }
-
     /// A buffer exposed to this peer only, if that pool exists and has one.
     #[inline(always)]
     pub(super) fn alloc(&self, len: usize) -> Option<Buf> {
         let pool = self.exposed.as_ref()?;
         pool.drain_remote();
         pool.alloc(len)
-    }
-
-    pub(super) fn has_exposed_pool(&self) -> bool {
-        self.exposed.is_some()
     }
 
     /// Resizes the slots to the protocol's limit.
@@ -345,7 +331,7 @@ impl Requester {
             next = next.min(conn.proto.next_timeout());
         };
         cx.with_each(&mut expire);
-        for conn in cx.conns.take_parked() {
+        for conn in std::mem::take(&mut cx.conns.reconnecting) {
             cx.lend(conn, &mut expire);
         }
         self.next_deadline = next;

@@ -320,7 +320,7 @@ fn read_reply(
 /// Decodes a reply whose RPC message is in the Reply chunk.
 #[cold]
 fn read_long_reply(view: &View<'_>, exposure: Option<&mut Exposure>) -> ReadReply {
-    let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size())));
+    let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size)));
     let len = match (offered, view.reply_chunk()) {
         (None, _) => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
         (Some(_), None) => Ok(0),
@@ -355,7 +355,7 @@ fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallEr
 /// precede written ones.
 #[inline]
 fn written_into(segments: impl Iterator<Item = Segment>, part: &Exposed, size: u32) -> Result<u32, CallError> {
-    let (mut room_left, mut written, mut full) = (part.segment().length, 0, true);
+    let (mut room_left, mut written, mut full) = (part.at.target.length, 0, true);
     for segment in segments {
         let room = room_left.min(size);
         if segment.length > room {
@@ -377,10 +377,10 @@ fn note_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,
     offered: Option<&mut Exposure>,
 ) -> Result<(), CallError> {
-    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size(), offered.all_mut()));
+    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size, &mut offered.parts[..]));
     let mut expected = parts.iter_mut();
     for chunk in chunks {
-        let Some(part) = expected.find(|part| matches!(part.place(), Place::Write(_))) else {
+        let Some(part) = expected.find(|part| matches!(part.place, Place::Write(_))) else {
             return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
         };
         part.note_written(written_into(chunk, part, size)?);

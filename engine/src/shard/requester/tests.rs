@@ -175,7 +175,7 @@ fn exposed_memory_is_revoked_before_its_call_ends() {
     assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
     let index = scene.with(|_, _, conn| conn.requests.calls[conn.proto.call_slot(call)].exposure).expect("one");
     let (handle, offset) = scene.with(|_, _, conn| {
-        let segment = *conn.exposure_of(call).expect("one").all()[0].segment();
+        let segment = conn.exposure_of(call).expect("one").parts[0].at.target;
         (segment.handle, segment.offset)
     });
     let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
@@ -195,7 +195,7 @@ fn a_peer_that_has_revoked_it_itself_saves_the_revocation() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     kinds(&mut scene);
-    let handle = scene.with(|_, _, conn| conn.exposure_of(call).expect("one").all()[0].segment().handle);
+    let handle = scene.with(|_, _, conn| conn.exposure_of(call).expect("one").parts[0].at.target.handle);
     scene.answer(&message(16, &reply(call.xid())), Some(handle));
     assert!(kinds(&mut scene).is_empty());
     assert_eq!(scene.ended(), [(3, Ok(()))]);

@@ -155,7 +155,7 @@ impl Responder {
             let index = call.push_argument(position);
             if let Some(services) = &self.services
                 && let entry = services.entry(call.entry())
-                && entry.places_reads()
+                && entry.read_target.is_some()
             {
                 return choose_read_target(cx, entry, call, index, len);
             }

@@ -127,7 +127,7 @@ impl Responder {
                 let results = capacities.map(room).filter(|&len| len > 0);
                 needs.extend(results.map(|len| Need::bulk(cx.chunk_room(len))));
             }
-            lands = entry.places_reads();
+            lands = entry.read_target.is_some();
         }
         // Chosen targets have their own memory.
         if !lands {

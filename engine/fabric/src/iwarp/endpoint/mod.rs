@@ -164,7 +164,7 @@ pub(super) struct Endpoint {
     outbound: Outbound,
     windows: Windows,
     /// Receives of this queue pair alone.
-    own_receives: Option<Receives>,
+    pub(super) own_receives: Option<Receives>,
     limits: Limits,
 }
 
@@ -209,10 +209,6 @@ impl Endpoint {
     /// Whether memory of this arena is exposed to the peer right now.
     pub(super) fn exposes(&self, arena: ArenaId) -> bool {
         self.windows.exposes(arena)
-    }
-
-    pub(super) fn own_receives(&mut self) -> Option<&mut Receives> {
-        self.own_receives.as_mut()
     }
 
     /// Posts from the front of `chain` up to the queue's room.
