@@ -15,8 +15,8 @@ use crate::table;
 
 /// Outputs of one invocation.
 pub(crate) struct Output {
-    test: Test,
-    direction: Direction,
+    pub(crate) test: Test,
+    pub(crate) direction: Direction,
     json: Option<Json>,
     hgrm: Option<PathBuf>,
     several_sizes: bool,

@@ -130,7 +130,7 @@ fn measure(
         ..TestInfo::new(("Raw", &plan.op.name()), common, &placement, plan.test, fabric)
     };
     let shared = placement.shared;
-    let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
+    let suite = Suite::new(placement, server, plan.length, plan.limits, output, info);
     suite.run(&sizes, |size| {
         let spec = plan.spec(size, plan.depth).with_affordable_depth();
         RawTarget::connect(open()?, to, spec, Idler::new(common.idle, shared))

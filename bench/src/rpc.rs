@@ -226,8 +226,8 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
         sizes.iter().map(|&size| plan.spec(&travel, size, &serving, &placement)).collect::<Result<_, _>>()?;
     let fabric = (fabrics::name(&address), device);
     let info = plan.info(&text, fabric, &placement, &serving, &specs[0]);
-    let suite = Suite::new(placement, server, plan.test, plan.length, plan.limits, output, info);
-    suite.in_direction(direction).run(&sizes, |size| {
+    let suite = Suite::new(placement, server, plan.length, plan.limits, output, info);
+    suite.run(&sizes, |size| {
         let spec = specs.iter().find(|spec| spec.size == size).unwrap_or(&specs[0]);
         RpcTarget::connect(&address, spec)
     })

@@ -22,8 +22,6 @@ pub(crate) struct Suite {
     clock: Clock,
     placement: Placement,
     server: Option<ServerProcess>,
-    test: Test,
-    direction: Direction,
     length: Length,
     limits: Limits,
     output: Output,
@@ -35,7 +33,6 @@ impl Suite {
     pub(crate) fn new(
         placement: Placement,
         server: Option<ServerProcess>,
-        test: Test,
         length: Length,
         limits: Limits,
         output: Output,
@@ -43,12 +40,7 @@ impl Suite {
     ) -> Self {
         let clock = Clock::new();
         info.clock = clock.name().to_owned();
-        let direction = Direction::Forward;
-        Self { clock, placement, server, test, direction, length, limits, output, info }
-    }
-
-    pub(crate) fn in_direction(self, direction: Direction) -> Self {
-        Self { direction, ..self }
+        Self { clock, placement, server, length, limits, output, info }
     }
 
     /// Measures each size with its own target.
@@ -97,14 +89,14 @@ impl Suite {
         let mut progress = Progress::new(format!("{} bytes", size), self.clock.ns());
         let counted = [target.counters(), self.server_counters()];
         let preempted = env::preemptions();
-        if self.direction != Direction::Forward {
+        if self.output.direction != Direction::Forward {
             target.start_reverse()?;
         }
-        let own = match self.direction {
+        let own = match self.output.direction {
             Direction::Reverse => None,
-            _ => Some(self.test.run(&mut target, &self.clock, self.length, &mut progress)?),
+            _ => Some(self.output.test.run(&mut target, &self.clock, self.length, &mut progress)?),
         };
-        let theirs = match self.direction {
+        let theirs = match self.output.direction {
             Direction::Forward => None,
             _ => Some(target.end_reverse()?),
         };
@@ -112,7 +104,7 @@ impl Suite {
         entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);
         let now = [target.counters(), self.server_counters()];
         let counted = [0, 1].map(|side| Some(now[side].as_ref()?.since(counted[side].as_ref()?)));
-        let all = report(&mut entry, self.test, own, theirs);
+        let all = report(&mut entry, self.output.test, own, theirs);
         if let Some(counted) = &counted[0] {
             target.verify(counted, all.operations)?;
         }
@@ -132,7 +124,7 @@ impl Suite {
 
     /// Copy rate of this core, for bandwidth tests.
     fn memcpy(&self, size: usize) -> Option<f64> {
-        matches!(self.test, Test::Bandwidth).then(|| memcpy::bytes_per_second(&self.clock, size))
+        matches!(self.output.test, Test::Bandwidth).then(|| memcpy::bytes_per_second(&self.clock, size))
     }
 
     fn server_counters(&mut self) -> Option<Counters> {

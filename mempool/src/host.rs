@@ -30,7 +30,12 @@ impl HugePool {
     /// Reads it from sysfs; zeroes if the kernel has no pages of this size.
     pub(crate) fn read(page: PageSize, node: Option<u32>) -> Self {
         let directory = Self::directory(page, node);
-        let number = |file| number_in(&format!("{directory}/{file}")).unwrap_or(0);
+        let number = |file| {
+            fs::read_to_string(format!("{directory}/{file}"))
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0)
+        };
         Self { total: number("nr_hugepages"), free: number("free_hugepages") }
     }
 
@@ -161,10 +166,6 @@ pub(crate) fn huge_shmem_bytes(base: usize) -> u64 {
     let mut fields = mapping.take_while(|line| line.split_whitespace().next().is_some_and(|w| w.ends_with(':')));
     let kib = fields.find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
     kib.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
-}
-
-fn number_in(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]

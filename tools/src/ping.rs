@@ -136,7 +136,7 @@ pub fn run(args: &Args) -> Outcome {
     if !args.json {
         writeln!(out, "{}", report.head())?;
     }
-    while args.count.is_none_or(|count| report.calls() < count) && !stop.load(Ordering::Relaxed) {
+    while args.count.is_none_or(|count| report.calls < count) && !stop.load(Ordering::Relaxed) {
         let begun = Instant::now();
         let outcome = null(&mut client, args).and_then(|call| Ok(client.call(call)?)).map(|_| begun.elapsed());
         report.connected(&client);
@@ -144,11 +144,11 @@ pub fn run(args: &Args) -> Outcome {
         if lines {
             writeln!(out, "{}", report.line(&outcome))?;
         }
-        if args.count.is_none_or(|count| report.calls() < count) {
+        if args.count.is_none_or(|count| report.calls < count) {
             idle(&mut client, begun + args.interval, &stop);
         }
     }
-    report.ended(client.stats());
+    report.stats = Some(client.stats());
     if args.json {
         writeln!(out, "{}", report.json())?;
     } else {

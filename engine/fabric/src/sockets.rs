@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::fmt::Debug;
+use std::fmt::{Arguments, Debug};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,9 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::log_limit::ClockedLog;
 use crate::seats::{Arrival, Seat};
-use crate::{FabricError, Waker};
+use crate::{FabricError, FabricStats, Waker};
 
 /// Most sockets with news per pass; the others follow in the next.
 pub(crate) const EVENTS: usize = 64;
@@ -34,6 +35,34 @@ pub(crate) trait Listen: Clone + Debug {
     fn seat(&self, waker: Waker) -> Seat<Self::Visitor>;
     /// Accepts one connection, or returns why it was closed.
     fn accept(&self) -> Result<Result<Self::Visitor, String>, Errno>;
+}
+
+/// What refused connect requests are counted and logged by.
+pub(crate) trait Refuses {
+    /// The fabric, in log lines.
+    const FABRIC: &str;
+
+    fn parts(&mut self) -> (&mut FabricStats, &mut ClockedLog);
+
+    /// A listener reduced its offer.
+    #[cold]
+    fn not_accepted(&mut self, why: NotAccepted) {
+        match why {
+            NotAccepted::Refused(why) => self.refuse(format_args!("{why}")),
+            NotAccepted::Failed(error) => {
+                let error = failed("accept", error);
+                self.parts().1.warn("failures of accept", format_args!("{}: {error}", Self::FABRIC));
+            }
+        }
+    }
+
+    /// Counts and logs a refused connect request.
+    #[cold]
+    fn refuse(&mut self, why: Arguments<'_>) {
+        let (stats, log) = self.parts();
+        stats.requests_refused += 1;
+        log.warn("connect requests refused", format_args!("{}: connect request refused: {why}", Self::FABRIC));
+    }
 }
 
 /// The cause of a connection that was not accepted.

@@ -19,7 +19,9 @@ impl Connection {
         self.counters.received += 1;
         match message.lists {
             Lists::None => self.take(message.head, None),
-            Lists::Single(chunks) => self.take_single(message.head, chunks.read.is_some()),
+            Lists::Single(chunks) => {
+                self.take(message.head, Some(HasLists { long: false, reads: chunks.read.is_some() }))
+            }
             Lists::Checked(view) => self.receive_checked(view),
         }
     }
@@ -34,11 +36,6 @@ impl Connection {
         let words = CreditWords { credit: head.credit, received: head.received };
         self.credits.on_receive(words, true)?;
         if head.response { Ok(self.replied(head.xid, lists)) } else { self.called(head.xid, lists) }
-    }
-
-    #[inline(always)]
-    fn take_single(&mut self, head: Head, reads: bool) -> Result<Event, PeerFault> {
-        self.take(head, Some(HasLists { long: false, reads }))
     }
 
     #[inline(never)]

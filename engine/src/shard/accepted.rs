@@ -8,7 +8,7 @@ use super::host::network;
 pub(super) struct Accepted {
     host: Box<str>,
     /// Host of the peer.
-    whose: Box<str>,
+    pub(super) whose: Box<str>,
     /// Accepted at, in nanoseconds.
     since: u64,
     /// Without a first message.
@@ -31,11 +31,6 @@ impl Accepted {
     /// The peer: an address without a port, or the fabric's name of it.
     pub(super) fn host(&self) -> &str {
         &self.host
-    }
-
-    /// Host of the peer: the network of its address, if any.
-    pub(super) fn whose(&self) -> &str {
-        &self.whose
     }
 
     /// Completes its setup. True the first time.

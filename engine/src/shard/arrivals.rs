@@ -105,7 +105,7 @@ impl<F: Fabric> Shard<F> {
         let now = self.cx.clock.read();
         let deadline = now.saturating_add(nanoseconds(self.cx.accept.setup));
         let accepted = Accepted::new(peer, now, deadline);
-        let in_the_way = match self.in_the_way_of(accepted.whose(), now) {
+        let in_the_way = match self.in_the_way_of(&accepted.whose, now) {
             Ok(in_the_way) => in_the_way,
             Err(error) => {
                 self.cx.stats.connections_refused += 1;
@@ -117,7 +117,7 @@ impl<F: Fabric> Shard<F> {
             Ok(qp) => {
                 // Only after the fabric has accepted the request.
                 if let Some(other) = in_the_way {
-                    self.displace(other, accepted.whose(), now);
+                    self.displace(other, &accepted.whose, now);
                 }
                 let config = self.conn_config(MIN_CREDITS, true, PrivateData::parse(private_data), false);
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
@@ -160,7 +160,7 @@ impl<F: Fabric> Shard<F> {
             let useful = conn.proto.useful_messages();
             let silent = accepted.silent(useful, now);
             let reserve = conn.promise.receives() as usize;
-            let (qp, host, new) = (conn.qp(), accepted.whose(), accepted.new);
+            let (qp, host, new) = (conn.qp(), &*accepted.whose, accepted.new);
             let late = new && silent >= FIRST_MESSAGE;
             let round_trip = if late { fabric.round_trip(qp) } else { None };
             let patience = nanoseconds(silence(Duration::from_nanos(FIRST_MESSAGE), round_trip));
@@ -173,7 +173,7 @@ impl<F: Fabric> Shard<F> {
     fn displace(&mut self, qp: QpId, host: &str, now: u64) {
         self.cx.stats.connections_evicted += 1;
         let accepted = self.cx.conns.get(ConnRef(qp)).and_then(|conn| conn.accepted.as_ref());
-        if accepted.is_some_and(|accepted| !accepted.new && accepted.whose() != host) {
+        if accepted.is_some_and(|accepted| !accepted.new && &*accepted.whose != host) {
             self.life.ended_for_others = Some(now);
         }
         self.close_now(qp, LocalClose::Displaced);

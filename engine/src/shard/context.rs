@@ -331,9 +331,9 @@ mod tests {
         cx.conns.insert(open_conn(0, true));
         assert!(cx.schedule.control_is_due(0, std::time::Duration::from_secs(1)));
         cx.with_each(|_, _| {});
-        assert!(cx.schedule.next() > 0 && !cx.conns.has_closed());
+        assert!(cx.schedule.next() > 0 && cx.conns.closed.is_empty());
         cx.with_each(|_, conn| conn.end_for(LocalClose::Requested));
-        assert!(cx.schedule.next() == 0 && cx.conns.has_closed() && cx.conns.take(qp).is_none());
+        assert!(cx.schedule.next() == 0 && !cx.conns.closed.is_empty() && cx.conns.take(qp).is_none());
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) struct ConnTable {
     aliases: Vec<(QpId, QpId)>,
     /// Connections returned closed, which have to be ended.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    closed: Vec<Box<Conn>>,
+    pub(super) closed: Vec<Box<Conn>>,
 }
 
 impl ConnTable {
@@ -99,18 +99,6 @@ impl ConnTable {
         }
         self.closed.push(conn);
         false
-    }
-
-    /// Whether closed connections wait for their end.
-    #[inline(always)]
-    pub(super) fn has_closed(&self) -> bool {
-        !self.closed.is_empty()
-    }
-
-    /// Takes closed connections, to end them, in the order of their return.
-    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    pub(super) fn take_closed(&mut self) -> Vec<Box<Conn>> {
-        std::mem::take(&mut self.closed)
     }
 
     /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
@@ -198,9 +186,9 @@ mod tests {
         lent.end_for(LocalClose::Requested);
         assert!(!table.give_back(lent));
         assert!(table.take(qp(0, 7)).is_none() && table.get(ConnRef(qp(0, 7))).is_none());
-        assert!(table.has_closed() && !table.is_empty(), "it is not ended yet");
-        assert_eq!(table.take_closed().pop().expect("the one").qp(), qp(0, 7));
-        assert!(!table.has_closed() && table.is_empty());
+        assert!(!table.closed.is_empty() && !table.is_empty(), "it is not ended yet");
+        assert_eq!(std::mem::take(&mut table.closed).pop().expect("the one").qp(), qp(0, 7));
+        assert!(table.closed.is_empty() && table.is_empty());
     }
 
     #[test]

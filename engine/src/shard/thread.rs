@@ -281,7 +281,7 @@ impl<F: Fabric> Shard<F> {
 
     /// The next timer.
     fn next_due(&self) -> u64 {
-        self.requester.next_deadline().min(self.cx.schedule.next())
+        self.requester.next_deadline.min(self.cx.schedule.next())
     }
 
     fn wait(&mut self, timeout: Duration) {

@@ -32,10 +32,6 @@ impl Gid {
     pub(crate) fn is_link_local(&self) -> bool {
         self.address.segments()[0] & 0xffc0 == 0xfe80
     }
-
-    pub(crate) fn is_v2(&self) -> bool {
-        self.kind.as_deref() == Some("RoCE v2")
-    }
 }
 
 /// A port of an RDMA device.

@@ -32,12 +32,12 @@ pub(super) struct Report<'a> {
     credits_at_start: Option<u32>,
     /// The use of the offered Reply chunk.
     chunk: Result<Option<bool>, CallError>,
-    calls: u64,
+    pub(super) calls: u64,
     /// Failed calls, by error.
     errors: BTreeMap<String, u64>,
     /// Nanoseconds.
     times: Histogram<u64>,
-    stats: Option<ShardStats>,
+    pub(super) stats: Option<ShardStats>,
 }
 
 impl<'a> Report<'a> {
@@ -78,14 +78,6 @@ impl<'a> Report<'a> {
             Ok(time) => self.times.saturating_record(time.as_nanos() as u64),
             Err(error) => *self.errors.entry(error.to_string()).or_default() += 1,
         }
-    }
-
-    pub(super) fn ended(&mut self, stats: ShardStats) {
-        self.stats = Some(stats);
-    }
-
-    pub(super) fn calls(&self) -> u64 {
-        self.calls
     }
 
     pub(super) fn all_answered(&self) -> bool {

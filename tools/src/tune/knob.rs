@@ -117,6 +117,7 @@ impl Knob {
             Values::Switch => (word(text, &["on", "off"]), "on or off".to_owned()),
             Values::Words(words) => (word(text, words), words.join(" or ")),
             Values::Classes => {
+                let is_class = |text| class(text).is_some_and(|(size, count)| size > 0 && count > 0);
                 let good = text.split('+').all(is_class).then(|| text.to_owned());
                 (good, "BYTES:N, with + between several, e.g. 64K:32+1M:8".to_owned())
             }
@@ -158,10 +159,6 @@ impl fmt::Display for Knob {
 
 fn word(text: &str, words: &[&str]) -> Option<String> {
     words.iter().find(|word| **word == text).map(|word| (*word).to_owned())
-}
-
-fn is_class(text: &str) -> bool {
-    class(text).is_some_and(|(size, count)| size > 0 && count > 0)
 }
 
 /// Bytes and number of BYTES:N; K and M are 1024 and 1024².

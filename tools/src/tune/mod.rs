@@ -192,7 +192,7 @@ pub fn run(args: &Args) -> Outcome {
     let state = args.state.as_deref().map(|path| State::open(path, &args.head(&space, &version)));
     let mut machine = Shown::new(Recorded::new(state.transpose()?, rpcperf));
     let found = search(&space, args.aim, args.plan(), &mut machine);
-    let kept = machine.inner().runs();
+    let kept = machine.inner.runs();
     drop(machine);
     let found = found.map_err(|error| explained(error, kept, args.state.as_deref()))?;
     let report = Report { test: &test, start: space.start(), found: &found, version: &version };

@@ -14,7 +14,7 @@ const TEMPLATE: &str = "{spinner} {pos}/{len} runs, at most {eta} left  {prefix}
 
 /// A machine with a progress bar.
 pub(super) struct Shown<M> {
-    inner: M,
+    pub(super) inner: M,
     bar: ProgressBar,
 }
 
@@ -27,11 +27,6 @@ impl<M: Machine> Shown<M> {
             bar.set_style(style);
         }
         Self { inner, bar }
-    }
-
-    /// The machine.
-    pub(super) fn inner(&self) -> &M {
-        &self.inner
     }
 }
 

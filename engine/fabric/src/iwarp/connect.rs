@@ -22,7 +22,7 @@ use super::sys;
 use super::wire::{Kind, Setup};
 use crate::host;
 use crate::seats::{self, Arrival};
-use crate::sockets::{FIRST_TOKEN, News, Randoms, Sockets, failed, shorter};
+use crate::sockets::{FIRST_TOKEN, News, Randoms, Refuses, Sockets, failed, shorter};
 use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
 /// Most connections accepted from a listener in one poll.
@@ -518,14 +518,16 @@ impl IwarpFabric {
             }
             State::Connecting(_) => true,
             State::Up if late => {
-                qp.peer_left(&mut self.common);
+                // The peer closed its connection before its last messages had a Receive.
+                let failure = qp.endpoint.left();
+                qp.fail(&mut self.common, failure);
                 false
             }
             State::Up => {
                 if qp.nudge.is_some_and(|at| at <= now) {
                     qp.nudge = None;
                     // The first message is the owner's, unless a Write of nothing was agreed on.
-                    if qp.endpoint.has_sent() {
+                    if qp.endpoint.position() > 0 {
                         qp.endpoint.say_hello();
                         qp.flush(&mut self.common);
                     }

@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::fmt::Arguments;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -19,8 +18,8 @@ use super::wire::Fault;
 use crate::log_limit::ClockedLog;
 use crate::patience::Patience;
 use crate::seats;
-use crate::sockets::{NotAccepted, failed};
-use crate::{Completion, ControlEvent, Disconnect, Flow, PostError, Posting, QpId, Status};
+use crate::sockets::Refuses;
+use crate::{Completion, ControlEvent, Disconnect, FabricStats, Flow, PostError, Posting, QpId, Status};
 
 /// Bytes per read, apart from direct reads.
 pub(super) const SCRATCH: usize = 64 << 10;
@@ -55,24 +54,11 @@ pub(super) struct Common {
     pub(super) scratch: Box<[u8]>,
 }
 
-impl Common {
-    /// A listener reduced its offer.
-    #[cold]
-    pub(super) fn not_accepted(&mut self, why: NotAccepted) {
-        match why {
-            NotAccepted::Refused(why) => self.refuse(format_args!("{why}")),
-            NotAccepted::Failed(error) => {
-                let error = failed("accept", error);
-                self.log.warn("failures of accept", format_args!("iWARP fabric: {error}"));
-            }
-        }
-    }
+impl Refuses for Common {
+    const FABRIC: &str = "iWARP fabric";
 
-    /// Counts and logs a refused connect request.
-    #[cold]
-    pub(super) fn refuse(&mut self, why: Arguments<'_>) {
-        self.shared.stats.requests_refused += 1;
-        self.log.warn("connect requests refused", format_args!("iWARP fabric: connect request refused: {why}"));
+    fn parts(&mut self) -> (&mut FabricStats, &mut ClockedLog) {
+        (&mut self.shared.stats, &mut self.log)
     }
 }
 
@@ -433,12 +419,6 @@ impl Qp {
     pub(super) fn decline(&mut self, common: &mut Common, fault: Fault, crc: bool, why: String) {
         self.endpoint.decline(crc);
         let failure = Failure::declined(fault, why);
-        self.fail(common, failure);
-    }
-
-    /// Handles a peer that closed its connection before its last messages had a Receive.
-    pub(super) fn peer_left(&mut self, common: &mut Common) {
-        let failure = self.endpoint.left();
         self.fail(common, failure);
     }
 

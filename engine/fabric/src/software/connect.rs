@@ -216,7 +216,7 @@ impl SoftwareFabric {
         };
         let config = &self.common.config;
         let max_message = max_message.min(config.max_message as u32);
-        let answer = Message::Accept(opening(config, layout.ring_bytes(), max_message, params));
+        let answer = Message::Accept(opening(config, layout.ring_bytes, max_message, params));
         let mapped = (layout.bytes() as u64 + table_bytes + peer_table.len() as u64, places);
         let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::peer)?;
         let id = self.table.insert(|id| {
@@ -259,7 +259,7 @@ impl SoftwareFabric {
                 asked = asked || self.connections.read_request(RequestId(id), &mut self.common);
             }
         }
-        self.connections.take_arrivals();
+        self.connections.arrivals.extend(self.connections.sockets.handed());
         asked = asked || self.connections.read_arrivals(&mut self.common);
         for news in news {
             match news {

@@ -141,7 +141,7 @@ const APART: usize = 2;
 /// Memory layout of a connection: page of lines, connector's ring, acceptor's ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
-    ring_bytes: u32,
+    pub(super) ring_bytes: u32,
 }
 
 impl Layout {
@@ -153,11 +153,6 @@ impl Layout {
     /// Size of it all.
     pub(super) fn bytes(self) -> usize {
         LINES + 2 * self.ring_bytes as usize
-    }
-
-    /// Most bytes of one ring.
-    pub(super) fn ring_bytes(self) -> u32 {
-        self.ring_bytes
     }
 
     /// Bytes of one ring at first.

@@ -62,7 +62,7 @@ pub use self::config::SoftwareConfig;
 use self::connect::Connections;
 use self::qp::{Common, Qp, State};
 use self::receive::Polled;
-use self::region::{Budget, PeerMemory, Regions};
+use self::region::{PROCESS, PeerMemory, Regions};
 use super::forward::over_sockets;
 use super::log_limit::ClockedLog;
 use super::receives::Receives;
@@ -128,7 +128,7 @@ impl SoftwareFabric {
                 stats: FabricStats::default(),
                 log: ClockedLog::default(),
                 regions: Regions::default(),
-                peer_memory: PeerMemory::new(Budget::of_process()),
+                peer_memory: PeerMemory::new(&PROCESS),
                 attention: Vec::new(),
                 rung: false,
                 config,

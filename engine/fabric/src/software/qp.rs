@@ -1,7 +1,6 @@
 //! One queue pair: its state and its end.
 
 use std::collections::VecDeque;
-use std::fmt::Arguments;
 use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use crate::log_limit::ClockedLog;
 use crate::patience::Patience;
 use crate::receives::Receives;
 use crate::seats::Taken;
-use crate::sockets::{NotAccepted, failed};
+use crate::sockets::Refuses;
 use crate::{
     Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Flow, Posting, QpId, Status, WorkRequest,
 };
@@ -46,24 +45,11 @@ pub(super) struct Common {
     pub(super) rung: bool,
 }
 
-impl Common {
-    /// A listener reduced its offer.
-    #[cold]
-    pub(super) fn not_accepted(&mut self, why: NotAccepted) {
-        match why {
-            NotAccepted::Refused(why) => self.refuse(format_args!("{why}")),
-            NotAccepted::Failed(error) => {
-                let error = failed("accept", error);
-                self.log.warn("failures of accept", format_args!("software fabric: {error}"));
-            }
-        }
-    }
+impl Refuses for Common {
+    const FABRIC: &str = "software fabric";
 
-    /// Counts and logs a refused connect request.
-    #[cold]
-    pub(super) fn refuse(&mut self, why: Arguments<'_>) {
-        self.stats.requests_refused += 1;
-        self.log.warn("connect requests refused", format_args!("software fabric: connect request refused: {why}"));
+    fn parts(&mut self) -> (&mut FabricStats, &mut ClockedLog) {
+        (&mut self.stats, &mut self.log)
     }
 }
 
@@ -375,7 +361,7 @@ impl Qp {
     /// That cannot be.
     pub(super) fn take_rings(&mut self, bytes: u32, max_message: u32) -> Result<(), String> {
         let no_rings = || format!("it answers with rings of {bytes} bytes");
-        if !RING_BYTES.contains(&(bytes as usize)) || bytes > self.layout.ring_bytes() {
+        if !RING_BYTES.contains(&(bytes as usize)) || bytes > self.layout.ring_bytes {
             return Err(no_rings());
         }
         if !(1..=self.max_message.min(bytes / 2)).contains(&max_message) {

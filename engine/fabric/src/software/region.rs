@@ -111,7 +111,7 @@ pub(super) struct Budget {
 }
 
 /// Shared by all fabrics of the process. The other half is for everything else.
-static PROCESS: LazyLock<Budget> = LazyLock::new(|| {
+pub(super) static PROCESS: LazyLock<Budget> = LazyLock::new(|| {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let limit = limit.and_then(|text| text.trim().parse().ok()).unwrap_or(65530usize);
     Budget::new(limit / 2)
@@ -120,11 +120,6 @@ static PROCESS: LazyLock<Budget> = LazyLock::new(|| {
 impl Budget {
     pub(super) const fn new(most: usize) -> Self {
         Self { most, used: AtomicUsize::new(0) }
-    }
-
-    /// That of the process.
-    pub(super) fn of_process() -> &'static Self {
-        &PROCESS
     }
 
     /// Mappings that are left.

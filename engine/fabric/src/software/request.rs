@@ -13,6 +13,7 @@ use super::message::{Descriptors, Message, Opening, Received};
 use super::qp::Common;
 use super::region::{self, Places};
 use crate::seats::{Arrival, Taken};
+use crate::sockets::Refuses;
 use crate::{ControlEvent, RequestId};
 
 /// Divisor of the places for silent connections: the most of one process.
@@ -61,11 +62,6 @@ impl Connections {
         let arrivals = self.sockets.accept(ACCEPTS, common.config.max_handshakes, |not| common.not_accepted(not));
         self.arrivals.extend(arrivals);
         self.read_arrivals(common)
-    }
-
-    /// Takes connections that another fabric of the listener has seen first.
-    pub(super) fn take_arrivals(&mut self) {
-        self.arrivals.extend(self.sockets.handed());
     }
 
     /// Reads the openings of accepted connections, up to the first request. True if there was one.

@@ -53,7 +53,7 @@ pub(super) struct Requester {
     /// Replies that other threads have not taken.
     untaken: Untaken,
     /// Lower bound of all deadlines, in nanoseconds.
-    next_deadline: u64,
+    pub(super) next_deadline: u64,
 }
 
 /// This side's calls on one connection.
@@ -275,12 +275,6 @@ impl Requester {
     #[inline]
     pub(super) fn done(&mut self) -> &mut Vec<Done> {
         &mut self.done
-    }
-
-    /// Lower bound of all deadlines, in nanoseconds.
-    #[inline]
-    pub(super) fn next_deadline(&self) -> u64 {
-        self.next_deadline
     }
 
     /// Pools beside the shard's.

@@ -104,11 +104,11 @@ fn a_call_ends_once_with_its_reply() {
 fn a_timed_out_call_ends_at_once_and_its_reply_is_dropped() {
     let mut scene = Scene::new();
     let call = scene.start(1, Some(Duration::from_nanos(100)), None);
-    assert_eq!(scene.requester.next_deadline(), 100);
+    assert_eq!(scene.requester.next_deadline, 100);
     scene.time.advance(Duration::from_nanos(100));
     scene.requester.expire(&mut scene.cx, 100);
     assert_eq!(scene.ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
-    assert_eq!(scene.requester.next_deadline(), u64::MAX);
+    assert_eq!(scene.requester.next_deadline, u64::MAX);
     scene.answer(&message(16, &reply(call.xid())), None);
     assert!(scene.ended().is_empty(), "nobody waits for it any more");
 }

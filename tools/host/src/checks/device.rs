@@ -194,7 +194,9 @@ fn gid(scene: &Scene) -> Result<Verdict, Unseen> {
             gid.kind.as_deref().unwrap_or("of no known version")
         )
     };
-    if let Some(good) = candidates.iter().find(|(_, gid)| gid.is_v2() && !gid.is_link_local()) {
+    if let Some(good) =
+        candidates.iter().find(|(_, gid)| gid.kind.as_deref() == Some("RoCE v2") && !gid.is_link_local())
+    {
         return Ok(Verdict::ok(show(good)));
     }
     let wide = candidates.iter().find(|(_, gid)| !gid.is_link_local());

@@ -228,11 +228,6 @@ impl Endpoint {
         self.outbound.has_bytes()
     }
 
-    /// Whether anything was sent.
-    pub(super) fn has_sent(&self) -> bool {
-        self.outbound.position() > 0
-    }
-
     /// The bytes to send next.
     #[inline]
     pub(super) fn slices<'a>(&'a self, to: &mut sys::Slices<'a>) {
