@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use crate::command::{CommandError, Ended, Outcome};
 use crate::feed;
 use http::Page;
+pub(crate) use tables::REFUSALS;
 
 /// RDMA devices in sysfs.
 const DEVICES: &str = "/sys/class/infiniband";

@@ -13,7 +13,7 @@ pub(super) const POOL_GAUGES: [(&str, &str, Number<ClassStats>); 3] = [
 ];
 
 /// Causes of refusals: values of the label `reason`.
-pub(super) const REFUSALS: [(&str, Number<Refusals>); 6] = [
+pub(crate) const REFUSALS: [(&str, Number<Refusals>); 6] = [
     ("unavailable", |refusals| refusals.unavailable),
     ("garbage_arguments", |refusals| refusals.garbage_arguments),
     ("system_errors", |refusals| refusals.system_errors),

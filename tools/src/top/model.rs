@@ -6,6 +6,8 @@ use hdrhistogram::Histogram;
 use rpcrdma::stats::{ClassStats, ConnectionStats, ProcedureStats, Refusals, ShardStats, Snapshot};
 use serde::Serialize;
 
+use crate::exporter::REFUSALS;
+
 /// A figure of the last interval, with its minimum and maximum so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Figure {
@@ -135,11 +137,7 @@ pub(crate) fn faults(stats: &ShardStats) -> u64 {
 
 /// All refusals.
 pub(crate) fn refused(refusals: &Refusals) -> u64 {
-    let Refusals { unavailable, garbage_arguments, system_errors, authentication, transport, err_system, .. } =
-        *refusals;
-    [unavailable, garbage_arguments, system_errors, authentication, transport, err_system]
-        .into_iter()
-        .fold(0, u64::saturating_add)
+    REFUSALS.iter().fold(0, |sum, (_, of)| sum.saturating_add(of(refusals)))
 }
 
 /// State from earlier snapshots.

@@ -110,25 +110,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = positive)]
     pub seconds: f64,
 
-    /// Runs of each candidate in a round
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
-    pub repeats: u16,
-
-    /// Pairs of runs in the final comparison of the best with the start
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(paired::FEWEST as i64..=200))]
-    pub pairs: u16,
-
-    /// Most knobs changed together
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=6))]
-    pub combine: u16,
-
-    /// Searches, each from the last one's result, until one finds nothing
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=10))]
-    pub sweeps: u16,
-
-    /// Seed of the random order of runs
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
+    #[command(flatten)]
+    plan: Plan,
 
     /// Time limit of a run in seconds [default: 30, plus the measured seconds]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -191,7 +174,7 @@ pub fn run(args: &Args) -> Outcome {
     let version = rpcperf.version()?;
     let state = args.state.as_deref().map(|path| State::open(path, &args.head(&space, &version)));
     let mut machine = Shown::new(Recorded::new(state.transpose()?, rpcperf));
-    let found = search(&space, args.aim, args.plan(), &mut machine);
+    let found = search(&space, args.aim, args.plan, &mut machine);
     let kept = machine.inner.runs();
     drop(machine);
     let found = found.map_err(|error| explained(error, kept, args.state.as_deref()))?;
@@ -264,16 +247,6 @@ impl Args {
         Ok(test)
     }
 
-    fn plan(&self) -> Plan {
-        Plan {
-            repeats: self.repeats.into(),
-            pairs: self.pairs.into(),
-            combine: self.combine.into(),
-            sweeps: self.sweeps.into(),
-            seed: self.seed,
-        }
-    }
-
     /// Properties that must equal those of a state file, for its runs to count.
     fn head(&self, space: &Space, version: &str) -> Map<String, Value> {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -291,11 +264,11 @@ impl Args {
             "knobs": space.declared(),
             "load": self.load,
             "seconds": self.seconds,
-            "repeats": self.repeats,
-            "pairs": self.pairs,
-            "combine": self.combine,
-            "sweeps": self.sweeps,
-            "seed": self.seed,
+            "repeats": self.plan.repeats,
+            "pairs": self.plan.pairs,
+            "combine": self.plan.combine,
+            "sweeps": self.plan.sweeps,
+            "seed": self.plan.seed,
         });
         match head {
             Value::Object(head) => head,

@@ -21,12 +21,13 @@
 //!
 //! *The duel.* The best of many was also lucky. Its final figures come only from later runs, in pairs with the start.
 
+use clap::builder::RangedU64ValueParser;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::TuneError;
 use super::aim::Aim;
-use super::paired::{Difference, median, standard_error};
+use super::paired::{Difference, FEWEST, median, standard_error};
 use super::settings::Settings;
 use super::space::{Candidates, Space};
 
@@ -63,16 +64,22 @@ pub(super) struct Measured {
 }
 
 /// Number of runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(clap::Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// Passes of a round.
+    /// Runs of each candidate in a round
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..=100))]
     pub(super) repeats: usize,
-    /// Pairs of the duel.
+    /// Pairs of runs in the final comparison of the best with the start
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = RangedU64ValueParser::<usize>::new().range(FEWEST as u64..=200))]
     pub(super) pairs: usize,
-    /// Most winners tried together.
+    /// Most knobs changed together
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..=6))]
     pub(super) combine: usize,
-    /// Searches, each from the last one's result.
+    /// Searches, each from the last one's result, until one finds nothing
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=10))]
     pub(super) sweeps: usize,
+    /// Seed of the random order of runs
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
 }
 
