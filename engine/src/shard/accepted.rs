@@ -6,16 +6,16 @@ use super::host::network;
 
 #[derive(Clone, Debug)]
 pub(super) struct Accepted {
-    host: Box<str>,
+    pub(super) host: Box<str>,
     /// Host of the peer.
     pub(super) whose: Box<str>,
     /// Accepted at, in nanoseconds.
-    since: u64,
+    pub(super) since: u64,
     /// Without a first message.
     pub(super) new: bool,
     /// Useful messages at the last check, and the time of a change, in nanoseconds.
-    useful: u64,
-    heard: u64,
+    pub(super) useful: u64,
+    pub(super) heard: u64,
     /// Deadline of its setup, in nanoseconds; `u64::MAX` once it is complete.
     pub(super) deadline: u64,
 }

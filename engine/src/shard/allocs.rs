@@ -111,7 +111,7 @@ impl<F: Fabric> Shard<F> {
     /// Retries for a waiter; `None` without memory.
     fn alloc_again(&mut self, conn: ConnRef, len: usize) -> Option<Result<Buf, CallError>> {
         match self.cx.conns.get(conn) {
-            Some(of) if of.requests.exposed.is_some() => of.requests.alloc(len).map(Ok),
+            Some(of) if of.requests.has_exposed_pool() => of.requests.alloc(len).map(Ok),
             None if self.cx.conns.has(conn) => None,
             _ => match self.alloc_exposed(conn, len) {
                 Err(CallError::NoMemory { .. }) => None,

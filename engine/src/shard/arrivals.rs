@@ -155,7 +155,7 @@ impl<F: Fabric> Shard<F> {
     fn keepers(&mut self, now: u64) -> Vec<Keeper<'_>> {
         let fabric = &mut self.cx.fabric;
         let keepers = self.cx.conns.iter().filter_map(|conn| {
-            let accepted = conn.accepted.as_ref()?;
+            let accepted = conn.accepted()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
             let silent = accepted.silent(useful, now);
@@ -172,7 +172,7 @@ impl<F: Fabric> Shard<F> {
     /// Evicts a connection for one of this host.
     fn displace(&mut self, qp: QpId, host: &str, now: u64) {
         self.cx.stats.connections_evicted += 1;
-        let accepted = self.cx.conns.get(ConnRef(qp)).and_then(|conn| conn.accepted.as_ref());
+        let accepted = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
         if accepted.is_some_and(|accepted| !accepted.new && &*accepted.whose != host) {
             self.life.ended_for_others = Some(now);
         }
@@ -186,7 +186,7 @@ impl<F: Fabric> Shard<F> {
         conn.tell_established(&self.cx.peers);
         self.life.notices.push(Notice::Open(ConnRef(conn.qp())));
         // A version 1 client may stay silent.
-        if self.cx.config.wire.version_1 || conn.accepted.as_ref().is_none_or(|accepted| !accepted.new) {
+        if self.cx.config.wire.version_1 || conn.accepted().is_none_or(|accepted| !accepted.new) {
             self.has_arrived(conn);
         }
     }
@@ -194,7 +194,7 @@ impl<F: Fabric> Shard<F> {
     /// Handles its first message: it is an ordinary connection from now on.
     #[cold]
     pub(super) fn widen(&mut self, conn: &mut Conn) {
-        if !conn.accepted.as_mut().is_some_and(|accepted| std::mem::take(&mut accepted.new)) {
+        if !conn.accepted_mut().is_some_and(|accepted| std::mem::take(&mut accepted.new)) {
             return;
         }
         if conn.stage() != Stage::Connecting {
@@ -215,7 +215,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Marks its setup as complete.
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
-        if conn.accepted.as_mut().is_some_and(Accepted::is_set_up_now) {
+        if conn.accepted_mut().is_some_and(Accepted::is_set_up_now) {
             self.life.arrives_no_more(conn.qp());
         }
     }
@@ -229,7 +229,7 @@ impl<F: Fabric> Shard<F> {
         let now = self.cx.clock.read();
         while let Some(&qp) = self.life.arriving.first() {
             let deadline = self.with(qp, |shard, conn| {
-                let deadline = conn.accepted.as_ref().map_or(u64::MAX, |accepted| accepted.deadline);
+                let deadline = conn.accepted().map_or(u64::MAX, |accepted| accepted.deadline);
                 if deadline <= now {
                     shard.cx.stats.connections_expired += 1;
                     conn.end_for(LocalClose::SetupTimeout);

@@ -215,7 +215,7 @@ impl<F: Fabric> Context<F> {
 
     /// Allocates a buffer of at least `len` bytes, of a size with room for continued messages.
     fn alloc_in_part(&self, party: Party, len: usize) -> Option<Buf> {
-        let is_short = |size: usize| size <= self.sizing.configured_capacity;
+        let is_short = |size: usize| size <= self.sizing.configured_capacity();
         let may_have = |&size: &usize| is_short(size) || self.assemblies.may_have(size, self.pool.room(size), party);
         let longest = self.pool.sizes().filter(|&size| size >= len).take_while(may_have).last()?;
         self.pool.alloc_within(len, longest.min(self.longest_for(len)))
@@ -223,7 +223,7 @@ impl<F: Fabric> Context<F> {
 
     /// Stores the parts of a connection's message in `buf`.
     fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
-        let is_long = buf.capacity() > self.sizing.configured_capacity;
+        let is_long = buf.capacity() > self.sizing.configured_capacity();
         let whose = (conn.qp(), conn.party());
         conn.assembling.held =
             Some(self.assemblies.hold(buf, is_long, (conn.assembling.age, conn.assembling.began), whose));
@@ -238,7 +238,7 @@ impl<F: Fabric> Context<F> {
         other.assembling.give_up();
         other.proto.spoil_sequence();
         self.stats.pool_empty += 1;
-        let name = |conn: &Conn| conn.accepted.as_ref().map_or("a server", |accepted| accepted.host()).to_owned();
+        let name = |conn: &Conn| conn.accepted().map_or("a server", |accepted| accepted.host()).to_owned();
         let (loser, winner) = (name(other), name(conn));
         let line = format_args!(
             "{loser}: message in parts dropped in favour of {winner}, as such messages have half of the buffers \

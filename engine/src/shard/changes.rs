@@ -28,7 +28,7 @@ impl Changes {
         }
         if conn.proto.exchange().is_some() {
             // The peer may have an earlier value, sent before changes were possible.
-            let _ = conn.proto.update_receive_size(cx.sizing.announced);
+            let _ = conn.proto.update_receive_size(cx.sizing.announced());
         }
         if cx.sizing.is_busy() {
             cx.schedule.control_now();

@@ -133,7 +133,7 @@ pub(super) struct Outside {
     /// Connections to close, and the polls of the inbox left before that.
     closing: Vec<(ConnRef, u32)>,
     /// The shard's thread has to end.
-    pub(super) stopped: bool,
+    stopped: bool,
 }
 
 impl Outside {
@@ -150,6 +150,11 @@ impl Outside {
     /// Parker of the shard.
     pub(super) fn sleeper(&mut self) -> &mut Sleeper {
         &mut self.sleeper
+    }
+
+    /// The shard's thread has to end.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Conn {
     /// Whether it is in the list of ready connections.
     ready: bool,
     /// Address of a client's host, if any.
-    pub(super) host: Option<IpAddr>,
+    host: Option<IpAddr>,
     pub(super) sends: SendQueue,
     /// Our calls on it.
     pub(super) requests: Requests,
@@ -55,15 +55,15 @@ pub(super) struct Conn {
     /// State of reconnecting.
     pub(super) again: Again,
     /// The outgoing continued message, if any.
-    pub(super) continuation: Option<Continuation>,
+    continuation: Option<Continuation>,
     /// Authenticated name of the peer.
     peer: Option<Arc<str>>,
     /// The peer of an accepted connection.
-    pub(super) accepted: Option<Accepted>,
+    accepted: Option<Accepted>,
     /// Close report for the upper layer, if it knows the connection.
-    pub(super) owed_end: Option<OwedEnd>,
+    owed_end: Option<OwedEnd>,
     /// Deadline of a client's negotiation, in nanoseconds.
-    pub(super) settle_by: u64,
+    settle_by: u64,
     /// Messages sent when a pure grant was last delayed.
     granting_since: u64,
     /// Deadlines of a draining connection without calls.
@@ -198,6 +198,12 @@ impl Conn {
         self.peer.as_ref()
     }
 
+    /// Address of a client's host, if any.
+    #[inline]
+    pub(super) fn host(&self) -> Option<IpAddr> {
+        self.host
+    }
+
     /// Holder of a share of resources: its host, or itself.
     pub(super) fn party(&self) -> Party {
         Party::of(self.host, self.origin())
@@ -212,11 +218,26 @@ impl Conn {
         }
     }
 
+    /// The peer of an accepted connection.
+    pub(super) fn accepted(&self) -> Option<&Accepted> {
+        self.accepted.as_ref()
+    }
+
+    /// As above, mutable.
+    pub(super) fn accepted_mut(&mut self) -> Option<&mut Accepted> {
+        self.accepted.as_mut()
+    }
+
     /// Announces an accepted connection to the upper layer, once.
     pub(super) fn tell_established(&mut self, peers: &Peers) {
         if self.accepted.is_some() && self.owed_end.is_none() {
-            self.owed_end = peers.established(self.origin(), self.host, self.peer().cloned());
+            self.owed_end = peers.established(self.origin(), self.host(), self.peer().cloned());
         }
+    }
+
+    /// Close report for the upper layer, if one is due.
+    pub(super) fn owed_end(&self) -> Option<&OwedEnd> {
+        self.owed_end.as_ref()
     }
 
     /// Ends it for this reason. The upper layer gets the report once no worker has any of its calls.
@@ -224,6 +245,16 @@ impl Conn {
         if let Some(owed) = self.owed_end.take() {
             owed.end(self.peer().cloned(), reason.clone());
         }
+    }
+
+    /// Deadline of a client's negotiation, in nanoseconds.
+    pub(super) fn settle_by(&self) -> u64 {
+        self.settle_by
+    }
+
+    /// Sets the negotiation deadline, in nanoseconds; `u64::MAX` for none.
+    pub(super) fn settle_until(&mut self, time: u64) {
+        self.settle_by = time;
     }
 
     /// Whether it is in the list of ready connections.
@@ -236,6 +267,17 @@ impl Conn {
     #[inline]
     pub(super) fn set_ready(&mut self, ready: bool) -> bool {
         std::mem::replace(&mut self.ready, ready) != ready
+    }
+
+    /// Takes the outgoing continued message, to send its next part.
+    #[inline]
+    pub(super) fn take_continuation(&mut self) -> Option<Continuation> {
+        self.continuation.take()
+    }
+
+    /// Keeps the rest of that message for later.
+    pub(super) fn keep_continuation(&mut self, continuation: Continuation) {
+        self.continuation = Some(continuation);
     }
 
     /// Removes and returns its queue pair; drops its unsent messages.

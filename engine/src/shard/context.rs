@@ -200,7 +200,7 @@ impl<F: Fabric> Context<F> {
         self.receives.count_reserve(pool.first_room(size).0);
         let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
         self.sizing.posted(posted);
-        if self.receives.ran_short && (posted > 0 || self.receives.suffice()) {
+        if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {
             self.relieved();
         }
     }
@@ -208,7 +208,7 @@ impl<F: Fabric> Context<F> {
     /// Resumes delayed grants and replies: receives were added, or fewer are promised.
     #[cold]
     pub(super) fn relieved(&mut self) {
-        self.receives.ran_short = false;
+        self.receives.relieve();
         for conn in self.conns.iter_mut() {
             self.ready.add(conn);
         }
@@ -331,9 +331,9 @@ mod tests {
         cx.conns.insert(open_conn(0, true));
         assert!(cx.schedule.control_is_due(0, std::time::Duration::from_secs(1)));
         cx.with_each(|_, _| {});
-        assert!(cx.schedule.next() > 0 && cx.conns.closed.is_empty());
+        assert!(cx.schedule.next() > 0 && !cx.conns.has_closed());
         cx.with_each(|_, conn| conn.end_for(LocalClose::Requested));
-        assert!(cx.schedule.next() == 0 && !cx.conns.closed.is_empty() && cx.conns.take(qp).is_none());
+        assert!(cx.schedule.next() == 0 && cx.conns.has_closed() && cx.conns.take(qp).is_none());
     }
 
     #[test]

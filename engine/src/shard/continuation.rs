@@ -31,7 +31,7 @@ impl<F: Fabric> Context<F> {
 
     /// Sends one more part, unless it is the last.
     pub(super) fn continue_message(&mut self, conn: &mut Conn, receives_ok: bool) -> NextPart {
-        let Some(mut continuation) = conn.continuation.take() else { return NextPart::Sent };
+        let Some(mut continuation) = conn.take_continuation() else { return NextPart::Sent };
         if let Whose::Call(call, Some(index)) = continuation.of
             && !conn.exposes(call, index)
         {
@@ -57,7 +57,7 @@ impl<F: Fabric> Context<F> {
         if longest == 0 {
             // The peer has reduced its receive size: nothing fits after the last header.
             self.unsendable(conn, "the rest of a message");
-            conn.continuation = Some(continuation);
+            conn.keep_continuation(continuation);
             return true;
         }
         let sent = self.alloc_continuation(longest).is_some_and(|(mut buf, take)| {
@@ -76,7 +76,7 @@ impl<F: Fabric> Context<F> {
             continuation.rest.set_window(start + take, left - take);
             true
         });
-        conn.continuation = Some(continuation);
+        conn.keep_continuation(continuation);
         conn.proto.hold_queue();
         match sent {
             true => self.ready.add(conn),

@@ -73,7 +73,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Closes connections that wait to reconnect.
     pub(super) fn end_parked(&mut self) {
-        for conn in std::mem::take(&mut self.cx.conns.reconnecting) {
+        for conn in self.cx.conns.take_parked() {
             self.lend(conn, |_, conn| conn.go(Stage::Closing));
         }
     }
@@ -108,7 +108,7 @@ impl<F: Fabric> Shard<F> {
             // Receives are shared: a greedy peer must not cost a well-behaved one its connection.
             rnr_retry: 7,
             // Ignored by version 2; thresholds for version 1 (RFC 8797).
-            private_data: connect_data(self.cx.sizing.announced, self.cx.config.wire.remote_invalidate).to_vec(),
+            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.wire.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -170,7 +170,7 @@ impl<F: Fabric> Shard<F> {
             reverse: if serves { config.wire.reverse } else { ReverseSupport::None },
             coalesce_grants: config.poll.coalesce_grants,
             xid_seed,
-            receive_size: self.cx.sizing.announced,
+            receive_size: self.cx.sizing.announced(),
             longest_send: config.wire.longest_message(),
             optional_operations: config.wire.optional_operations,
             receive_sizes: self.cx.sizes_for_peers(),
@@ -224,7 +224,7 @@ impl<F: Fabric> Shard<F> {
         self.responder.control(&mut self.cx);
         self.check_negotiations();
         self.check_connecting();
-        if !self.cx.conns.reconnecting.is_empty() {
+        if self.cx.conns.has_parked() {
             self.reconnect();
         }
         self.end_closed();
@@ -314,8 +314,8 @@ impl<F: Fabric> Shard<F> {
                 return shard.settled(conn);
             }
             conn.go(Stage::Negotiating);
-            conn.settle_by = shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation);
-            shard.cx.schedule.wake_by(conn.settle_by);
+            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation));
+            shard.cx.schedule.wake_by(conn.settle_by());
             shard.life.negotiating.push(qp);
         });
     }
@@ -328,7 +328,7 @@ impl<F: Fabric> Shard<F> {
         }
         if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
             conn.go(Stage::Open);
-            conn.settle_by = u64::MAX;
+            conn.settle_until(u64::MAX);
             conn.refresh();
             if conn.was_refused_version_2() {
                 let who = conn.who();
@@ -358,8 +358,8 @@ impl<F: Fabric> Shard<F> {
                     // Its first message may be of another kind.
                     return shard.settled(conn);
                 }
-                shard.cx.schedule.wake_by(conn.settle_by.max(now));
-                if conn.settle_by <= now {
+                shard.cx.schedule.wake_by(conn.settle_by().max(now));
+                if conn.settle_by() <= now {
                     conn.end_for(LocalClose::NegotiationTimeout);
                 }
             });
@@ -397,7 +397,7 @@ impl<F: Fabric> Shard<F> {
         self.requester.connection_lost(&mut self.cx, &mut conn);
         conn.tell_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
-        if let (Some(accepted), Some(what)) = (conn.accepted.as_ref(), reason.0.for_the_log()) {
+        if let (Some(accepted), Some(what)) = (conn.accepted(), reason.0.for_the_log()) {
             self.cx.warn(what, format_args!("{}: connection ended: {reason}", accepted.host()));
         }
         self.cx.conns.forget(origin);
@@ -416,7 +416,7 @@ impl<F: Fabric> Shard<F> {
         }
         // The device releases its memory here: only then may other code use it.
         self.cx.fabric.destroy_qp(conn.leave_qp());
-        if let Some(Continuation { of, rest, whole, .. }) = conn.continuation.take() {
+        if let Some(Continuation { of, rest, whole, .. }) = conn.take_continuation() {
             match of {
                 Whose::Reply(call) => self.responder.drop_call(call),
                 Whose::Call(call, _) => conn.keep_whole(call, rest, whole),
@@ -425,7 +425,7 @@ impl<F: Fabric> Shard<F> {
         self.responder.give_up_calls(conn);
         self.cx.stats.messages.add(conn.proto.counters());
         self.cx.receives.promise(&mut conn.promise, 0, 0);
-        if self.cx.receives.ran_short {
+        if self.cx.receives.ran_short() {
             self.cx.relieved();
         }
     }

@@ -92,7 +92,7 @@ impl<F: Fabric> Context<F> {
         }
         let suffice = self.receives.suffice_without(others + own);
         if !suffice {
-            self.receives.ran_short = true;
+            self.receives.note_shortage();
         }
         // The receives granted now are needed.
         conn.promise.spare(if suffice { own.saturating_sub(2) } else { own });
@@ -127,7 +127,7 @@ impl<F: Fabric> Context<F> {
     /// Part of step 5 of a turn: adapts credit limits, and sends keep-alives.
     pub(super) fn adapt(&mut self, fitting: &mut Fitting) {
         let now = self.clock.read();
-        if self.receives.ran_short {
+        if self.receives.ran_short() {
             self.relieved();
         }
         let turn = fitting.take_due(now, nanoseconds(self.config.poll.control_interval));

@@ -55,7 +55,7 @@ impl<F: Fabric> Shard<F> {
         let awaits = self.awaits_last_sends(conn);
         let in_transit = in_transit(&mut self.cx.fabric, conn.qp());
         // Version 1 has no such error: its clients retransmit.
-        let tells = conn.accepted.is_some() && conn.proto.terms().version != Version::V1;
+        let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
         let silence = match self.life.draining && tells {
             true => {
                 let round_trip = self.cx.fabric.round_trip(conn.qp());

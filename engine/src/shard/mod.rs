@@ -403,8 +403,8 @@ impl<F: Fabric> Shard<F> {
     /// Ends the connections that were returned closed.
     #[cold]
     fn end_closed(&mut self) {
-        while !self.cx.conns.closed.is_empty() {
-            for conn in std::mem::take(&mut self.cx.conns.closed) {
+        while self.cx.conns.has_closed() {
+            for conn in self.cx.conns.take_closed() {
                 self.end(conn);
             }
         }

@@ -218,7 +218,7 @@ mod tests {
         let peers = peers(&told);
         let mut conn = accepted(3);
         conn.tell_established(&peers);
-        let calls = [conn.owed_end.clone(), conn.owed_end.clone()];
+        let calls = [conn.owed_end().cloned(), conn.owed_end().cloned()];
         conn.tell_ended(&LocalClose::Requested.into());
         drop((conn, peers));
         assert_eq!(told.take(), ["3 is there"], "calls of it run, or will");

@@ -59,7 +59,7 @@ impl<F: Fabric> Shard<F> {
     fn has_more_to_do(&self) -> bool {
         let now = self.cx.clock.of_turn();
         !self.cx.ready.is_empty()
-            || now >= self.requester.next_deadline
+            || now >= self.requester.next_deadline()
             || self.cx.schedule.is_control_due(now)
             || self.cx.receives.is_low()
             || self.cx.pool.has_remote()
@@ -72,7 +72,7 @@ impl<F: Fabric> Shard<F> {
     fn finish_turn(&mut self, mut found: usize) -> bool {
         let now = self.cx.clock.of_turn();
         // 3. Timers.
-        if now >= self.requester.next_deadline {
+        if now >= self.requester.next_deadline() {
             self.requester.expire(&mut self.cx, now);
         }
         // 4. Ready connections: one chain and one doorbell each.

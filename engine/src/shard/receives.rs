@@ -48,7 +48,7 @@ pub(super) struct ReceiveBudget {
     /// Receives that connections may need beyond those promised.
     overcommit: usize,
     /// Whether connections wait because fewer are posted than promised.
-    pub(super) ran_short: bool,
+    ran_short: bool,
     /// Receives and buffers for them beyond those promised, at the last refill.
     reserve: usize,
     /// Receives that all connections together do not need, and the turn of that count.
@@ -97,6 +97,21 @@ impl ReceiveBudget {
     /// Whether `count` more receives are posted than promised.
     pub(super) fn exceed_by(&self, count: usize) -> bool {
         self.posted >= self.promised + count
+    }
+
+    /// Records that a connection waits for more receives.
+    pub(super) fn note_shortage(&mut self) {
+        self.ran_short = true;
+    }
+
+    /// Whether connections wait for more receives.
+    pub(super) fn ran_short(&self) -> bool {
+        self.ran_short
+    }
+
+    /// Clears that record.
+    pub(super) fn relieve(&mut self) {
+        self.ran_short = false;
     }
 
     /// Counts the reserve at a refill, with `free` buffers.
@@ -256,14 +271,14 @@ mod tests {
         budget.promise(&mut Promise::default(), 10, 0);
         post(&mut budget, &pool, 10);
         assert!(budget.suffice() && !budget.suffice_without(1) && budget.suffice_without(2));
-        assert!(!budget.ran_short);
+        assert!(!budget.ran_short());
         budget.completed();
-        budget.ran_short = true;
-        assert!(!budget.suffice() && budget.ran_short && !budget.suffice_without(2));
+        budget.note_shortage();
+        assert!(!budget.suffice() && budget.ran_short() && !budget.suffice_without(2));
         post(&mut budget, &pool, 1);
-        assert!(budget.suffice() && budget.ran_short, "until it was acted on");
-        budget.ran_short = false;
-        assert!(!budget.ran_short);
+        assert!(budget.suffice() && budget.ran_short(), "until it was acted on");
+        budget.relieve();
+        assert!(!budget.ran_short());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::wire::Version;
 
 /// Reason to use version 1 with a server that may speak version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fallback {
+pub(super) enum Fallback {
     /// The first message had no answer: for one connection, as messages may be lost.
     Unanswered,
     /// The server reported a version error: permanently.
@@ -30,17 +30,17 @@ pub(super) struct Again {
     /// Address of a client's server; `None` disables reconnecting.
     pub(super) address: Option<FabricAddress>,
     /// Reconnects since it was last useful.
-    attempts: u32,
+    pub(super) attempts: u32,
     /// Time of its last reopening, in nanoseconds, if open.
     pub(super) open_since: Option<u64>,
     /// Time of the next attempt while it waits, in nanoseconds.
-    retry_at: u64,
+    pub(super) retry_at: u64,
     /// Reason for version 1 where the configuration allows version 2.
-    fallback: Option<Fallback>,
+    pub(super) fallback: Option<Fallback>,
     /// The server has sent a version 2 message.
     pub(super) spoke_version_2: bool,
     /// It was lost before the first answer, and tries version 2 once more.
-    lost_unanswered: bool,
+    pub(super) lost_unanswered: bool,
 }
 
 impl Again {
@@ -95,7 +95,7 @@ impl<F: Fabric> Shard<F> {
     /// Reconnects of a lost connection since it was last useful.
     fn attempts_of(&mut self, conn: &Conn) -> u32 {
         let (_, longest) = self.cx.connect.reconnect_backoff;
-        conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.answered, nanoseconds(longest))
+        conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
     }
 
     /// Reason of a lost connection to fall back to version 1, if any.
@@ -137,7 +137,7 @@ impl<F: Fabric> Shard<F> {
                 self.cx.warn("fallbacks to version 1", line);
             }
         }
-        conn.requests.answered = false;
+        conn.requests.begin_anew();
         self.release_qp(&mut conn);
         self.requester.interrupt(&mut self.cx, &mut conn);
         conn.forget_device();
@@ -160,7 +160,7 @@ impl<F: Fabric> Shard<F> {
     /// Reconnects the connections that are due.
     pub(super) fn reconnect(&mut self) {
         let now = self.cx.clock.read();
-        for conn in std::mem::take(&mut self.cx.conns.reconnecting) {
+        for conn in self.cx.conns.take_parked() {
             if conn.again.retry_at > now {
                 self.cx.schedule.wake_by(conn.again.retry_at);
                 self.cx.conns.park(conn);

@@ -26,7 +26,7 @@ impl<F: Fabric> Shard<F> {
             pool.stats().classes
         });
         stats.pool.classes.extend(classes);
-        (stats.receive_size, stats.receive_size_posted) = (cx.sizing.announced, cx.sizing.filled());
+        (stats.receive_size, stats.receive_size_posted) = (cx.sizing.announced(), cx.sizing.filled());
         for conn in cx.conns.iter() {
             stats.messages.add(conn.proto.counters());
             stats.connections += 1;
@@ -45,11 +45,11 @@ impl<F: Fabric> Shard<F> {
 
 fn of_connection(conn: &Conn, now: u64) -> ConnectionStats {
     let (proto, name) = (&conn.proto, conn.origin());
-    let (since, heard) = conn.accepted.as_ref().map_or((now, now), |accepted| accepted.times());
+    let (since, heard) = conn.accepted().map_or((now, now), |accepted| accepted.times());
     ConnectionStats {
         slot: name.slot,
         generation: name.generation,
-        peer: conn.accepted.as_ref().map_or_else(String::new, |accepted| accepted.host().to_owned()),
+        peer: conn.accepted().map_or_else(String::new, |accepted| accepted.host().to_owned()),
         identity: conn.peer().map(|name| name.as_ref().to_owned()),
         stage: conn.stage().name().to_owned(),
         version: match proto.terms().version {

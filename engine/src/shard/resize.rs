@@ -77,7 +77,7 @@ enum Progress {
 #[derive(Debug)]
 pub(super) struct Sizing {
     /// Lower bound of all receives, announced to new peers.
-    pub(super) announced: usize,
+    announced: usize,
     /// Size of new receives.
     filled: usize,
     stage: Progress,
@@ -91,7 +91,7 @@ pub(super) struct Sizing {
     posted: u64,
     /// Buffer bytes of a new receive, and of one of the configured size.
     capacity: usize,
-    pub(super) configured_capacity: usize,
+    configured_capacity: usize,
 }
 
 impl Sizing {
@@ -110,6 +110,11 @@ impl Sizing {
         }
     }
 
+    /// Size announced to new peers.
+    pub(super) fn announced(&self) -> usize {
+        self.announced
+    }
+
     /// Size of new receives.
     pub(super) fn filled(&self) -> usize {
         self.filled
@@ -119,6 +124,12 @@ impl Sizing {
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    /// Buffer bytes of a receive of the configured size: longer buffers have other uses, too.
+    #[inline]
+    pub(super) fn configured_capacity(&self) -> usize {
+        self.configured_capacity
     }
 
     /// Whether the control plane has work with it.

@@ -15,12 +15,12 @@ pub(super) struct ConnTable {
     slots: Vec<Option<Box<Conn>>>,
     /// Connections that wait to reconnect, oldest first.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    pub(super) reconnecting: Vec<Box<Conn>>,
+    reconnecting: Vec<Box<Conn>>,
     /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
     /// Connections returned closed, which have to be ended.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    pub(super) closed: Vec<Box<Conn>>,
+    closed: Vec<Box<Conn>>,
 }
 
 impl ConnTable {
@@ -101,11 +101,34 @@ impl ConnTable {
         false
     }
 
+    /// Whether closed connections wait for their end.
+    #[inline(always)]
+    pub(super) fn has_closed(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
+    /// Takes closed connections, to end them, in the order of their return.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
+    pub(super) fn take_closed(&mut self) -> Vec<Box<Conn>> {
+        std::mem::take(&mut self.closed)
+    }
+
     /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
     /// to this list.
     pub(super) fn park(&mut self, conn: Box<Conn>) {
         debug_assert!(conn.is_over(), "it would be put where it has no place");
         self.reconnecting.push(conn);
+    }
+
+    /// Lends all connections that have no queue pair.
+    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
+    pub(super) fn take_parked(&mut self) -> Vec<Box<Conn>> {
+        std::mem::take(&mut self.reconnecting)
+    }
+
+    /// Whether connections wait to reconnect.
+    pub(super) fn has_parked(&self) -> bool {
+        !self.reconnecting.is_empty()
     }
 
     /// Removes a closed connection's name.
@@ -186,9 +209,9 @@ mod tests {
         lent.end_for(LocalClose::Requested);
         assert!(!table.give_back(lent));
         assert!(table.take(qp(0, 7)).is_none() && table.get(ConnRef(qp(0, 7))).is_none());
-        assert!(!table.closed.is_empty() && !table.is_empty(), "it is not ended yet");
-        assert_eq!(std::mem::take(&mut table.closed).pop().expect("the one").qp(), qp(0, 7));
-        assert!(table.closed.is_empty() && table.is_empty());
+        assert!(table.has_closed() && !table.is_empty(), "it is not ended yet");
+        assert_eq!(table.take_closed().pop().expect("the one").qp(), qp(0, 7));
+        assert!(!table.has_closed() && table.is_empty());
     }
 
     #[test]
@@ -202,10 +225,10 @@ mod tests {
             lost.go(Stage::Reconnecting);
             lost.leave_qp();
             table.park(lost);
-            assert!(!table.reconnecting.is_empty() && !table.is_empty() && table.get(ConnRef(name)).is_none());
+            assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
             assert!(table.give_back(parked), "it is not over");
-            let mut made = std::mem::take(&mut table.reconnecting).pop().expect("one");
+            let mut made = table.take_parked().pop().expect("one");
             made.made_again(again, ConnConfig::default());
             table.insert(made);
             assert_eq!(table.get(ConnRef(name)).expect("by its name").qp(), again);

@@ -194,13 +194,13 @@ impl<F: Fabric> Shard<F> {
     /// Polls until stopped.
     fn turn_until_stopped(&mut self) -> CutOff {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
-        while !self.outside.stopped {
+        while !self.outside.is_stopped() {
             let busy = self.poll_once();
             // Before the sleep: the last connection ends a drain.
             self.notice();
             if busy {
                 idle.reset();
-            } else if !self.outside.stopped {
+            } else if !self.outside.is_stopped() {
                 idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
         }
@@ -281,7 +281,7 @@ impl<F: Fabric> Shard<F> {
 
     /// The next timer.
     fn next_due(&self) -> u64 {
-        self.requester.next_deadline.min(self.cx.schedule.next())
+        self.requester.next_deadline().min(self.cx.schedule.next())
     }
 
     fn wait(&mut self, timeout: Duration) {

@@ -404,7 +404,7 @@ impl Requester {
             conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
             exposure.add(window, mem, segment, place);
         }
-        exposure.memory = memory;
+        exposure.keep(memory);
         Ok(index)
     }
 }

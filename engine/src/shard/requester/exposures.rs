@@ -28,13 +28,13 @@ pub(super) enum Place {
 /// One piece of exposed memory: a chunk of one segment.
 #[derive(Debug)]
 pub(super) struct Exposed {
-    window: WindowId,
+    pub(super) window: WindowId,
     /// Present until revoked.
-    mem: Option<Lent>,
+    pub(super) mem: Option<Lent>,
     /// Its segment, and the position of a Read chunk in the RPC message.
     pub(super) at: ReadSegment,
     pub(super) place: Place,
-    revoked: bool,
+    pub(super) revoked: bool,
 }
 
 impl Exposed {
@@ -50,16 +50,38 @@ impl Exposed {
 pub(super) struct Exposure {
     /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the
     /// slot is free.
-    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
+    parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
     /// Segment size of the offered chunks.
-    pub(super) segment_size: u32,
+    segment_size: u32,
     /// Box to which the buffers return.
-    pub(super) memory: ChunkMemory,
+    memory: ChunkMemory,
     /// Outcome of the call, waiting for the last revocation.
     ending: Option<Ending>,
 }
 
 impl Exposure {
+    #[inline]
+    pub(super) fn all(&self) -> &[Exposed] {
+        &self.parts
+    }
+
+    #[inline]
+    pub(super) fn all_mut(&mut self) -> &mut [Exposed] {
+        &mut self.parts
+    }
+
+    /// Longest segment, in bytes.
+    #[inline]
+    pub(super) fn segment_size(&self) -> u32 {
+        self.segment_size
+    }
+
+    /// Keeps the memory of the call until it is revoked.
+    #[inline]
+    pub(super) fn keep(&mut self, memory: ChunkMemory) {
+        self.memory = memory;
+    }
+
     pub(super) fn reply(&self) -> Option<&Exposed> {
         self.parts.last().filter(|part| part.place == Place::Reply)
     }
@@ -267,7 +289,7 @@ mod tests {
             exposure.add(window, mem.clone(), segment, place);
             held.push(mem);
         }
-        exposure.memory = ChunkMemory::new();
+        exposure.keep(ChunkMemory::new());
         (index, held)
     }
 
@@ -284,7 +306,7 @@ mod tests {
         let (index, held) = expose(&mut exposures, &pool);
         let exposure = exposures.get(index).expect("it is there");
         assert!(exposure.is_long() && exposure.reply().is_some());
-        assert!(!exposure.is_long_only() && exposure.parts.len() == 4);
+        assert!(!exposure.is_long_only() && exposure.all().len() == 4);
         assert!(!exposures.is_empty() && exposures.ended().is_empty());
         let (bound, left, all) = exposures.end(index, Some(2));
         assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));

@@ -382,7 +382,7 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
 /// Chunk lists of exposed memory.
 pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
     let mut counts = ChunkCounts::default();
-    for part in &exposure.parts {
+    for part in exposure.all() {
         let segments = segments_of(part.at.target.length as usize, terms);
         match part.place {
             Place::Read(_) => counts.reads += segments,

@@ -25,7 +25,7 @@ impl Lists {
     /// many segments: the peer has changed its terms since the call got its form.
     #[inline(always)]
     pub(super) fn of<'a>(&'a mut self, exposure: &'a Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'a>> {
-        match &exposure.parts[..] {
+        match exposure.all() {
             // Usually there is one chunk, of one segment.
             [part] if segments_of(part.at.target.length as usize, terms) == 1 && terms.segment_count > 0 => {
                 let segments = std::slice::from_ref(&part.at.target);
@@ -50,7 +50,7 @@ impl Lists {
         self.reply.clear();
         let mut left = terms.segment_count as usize;
         (self.offer, self.has_reply) = (0, false);
-        for part in &exposure.parts {
+        for part in exposure.all() {
             let (mut rest, size) = (part.at.target, terms.segment_size);
             let count = segments_of(rest.length as usize, terms);
             match left.checked_sub(count) {

@@ -53,7 +53,7 @@ pub(super) struct Requester {
     /// Replies that other threads have not taken.
     untaken: Untaken,
     /// Lower bound of all deadlines, in nanoseconds.
-    pub(super) next_deadline: u64,
+    next_deadline: u64,
 }
 
 /// This side's calls on one connection.
@@ -63,14 +63,14 @@ pub(super) struct Requests {
     calls: Vec<OutCall>,
     exposures: Exposures,
     /// Memory exposed to this peer only; created at first use.
-    pub(super) exposed: Option<Pool>,
+    exposed: Option<Pool>,
     /// Limits of the fast path: bytes of RPC message, and of results.
     plain_call: usize,
     plain_reply: usize,
     /// The peer has refused a call for lack of a Reply chunk: the fast path is off.
     keeps_all: bool,
     /// Whether a call was answered since the connection was made.
-    pub(super) answered: bool,
+    answered: bool,
 }
 
 /// A call whose message waits to be sent, or for its reply: a reused slot.
@@ -151,12 +151,26 @@ impl Requests {
         self.calls.as_ptr().cast()
     }
 
+    /// Whether a call was answered since the connection was made.
+    pub(super) fn was_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// Resets for a reconnect.
+    pub(super) fn begin_anew(&mut self) {
+        self.answered = false;
+    }
+
     /// A buffer exposed to this peer only, if that pool exists and has one.
     #[inline(always)]
     pub(super) fn alloc(&self, len: usize) -> Option<Buf> {
         let pool = self.exposed.as_ref()?;
         pool.drain_remote();
         pool.alloc(len)
+    }
+
+    pub(super) fn has_exposed_pool(&self) -> bool {
+        self.exposed.is_some()
     }
 
     /// Resizes the slots to the protocol's limit.
@@ -277,6 +291,12 @@ impl Requester {
         &mut self.done
     }
 
+    /// Lower bound of all deadlines, in nanoseconds.
+    #[inline]
+    pub(super) fn next_deadline(&self) -> u64 {
+        self.next_deadline
+    }
+
     /// Pools beside the shard's.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
         self.copies.iter().chain(self.untaken.pool())
@@ -325,7 +345,7 @@ impl Requester {
             next = next.min(conn.proto.next_timeout());
         };
         cx.with_each(&mut expire);
-        for conn in std::mem::take(&mut cx.conns.reconnecting) {
+        for conn in cx.conns.take_parked() {
             cx.lend(conn, &mut expire);
         }
         self.next_deadline = next;

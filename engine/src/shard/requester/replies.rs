@@ -320,7 +320,7 @@ fn read_reply(
 /// Decodes a reply whose RPC message is in the Reply chunk.
 #[cold]
 fn read_long_reply(view: &View<'_>, exposure: Option<&mut Exposure>) -> ReadReply {
-    let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size)));
+    let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size())));
     let len = match (offered, view.reply_chunk()) {
         (None, _) => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
         (Some(_), None) => Ok(0),
@@ -377,7 +377,7 @@ fn note_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,
     offered: Option<&mut Exposure>,
 ) -> Result<(), CallError> {
-    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size, &mut offered.parts[..]));
+    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size(), offered.all_mut()));
     let mut expected = parts.iter_mut();
     for chunk in chunks {
         let Some(part) = expected.find(|part| matches!(part.place, Place::Write(_))) else {

@@ -104,11 +104,11 @@ fn a_call_ends_once_with_its_reply() {
 fn a_timed_out_call_ends_at_once_and_its_reply_is_dropped() {
     let mut scene = Scene::new();
     let call = scene.start(1, Some(Duration::from_nanos(100)), None);
-    assert_eq!(scene.requester.next_deadline, 100);
+    assert_eq!(scene.requester.next_deadline(), 100);
     scene.time.advance(Duration::from_nanos(100));
     scene.requester.expire(&mut scene.cx, 100);
     assert_eq!(scene.ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
-    assert_eq!(scene.requester.next_deadline, u64::MAX);
+    assert_eq!(scene.requester.next_deadline(), u64::MAX);
     scene.answer(&message(16, &reply(call.xid())), None);
     assert!(scene.ended().is_empty(), "nobody waits for it any more");
 }
@@ -175,7 +175,7 @@ fn exposed_memory_is_revoked_before_its_call_ends() {
     assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
     let index = scene.with(|_, _, conn| conn.requests.calls[conn.proto.call_slot(call)].exposure).expect("one");
     let (handle, offset) = scene.with(|_, _, conn| {
-        let segment = conn.exposure_of(call).expect("one").parts[0].at.target;
+        let segment = conn.exposure_of(call).expect("one").all()[0].at.target;
         (segment.handle, segment.offset)
     });
     let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
@@ -195,7 +195,7 @@ fn a_peer_that_has_revoked_it_itself_saves_the_revocation() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     kinds(&mut scene);
-    let handle = scene.with(|_, _, conn| conn.exposure_of(call).expect("one").parts[0].at.target.handle);
+    let handle = scene.with(|_, _, conn| conn.exposure_of(call).expect("one").all()[0].at.target.handle);
     scene.answer(&message(16, &reply(call.xid())), Some(handle));
     assert!(kinds(&mut scene).is_empty());
     assert_eq!(scene.ended(), [(3, Ok(()))]);

@@ -12,16 +12,16 @@ use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Ready, Task};
 
 pub(super) struct Away {
     // Dropped before `home`, to which their calls return.
-    pub(super) futures: Futures,
+    futures: Futures,
     /// Return of deferred calls.
     home: CallsHome,
-    pub(super) workers: Option<Port>,
+    workers: Option<Port>,
     /// Calls held back by full worker rings.
     backlog: VecDeque<(WorkKey, Call<Ready>)>,
     /// Number of them, from the first, counted as backpressure already.
     held: usize,
     /// Calls returned by workers, being answered.
-    pub(super) worked: Vec<Worked>,
+    worked: Vec<Worked>,
     /// Number of calls and futures away.
     count: usize,
     /// Wakes the shard.
@@ -68,6 +68,10 @@ impl Away {
         self.workers = Some(workers.attach_shard(&self.signal));
     }
 
+    pub(super) fn has_workers(&self) -> bool {
+        self.workers.is_some()
+    }
+
     /// Queues a call for a worker.
     pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Call<Ready>) {
         self.count += 1;
@@ -108,6 +112,10 @@ impl Away {
         worked
     }
 
+    pub(super) fn keep_worked(&mut self, worked: Vec<Worked>) {
+        self.worked = worked;
+    }
+
     /// Origin of one more connection's deferred calls.
     pub(super) fn origin(&self) -> Arc<Origin> {
         self.home.origin()
@@ -123,6 +131,11 @@ impl Away {
     pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
         self.count += 1;
         self.futures.begin(task, origin);
+    }
+
+    /// Ends the futures of closed connections.
+    pub(super) fn abandon_futures(&mut self) {
+        self.futures.abandon();
     }
 
     /// Polls woken futures; returns the number that ended. `panicked` gets the text of each panic.

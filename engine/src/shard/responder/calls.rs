@@ -29,7 +29,7 @@ impl Responder {
         id: InboundId,
     ) -> Call<Arrived> {
         let mut call = self.boxes.take(conn.qp(), id);
-        call.comes_from(conn.host, conn.served.reply_room);
+        call.comes_from(conn.host(), conn.served.reply_room);
         if let Some(arrived) = cx.sample() {
             call.stamp(arrived);
         }
@@ -244,7 +244,7 @@ impl Responder {
         if entry.takes_calls() {
             return self.hand_over(cx, conn, call);
         }
-        if entry.run_on == RunOn::Workers && self.away.workers.is_some() {
+        if entry.run_on == RunOn::Workers && self.away.has_workers() {
             conn.served.at_workers += 1;
             return self.away.send_to_workers(WorkKey::of(conn, &call), call);
         }

@@ -102,7 +102,7 @@ impl Responder {
     pub(super) fn abandon_taken(&mut self, conn: &mut Conn) {
         if let Some(origin) = conn.served.origin.take() {
             origin.end();
-            self.away.futures.abandon();
+            self.away.abandon_futures();
         }
         for call in conn.served.untaken.drain(..) {
             self.boxes.put(call);

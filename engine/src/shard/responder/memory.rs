@@ -108,8 +108,7 @@ impl Responder {
             }
             if waiting.is_to_be_told(now) {
                 let conn = cx.conns.get(ConnRef(waiting.call.qp()));
-                let peer =
-                    conn.and_then(|conn| conn.accepted.as_ref()).map_or("", |accepted| accepted.host()).to_owned();
+                let peer = conn.and_then(Conn::accepted).map_or("", |accepted| accepted.host()).to_owned();
                 // It is in no line now.
                 Self::tell_of_wait(cx, &peer, &waiting.call, self.waiting() + 1, shortage.lack(cx));
             }

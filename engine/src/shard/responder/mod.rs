@@ -215,7 +215,7 @@ impl Responder {
 
     /// Whether there are workers.
     pub(super) fn has_workers(&self) -> bool {
-        self.away.workers.is_some()
+        self.away.has_workers()
     }
 
     /// Whether calls are at workers, futures, or deferred.
@@ -244,13 +244,13 @@ impl Responder {
             .chain(self.waiters.iter().map(|waiting| waiting.since))
             .min()
             .map_or(0, |since| now.saturating_sub(since));
-        stats.refusals = self.tally.refusals;
+        stats.refusals = self.tally.refusals();
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
     }
 
     /// Number of calls that wait for memory, or for their share of it.
     fn waiting(&self) -> usize {
-        self.waiters.len() + self.shares.held_back
+        self.waiters.len() + self.shares.held_back()
     }
 
     /// Records the end of a timed call of this entry's procedure.

@@ -89,7 +89,7 @@ impl Responder {
     /// Whether the client has to retransmit such a call. Version 1 has no temporary error: ERR_CHUNK and SYSTEM_ERR
     /// become errors of the client's application. A client that loses its connection retransmits unanswered calls.
     pub(super) fn puts_off(conn: &Conn, trouble: Trouble) -> bool {
-        trouble.passes() && conn.accepted.is_some() && conn.proto.terms().version == Version::V1
+        trouble.passes() && conn.accepted().is_some() && conn.proto.terms().version == Version::V1
     }
 
     /// Leaves a call unanswered: closes its connection gracefully, so that its client retransmits it.

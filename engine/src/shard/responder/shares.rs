@@ -36,7 +36,7 @@ const RECOUNT: u64 = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     /// Held back calls, of all connections.
-    pub(super) held_back: usize,
+    held_back: usize,
     /// Calls by host at the last count, and those admitted since.
     hosts: HashMap<Party, usize>,
     /// Time of the next count, in nanoseconds.
@@ -84,11 +84,16 @@ fn is_short(free: usize, count: usize) -> bool {
 /// Of `count` buffers that hold `len` bytes, the number to share: without the posted receives.
 #[inline(always)]
 pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> usize {
-    let posted = if len <= cx.sizing.configured_capacity { cx.receives.held() } else { 0 };
+    let posted = if len <= cx.sizing.configured_capacity() { cx.receives.held() } else { 0 };
     count.saturating_sub(posted)
 }
 
 impl Shares {
+    /// Held back calls, of all connections.
+    pub(super) fn held_back(&self) -> usize {
+        self.held_back
+    }
+
     /// Allocates a reply buffer of `len` bytes, unless the call must wait for the share of its connection or host.
     #[inline(always)]
     pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
@@ -124,7 +129,7 @@ impl Shares {
         let share = share(count);
         // This call is included.
         Served::held(conn) > share
-            || (is_short_for_hosts(free, count) && conn.host.is_some() && self.host_is_beyond(cx, conn, share))
+            || (is_short_for_hosts(free, count) && conn.host().is_some() && self.host_is_beyond(cx, conn, share))
     }
 
     /// Whether a host has as many calls as its share. If not, counts one more.
@@ -289,7 +294,7 @@ impl Responder {
             return;
         }
         let Some(first) = conn.served.held_back.front() else { return };
-        let peer = conn.accepted.as_ref().map_or("", |accepted| accepted.host());
+        let peer = conn.accepted().map_or("", |accepted| accepted.host());
         match Self::exceeds_reads(&cx.config, conn, &first.call) {
             true => {
                 let why =

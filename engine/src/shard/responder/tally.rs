@@ -10,7 +10,7 @@ use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     /// For all calls.
-    pub(super) refusals: Refusals,
+    refusals: Refusals,
     /// By the procedure's entry; up to the highest entry with an outcome.
     entries: Vec<Entry>,
 }
@@ -81,6 +81,11 @@ impl Tally {
         entry.bytes_out += stamp.bytes_out;
         // Values beyond the histogram are clamped.
         entry.latency.get_or_insert_default().saturating_record(took);
+    }
+
+    /// Refusals of all calls.
+    pub(super) fn refusals(&self) -> Refusals {
+        self.refusals
     }
 
     /// Procedures of these services with any outcome.

@@ -24,7 +24,7 @@ pub(crate) struct WorkKey {
 
 impl WorkKey {
     pub(super) fn of(conn: &Conn, call: &Call<Ready>) -> Self {
-        Self { qp: conn.qp(), id: call.id(), owed_end: conn.owed_end.clone() }
+        Self { qp: conn.qp(), id: call.id(), owed_end: conn.owed_end().cloned() }
     }
 }
 
@@ -74,7 +74,7 @@ impl Responder {
         for (key, result) in worked.drain(..) {
             self.worked_off(cx, &key, result);
         }
-        self.away.worked = worked;
+        self.away.keep_worked(worked);
         count
     }
 

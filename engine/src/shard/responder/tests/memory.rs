@@ -331,7 +331,7 @@ fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
         }
         let put_off = u64::from(short);
         assert_eq!(scene.cx.stats.calls_shed, put_off);
-        let waiting = scene.responder.waiters.len() + scene.responder.shares.held_back;
+        let waiting = scene.responder.waiters.len() + scene.responder.shares.held_back();
         assert_eq!(waiting as u64, u64::from(limit) + 1 - put_off);
         assert_eq!(conn.stage() == Stage::Draining, short, "its client sends it again");
     }

@@ -287,7 +287,7 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     scene.serve_held(&mut other, 100);
     assert!(!other.served.is_gated(), "it holds nothing yet");
     assert!(Served::held(&conn) > 1);
-    let before = scene.responder.shares.held_back;
+    let before = scene.responder.shares.held_back();
     assert_eq!(before, conn.served.held_back.len());
     let told = |conn: &Conn| conn.served.held_back.front().is_some_and(|waiting| waiting.told);
     scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
@@ -296,7 +296,7 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
     assert!(told(&conn), "the log names what waits for its share, too");
     scene.responder.connection_lost(&mut scene.cx, &mut conn);
-    assert_eq!((scene.responder.shares.held_back, conn.served.held_back.len()), (0, 0));
+    assert_eq!((scene.responder.shares.held_back(), conn.served.held_back.len()), (0, 0));
 }
 
 #[test]
