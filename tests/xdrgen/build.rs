@@ -62,8 +62,10 @@ fn text(path: &Path) -> String {
 /// The placement file of a file, if any.
 fn placement(path: &Path) -> Option<String> {
     let path = path.with_extension("placement.toml");
+    // While a file is missing that Cargo watches, it runs this program each time.
+    let text = fs::read_to_string(&path).ok()?;
     println!("cargo::rerun-if-changed={}", path.display());
-    fs::read_to_string(path).ok()
+    Some(text)
 }
 
 /// The module of a file.

@@ -6,7 +6,6 @@ mod text;
 mod walk;
 
 use std::collections::HashMap;
-use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::slice;
@@ -14,8 +13,8 @@ use std::slice;
 use rpcrdma::wire::rpc::{AcceptStat, Flavor, ReplyBody};
 use rpcrdma::wire::{Flags, HeaderType, View};
 use serde_json::{Value, json};
-use xdrgen::Source;
 use xdrgen::schema::{Procedure, Schema, Type};
+use xdrgen::{CompileError, Source};
 
 use crate::message::Flow;
 use crate::payload::{Rpc, RpcHeader};
@@ -65,14 +64,11 @@ impl Bodies {
     pub(crate) fn new(files: &[impl AsRef<Path>]) -> Result<Self, (String, String)> {
         let mut schemas = Vec::new();
         for file in files {
-            let xdr = read(file.as_ref()).map_err(|(name, error)| (name, error.to_string()))?;
-            let placement = match read(&file.as_ref().with_extension("placement.toml")) {
-                Ok(placement) => Some(placement),
-                Err((_, error)) if error.kind() == ErrorKind::NotFound => None,
-                Err((name, error)) => return Err((name, error.to_string())),
-            };
-            let schema = xdrgen::parse(&xdr, placement.as_ref());
-            schemas.push(schema.map_err(|errors| (xdr.name.clone(), errors.to_string()))?);
+            let schema = xdrgen::load(file.as_ref(), None).map_err(|error| match error {
+                CompileError::File { path, source } => (path.display().to_string(), source.to_string()),
+                error => (file.as_ref().display().to_string(), error.to_string()),
+            });
+            schemas.push(schema?);
         }
         schemas.extend(BUILT_IN.map(|(name, xdr, placement)| {
             let source = |text: &str| Source { name: name.to_owned(), text: text.to_owned() };
@@ -137,14 +133,6 @@ impl Bodies {
 
 fn is_success(reply: &ReplyBody<'_>) -> bool {
     matches!(reply, ReplyBody::Accepted { stat: AcceptStat::Success, .. })
-}
-
-fn read(path: &Path) -> Result<Source, (String, io::Error)> {
-    let name = path.display().to_string();
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Source { name, text }),
-        Err(error) => Err((name, error)),
-    }
 }
 
 impl Body {

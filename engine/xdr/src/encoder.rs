@@ -24,6 +24,7 @@ enum Lack {
     Space,
     Bound,
     Placed,
+    Switch,
 }
 
 impl NoSpace {
@@ -45,6 +46,12 @@ impl NoSpace {
         Self { needed: len, available, what: Lack::Placed }
     }
 
+    /// The switch of a union's default arm is another arm's.
+    #[must_use]
+    pub const fn switch() -> Self {
+        Self { needed: 4, available: 0, what: Lack::Switch }
+    }
+
     /// Whether the buffer is too short: a longer one may do.
     #[must_use]
     pub const fn is_space(&self) -> bool {
@@ -56,6 +63,7 @@ impl NoSpace {
         match what {
             Lack::Space => format!("needs {needed} bytes of space, found {available}"),
             Lack::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
+            Lack::Switch => "`Default` with a switch of another arm".to_owned(),
             Lack::Placed => format!("`Bulk::placed` of {needed} bytes, where the buffer has {available}"),
         }
     }
@@ -134,23 +142,12 @@ impl<'b> Encoder<'b> {
     /// No room.
     #[inline(always)]
     pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), NoSpace> {
-        self.bytes(words.map(u32::to_be_bytes).as_flattened())
-    }
-
-    /// Space for several words, with one length check. For generated code, which writes each of them.
-    ///
-    /// The words count as written: one that is not sends what the memory held before.
-    ///
-    /// # Errors
-    /// No room.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn run<const N: usize>(&mut self) -> Result<&mut [[u8; 4]; N], NoSpace> {
         let (at, available) = (self.at, self.out.len());
-        let (words, _) = self.out.get_mut(at..).unwrap_or_default().as_chunks_mut();
-        let words = words.first_chunk_mut().ok_or(NoSpace::new(at + 4 * N, available))?;
+        let (space, _) = self.out.get_mut(at..).unwrap_or_default().as_chunks_mut();
+        let space: &mut [[u8; 4]; N] = space.first_chunk_mut().ok_or(NoSpace::new(at + 4 * N, available))?;
+        *space = words.map(u32::to_be_bytes);
         self.at = at + 4 * N;
-        Ok(words)
+        Ok(())
     }
 
     /// `unsigned hyper`.

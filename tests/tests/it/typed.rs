@@ -478,9 +478,8 @@ macro_rules! names {
 
         /// Calls each procedure, and returns the results less the argument.
         fn call_names(of: &mut typed_names::Client<Client>) -> Vec<i32> {
-            let mut numbers = Vec::new();
-            $(numbers.push(of.$method(&100).expect("a reply").results().expect("a sum") - 100);)*
-            for response in [of.into(&100).map(|of| of.results()), of.r#clone(&100).map(|of| of.results())] {
+            let mut numbers = vec![$(of.$method(&100).expect("a reply").results().expect("a sum") - 100),*];
+            for response in [of.into(&100).map(|of| of.results()), of.clone(&100).map(|of| of.results())] {
                 numbers.push(response.expect("a reply").expect("a sum") - 100);
             }
             numbers.push(of.future(&100).expect("a reply").results().expect("a sum") - 100);

@@ -36,6 +36,7 @@ fn names_are_those_of_rust() {
     is(&Option_ { some: 7 }, &[word(7)]);
     assert_eq!((BOUND, HEX), (5, 16));
     assert_eq!([Status4::Bad as i32, Status4::Worse as i32, Status4::Other as i32], [10020, 10021, 7]);
+    assert_eq!(Color::Negative.name(), "COLOR_NEGATIVE");
     assert_eq!((Color::default(), Numbers::default().small), (Color::Red, 0));
 }
 
@@ -82,6 +83,11 @@ fn unions_have_the_variants_of_their_cases() {
     is(&ByBool::False(3), &[word(0), word(3)]);
     is::<MaybeHandle>(&Some([2; 8]), &[word(1), [2; 4], [2; 4]]);
     is::<MaybeHandle>(&None, &[word(0)]);
+
+    // The switch of a default arm is none of the cases.
+    let refused = Err(NoSpace::switch());
+    assert_eq!(encode(&ByEnum::Default(Status4::Bad, Name(b"abcd"))), refused);
+    assert_eq!(encode(&ByInt::Default(-2, 9)), refused);
 
     let error = |at| BadXdr { what: "by_unsigned", at };
     assert_eq!(decode::<ByUnsigned<'_>>(&word(3)), Err(error(0)));

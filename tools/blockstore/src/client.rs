@@ -82,7 +82,7 @@ impl BlockClient {
         let mut this = Self { client, info: Info::default(), block, depth, buffers: Vec::new() };
         let reply = this.simple::<blockstore_v1::Info>(PATIENCE);
         let reply = reply.with_context(|| format!("call of procedure INFO{hint}"))?;
-        this.info = Result::from(reply.results()?)?;
+        this.info = reply.results()?.into_result()?;
         let most = this.info.block_max;
         ensure!(block <= most as usize, "blocks of {block} bytes: the store takes no more than {most}");
         Ok(this)
@@ -259,7 +259,7 @@ fn write(to: &mut To<'_>, Block { offset, len, .. }: Block, data: Buf) -> anyhow
 /// The buffer of a written block.
 fn written(block: Block, reply: Reply) -> anyhow::Result<Buf> {
     let response = Response::<Write>::of(reply);
-    let Written { count, stable: _ } = Result::from(response.results()?)?;
+    let Written { count, stable: _ } = response.results()?.into_result()?;
     ensure!(count as usize == block.len, "{count} bytes of {} were written", block.len);
     response.into_reply().take_sent().next().context("its buffer did not come back")
 }
@@ -273,7 +273,7 @@ fn read(to: &mut To<'_>, Block { offset, len, .. }: Block, room: Buf) -> anyhow:
 /// The data of a read block.
 fn data(block: Block, reply: Reply) -> anyhow::Result<Buf> {
     let response = Response::<Read>::of(reply);
-    let ReadData { data, eof: _ } = Result::from(response.results()?)?;
+    let ReadData { data, eof: _ } = response.results()?.into_result()?;
     ensure!(data.len() == block.len, "{} bytes of {} came", data.len(), block.len);
     response.into_reply().take_chunks().next().context("its buffer did not come back")
 }

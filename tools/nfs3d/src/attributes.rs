@@ -1,23 +1,18 @@
 //! GETATTR, SETATTR, ACCESS, FSSTAT, FSINFO, PATHCONF.
 #![forbid(unsafe_code)]
 
-use rpcrdma::typed::Answer;
 use rustix::fs::{Access as Right, StatVfs, fstatvfs};
 
 use crate::attr::{self, fattr, wcc};
 use crate::export::{Export, NAME_MAX};
 use crate::identity::Identity;
-use crate::nfs::{Answered, DIRECTORY, TRANSFER};
-use crate::nfs3::nfs_v3::Getattr;
+use crate::nfs::{DIRECTORY, TRANSFER};
 use crate::nfs3::*;
 use crate::node::Node;
 use crate::status::{Outcome, Results, failed, status};
 
-pub(crate) fn getattr(export: &Export, _: &Identity, args: Getattr3Args<'_>, answer: Answer<'_, Getattr>) -> Answered {
-    answer.send(&match export.find(args.object).and_then(|node| node.stat()) {
-        Ok(stat) => Getattr3Res::Ok(Getattr3Resok { obj_attributes: fattr(&stat) }),
-        Err(status) => Getattr3Res::Default(status),
-    })
+pub(crate) fn getattr(export: &Export, _: &Identity, args: Getattr3Args<'_>) -> Outcome<Getattr3Resok> {
+    Ok(Getattr3Resok { obj_attributes: fattr(&export.find(args.object)?.stat()?) })
 }
 
 pub(crate) fn setattr(

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rpcrdma::typed::Answer;
+use rpcrdma::typed::{Answer, Signature};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fstat, makedev, mkdirat, mknodat, openat, utimensat,
 };
@@ -60,19 +60,16 @@ fn but_mode(new: &Sattr3) -> Sattr3 {
 }
 
 /// Sends the common results.
-macro_rules! send {
-    ($answer:ident, $results:ident, $ok:ident, $fail:ident, $made:expr) => {{
-        let (outcome, dir_wcc): ($crate::status::Outcome<$crate::create::Made>, _) = $made;
-        $answer.send(&match &outcome {
-            Ok((node, stat)) => {
-                let (obj, obj_attributes) = (Some(node.handle()), Some($crate::attr::fattr(stat)));
-                $results::Ok($ok { obj, obj_attributes, dir_wcc })
-            }
-            Err(status) => $results::Default(*status, $fail { dir_wcc }),
-        })
-    }};
+pub(crate) fn send<P>(answer: Answer<'_, P>, (outcome, dir_wcc): (Outcome<Made>, WccData)) -> Answered
+where
+    P: for<'a> Signature<Results<'a> = Create3Res<'a>>,
+{
+    let done = outcome.as_ref().map(|(node, stat)| {
+        let (obj, obj_attributes) = (Some(node.handle()), Some(attr::fattr(stat)));
+        Create3Resok { obj, obj_attributes, dir_wcc }
+    });
+    answer.send(&done.map_err(|status| (*status, Create3Resfail { dir_wcc })).into())
 }
-pub(crate) use send;
 
 pub(crate) fn create(export: &Export, who: &Identity, args: Create3Args<'_>, answer: Answer<'_, Create>) -> Answered {
     let made = in_dir(export, args.r#where.dir, |dir| {
@@ -90,7 +87,7 @@ pub(crate) fn create(export: &Export, who: &Identity, args: Create3Args<'_>, ans
             },
         }
     });
-    send!(answer, Create3Res, Create3Resok, Create3Resfail, made)
+    send(answer, made)
 }
 
 fn make_file(dir: &Node, name: &[u8], who: &Identity, mode: Mode) -> io::Result<OwnedFd> {
@@ -146,7 +143,7 @@ pub(crate) fn mkdir(export: &Export, who: &Identity, args: Mkdir3Args<'_>, answe
         let mode = new.mode.filter(|mode| mode & 0o7000 != 0);
         finish(export, dir, name, who, &Sattr3 { mode, size: None, ..*new })
     });
-    send!(answer, Mkdir3Res, Mkdir3Resok, Mkdir3Resfail, made)
+    send(answer, made)
 }
 
 pub(crate) fn mknod(export: &Export, who: &Identity, args: Mknod3Args<'_>, answer: Answer<'_, Mknod>) -> Answered {
@@ -167,5 +164,5 @@ pub(crate) fn mknod(export: &Export, who: &Identity, args: Mknod3Args<'_>, answe
         let stat = node.stat()?;
         Ok((node, stat))
     });
-    send!(answer, Mknod3Res, Mknod3Resok, Mknod3Resfail, made)
+    send(answer, made)
 }

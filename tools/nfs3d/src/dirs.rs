@@ -89,13 +89,11 @@ pub(crate) fn readdir(
         let Entry { ino, name, cookie } = *entry;
         page.push(&Entry3 { fileid: ino, name, cookie }, name)
     });
-    answer.send(&match listed {
-        Ok((dir_attributes, eof)) => {
-            let reply = Dirlist3 { entries: page.list.list(), eof };
-            Readdir3Res::Ok(Readdir3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply })
-        }
-        Err((status, dir_attributes)) => Readdir3Res::Default(status, Readdir3Resfail { dir_attributes }),
-    })
+    let done = listed.map(|(dir_attributes, eof)| {
+        let reply = Dirlist3 { entries: page.list.list(), eof };
+        Readdir3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply }
+    });
+    answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdir3Resfail { dir_attributes })).into())
 }
 
 pub(crate) fn readdirplus(
@@ -114,13 +112,11 @@ pub(crate) fn readdirplus(
         let name_attributes = name_attributes.flatten();
         page.push(&Entryplus3 { fileid: ino, name, cookie, name_attributes, name_handle }, name)
     });
-    answer.send(&match listed {
-        Ok((dir_attributes, eof)) => {
-            let reply = Dirlistplus3 { entries: page.list.list(), eof };
-            Readdirplus3Res::Ok(Readdirplus3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply })
-        }
-        Err((status, dir_attributes)) => Readdirplus3Res::Default(status, Readdirplus3Resfail { dir_attributes }),
-    })
+    let done = listed.map(|(dir_attributes, eof)| {
+        let reply = Dirlistplus3 { entries: page.list.list(), eof };
+        Readdirplus3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply }
+    });
+    answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdirplus3Resfail { dir_attributes })).into())
 }
 
 /// Attributes and handle of a name; does not keep the file open.

@@ -12,7 +12,6 @@ use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, fstatfs, openat};
 use crate::cache::Cache;
 use crate::handles::{By, FileHandle, Handles, Key};
 use crate::identity::{Identity, Policy};
-use crate::nfs_status;
 use crate::nfs3::{NfsFh3, Nfsstat3, Writeverf3};
 use crate::node::Node;
 use crate::status::{Outcome, status};
@@ -78,7 +77,7 @@ impl Export {
         })?;
         let handle = handles
             .make(root.as_fd(), &stat)
-            .map_err(|status| anyhow::anyhow!("{}: no handle of it: {}", path.display(), nfs_status(status)))?;
+            .map_err(|status| anyhow::anyhow!("{}: no handle of it: {}", path.display(), status.name()))?;
         let path_fd = openat(&root, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let mut verifier = [0; 8];
         getrandom::fill(&mut verifier).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;

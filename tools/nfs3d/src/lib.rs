@@ -39,8 +39,6 @@ mod shares;
 mod status;
 mod sys;
 
-use std::fmt::Debug;
-
 pub use export::{Export, Options};
 pub use handles::{By, Key};
 pub use identity::{Policy, Squash};
@@ -57,8 +55,7 @@ pub mod mount3 {
     include!(concat!(env!("OUT_DIR"), "/mount.rs"));
 }
 
-use mount3::Mountstat3;
-use nfs3::{Nfsstat3, Sattr3, SetAtime, SetMtime, TimeHow};
+use nfs3::{Sattr3, SetAtime, SetMtime, TimeHow};
 
 /// No attributes to set.
 pub const UNCHANGED: Sattr3 = Sattr3 {
@@ -69,27 +66,3 @@ pub const UNCHANGED: Sattr3 = Sattr3 {
     atime: SetAtime::Default(TimeHow::DontChange),
     mtime: SetMtime::Default(TimeHow::DontChange),
 };
-
-/// Name of an NFS status in RFC 1813.
-#[must_use]
-pub fn nfs_status(status: Nfsstat3) -> String {
-    name("NFS3", status)
-}
-
-/// Name of a MOUNT status in RFC 1813.
-#[must_use]
-pub fn mount_status(status: Mountstat3) -> String {
-    name("MNT3", status)
-}
-
-/// `NotSync` as `NOT_SYNC`, behind a prefix.
-fn name(prefix: &str, value: impl Debug) -> String {
-    let mut name = prefix.to_owned();
-    for letter in format!("{value:?}").chars() {
-        if letter.is_ascii_uppercase() && !name.ends_with('3') {
-            name.push('_');
-        }
-        name.push(letter.to_ascii_uppercase());
-    }
-    name
-}

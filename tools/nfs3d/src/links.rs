@@ -26,10 +26,8 @@ pub(crate) fn readlink(
     let found = export.find(args.symlink);
     let path = found.as_ref().map_err(|status| *status).and_then(|node| target(node));
     let symlink_attributes = found.ok().and_then(|node| now(&node));
-    answer.send(&match &path {
-        Ok(path) => Readlink3Res::Ok(Readlink3Resok { symlink_attributes, data: path[..].into() }),
-        Err(status) => Readlink3Res::Default(*status, Readlink3Resfail { symlink_attributes }),
-    })
+    let done = path.as_ref().map(|path| Readlink3Resok { symlink_attributes, data: path[..].into() });
+    answer.send(&done.map_err(|status| (*status, Readlink3Resfail { symlink_attributes })).into())
 }
 
 /// Target of a symbolic link.
@@ -61,7 +59,7 @@ pub(crate) fn symlink(
         // A link has no mode and no size of its own.
         create::finish(export, dir, name, who, &Sattr3 { mode: None, size: None, ..args.symlink.symlink_attributes })
     });
-    create::send!(answer, Symlink3Res, Symlink3Resok, Symlink3Resfail, made)
+    create::send(answer, made)
 }
 
 pub(crate) fn link(export: &Export, who: &Identity, args: Link3Args<'_>) -> Results<Link3Resok, Link3Resfail> {

@@ -206,14 +206,7 @@ fn encode(results: &impl Encode) -> Result<Vec<u8>, AcceptStat> {
     xdr::encode(results).map_err(|_| AcceptStat::SystemErr)
 }
 
+/// The same status in MOUNT, which has some of NFS by the same numbers.
 fn mount_status(status: Nfsstat3) -> Mountstat3 {
-    match status {
-        Nfsstat3::ErrPerm => Mountstat3::ErrPerm,
-        Nfsstat3::ErrNoent => Mountstat3::ErrNoent,
-        Nfsstat3::ErrAcces => Mountstat3::ErrAcces,
-        Nfsstat3::ErrNotdir => Mountstat3::ErrNotdir,
-        Nfsstat3::ErrInval => Mountstat3::ErrInval,
-        Nfsstat3::ErrNametoolong => Mountstat3::ErrNametoolong,
-        _ => Mountstat3::ErrIo,
-    }
+    xdr::decode(&(status as i32).to_be_bytes()).unwrap_or(Mountstat3::ErrIo)
 }

@@ -52,7 +52,7 @@ pub(crate) fn host(call: &ServerCall) -> Option<Client> {
     Some(Client::number(hasher.finish()))
 }
 
-/// Each handler runs as the user of the call's credential. One with results returns these; others answer themselves.
+/// Each handler runs as the user of the call's credential. It returns its results, or answers itself.
 macro_rules! procedures {
     ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)? => $handler:path;)*) => {
         impl Server for Export {
@@ -63,33 +63,28 @@ macro_rules! procedures {
         }
     };
     (@answer $answer:ident, $handler:path, ($($arg:expr),*)) => { $handler($($arg),*, $answer) };
-    (@answer $answer:ident, $handler:path, ($($arg:expr),*), $results:ident) => {
-        $answer.send(&match $handler($($arg),*) {
-            Ok(done) => $results::Ok(done),
-            Err((status, failure)) => $results::Default(status, failure),
-        })
-    };
+    (@answer $answer:ident, $handler:path, ($($arg:expr),*), Results) => { $answer.send(&$handler($($arg),*).into()) };
 }
 procedures! {
-    getattr: Getattr(Getattr3Args) => attributes::getattr;
-    setattr: Setattr(Setattr3Args) -> Setattr3Res => attributes::setattr;
+    getattr: Getattr(Getattr3Args) -> Results => attributes::getattr;
+    setattr: Setattr(Setattr3Args) -> Results => attributes::setattr;
     lookup: Lookup(Lookup3Args) => dirs::lookup;
-    access: Access(Access3Args) -> Access3Res => attributes::access;
+    access: Access(Access3Args) -> Results => attributes::access;
     readlink: Readlink(Readlink3Args) => links::readlink;
     read: Read(Read3Args) => read_write::read;
-    write: Write(Write3Args) -> Write3Res => read_write::write;
+    write: Write(Write3Args) -> Results => read_write::write;
     create: Create(Create3Args) => create::create;
     mkdir: Mkdir(Mkdir3Args) => create::mkdir;
     symlink: Symlink(Symlink3Args) => links::symlink;
     mknod: Mknod(Mknod3Args) => create::mknod;
-    remove: Remove(Remove3Args) -> Remove3Res => remove::remove;
-    rmdir: Rmdir(Rmdir3Args) -> Rmdir3Res => remove::rmdir;
-    rename: Rename(Rename3Args) -> Rename3Res => remove::rename;
-    link: Link(Link3Args) -> Link3Res => links::link;
+    remove: Remove(Remove3Args) -> Results => remove::remove;
+    rmdir: Rmdir(Rmdir3Args) -> Results => remove::rmdir;
+    rename: Rename(Rename3Args) -> Results => remove::rename;
+    link: Link(Link3Args) -> Results => links::link;
     readdir: Readdir(Readdir3Args) => dirs::readdir;
     readdirplus: Readdirplus(Readdirplus3Args) => dirs::readdirplus;
-    fsstat: Fsstat(Fsstat3Args) -> Fsstat3Res => attributes::fsstat;
-    fsinfo: Fsinfo(Fsinfo3Args) -> Fsinfo3Res => attributes::fsinfo;
-    pathconf: Pathconf(Pathconf3Args) -> Pathconf3Res => attributes::pathconf;
-    commit: Commit(Commit3Args) -> Commit3Res => read_write::commit;
+    fsstat: Fsstat(Fsstat3Args) -> Results => attributes::fsstat;
+    fsinfo: Fsinfo(Fsinfo3Args) -> Results => attributes::fsinfo;
+    pathconf: Pathconf(Pathconf3Args) -> Results => attributes::pathconf;
+    commit: Commit(Commit3Args) -> Results => read_write::commit;
 }

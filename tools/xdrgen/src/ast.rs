@@ -6,14 +6,7 @@ use crate::schema::{Name, Type};
 #[derive(Clone, Debug)]
 pub(crate) struct Definition {
     pub(crate) name: Name,
-    pub(crate) doc: Vec<String>,
     pub(crate) body: Body,
-}
-
-impl Definition {
-    pub(crate) fn new(name: Name, body: Body) -> Self {
-        Self { name, doc: Vec::new(), body }
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -37,7 +30,6 @@ pub(crate) enum TypeBody {
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) name: Name,
-    pub(crate) doc: Vec<String>,
     pub(crate) value: Option<Value>,
 }
 
@@ -67,7 +59,6 @@ pub(crate) enum Value {
 pub(crate) struct Declaration {
     /// Empty for arguments and results.
     pub(crate) name: Name,
-    pub(crate) doc: Vec<String>,
     pub(crate) base: Base,
     pub(crate) shape: Shape,
 }
@@ -95,7 +86,6 @@ pub(crate) enum Shape {
 #[derive(Clone, Debug)]
 pub(crate) struct Version {
     pub(crate) name: Name,
-    pub(crate) doc: Vec<String>,
     pub(crate) number: Value,
     pub(crate) procedures: Vec<Procedure>,
 }
@@ -103,7 +93,6 @@ pub(crate) struct Version {
 #[derive(Clone, Debug)]
 pub(crate) struct Procedure {
     pub(crate) name: Name,
-    pub(crate) doc: Vec<String>,
     pub(crate) number: Value,
     /// None for `void`.
     pub(crate) arguments: Vec<Declaration>,

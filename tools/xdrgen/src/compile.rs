@@ -26,7 +26,7 @@ pub enum CompileError {
     NoOutDir,
 }
 
-/// Compiles `NAME.x` to `$OUT_DIR/NAME.rs` in a build script, with [`Options::default`].
+/// Compiles `NAME.x` to `$OUT_DIR/NAME.rs` in a build script.
 ///
 /// A file `NAME.placement.toml` beside it is its placement file. Cargo runs the build script again if one changes. So
 /// that a new placement file is noticed, Cargo watches the directory while there is none, unless the output of the build
@@ -42,15 +42,7 @@ pub enum CompileError {
 ///
 /// # Errors
 /// The files are invalid or not readable, or the result is not writable.
-pub fn compile(path: impl AsRef<Path>) -> Result<(), CompileError> {
-    compile_with(path, &Options::default())
-}
-
-/// [`compile`] with other options.
-///
-/// # Errors
-/// As [`compile`].
-pub fn compile_with(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileError> {
+pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileError> {
     let path = path.as_ref();
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(CompileError::NoOutDir)?);
     for path in [Some(path.into()), watched(path, &out)].into_iter().flatten() {
@@ -64,9 +56,9 @@ pub fn compile_with(path: impl AsRef<Path>, options: &Options) -> Result<(), Com
     fs::write(&to, generate(&schema, options)).map_err(|source| CompileError::File { path: to, source })
 }
 
-/// [`compile_with`], but prints errors and ends the build script.
+/// [`compile`], but prints errors and ends the build script.
 pub fn compile_or_exit(path: impl AsRef<Path>, options: &Options) {
-    if let Err(error) = compile_with(path, options) {
+    if let Err(error) = compile(path, options) {
         eprintln!("{error}");
         std::process::exit(1);
     }

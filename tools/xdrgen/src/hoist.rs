@@ -43,9 +43,9 @@ fn hoist_declaration(owner: &str, field: &str, declaration: &mut Declaration, ou
     if !matches!(declaration.base, Base::Inline(_)) {
         return;
     }
-    let name = Name { text: format!("{owner}_{field}"), at: declaration.name.at.clone() };
+    let name = Name::new(format!("{owner}_{field}"), declaration.name.at.clone());
     if let Base::Inline(mut body) = std::mem::replace(&mut declaration.base, Base::Named(name.clone())) {
         hoist_body(&name.text, &mut body, out);
-        out.push(Definition::new(name, Body::Type(body)));
+        out.push(Definition { name, body: Body::Type(body) });
     }
 }

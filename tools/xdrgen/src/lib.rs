@@ -65,7 +65,7 @@ mod resolver;
 pub mod schema;
 mod sizes;
 
-pub use compile::{CompileError, compile, compile_or_exit, compile_with, load};
+pub use compile::{CompileError, compile, compile_or_exit, load};
 pub use errors::Errors;
 pub use generate::{Options, generate};
 pub use schema::Schema;

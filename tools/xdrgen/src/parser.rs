@@ -142,7 +142,7 @@ fn name(input: &mut Tokens<'_>) -> Parsed<Name> {
 }
 
 fn to_name(token: &Token<'_>) -> Name {
-    Name { text: token.text.into(), at: token.at.clone() }
+    Name::new(token.text, token.at.clone())
 }
 
 fn value(input: &mut Tokens<'_>) -> Parsed<Value> {
@@ -173,7 +173,7 @@ fn definition(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
         "const" => vec![constant(input)?],
         "typedef" => {
             let (_, declaration, _) = (any, declaration(0), word(";")).parse_next(input)?;
-            vec![Definition::new(declaration.name.clone(), Body::Typedef(declaration))]
+            vec![Definition { name: declaration.name.clone(), body: Body::Typedef(declaration) }]
         }
         "enum" | "struct" | "union" => named_type(input)?,
         "program" => vec![program(input)?],
@@ -182,7 +182,7 @@ fn definition(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     let tokens = read(&start, input);
     // Behind the first brace of a type or program.
     let brace = tokens.iter().position(|token| token.text == "{").filter(|_| next(&start) != "typedef");
-    found[0].doc = doc(&tokens[..brace.map_or(tokens.len(), |brace| brace + 1)]);
+    found[0].name.doc = doc(&tokens[..brace.map_or(tokens.len(), |brace| brace + 1)]);
     Ok(found)
 }
 
@@ -191,7 +191,7 @@ fn constant(input: &mut Tokens<'_>) -> Parsed<Definition> {
     let is_text = input.first().is_some_and(|token| token.kind == Kind::Text);
     let value = if is_text { any.value(None).parse_next(input)? } else { Some(value(input)?) };
     word(";").parse_next(input)?;
-    Ok(Definition::new(name, Body::Constant(value)))
+    Ok(Definition { name, body: Body::Constant(value) })
 }
 
 fn named_type(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
@@ -200,13 +200,14 @@ fn named_type(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     let body = type_body(keyword, 0, input)?;
     (opt(self::name), word(";")).parse_next(input)?;
     if pointer.is_none() {
-        return Ok(vec![Definition::new(name, Body::Type(body))]);
+        return Ok(vec![Definition { name, body: Body::Type(body) }]);
     }
     let alias = name.clone();
     name.text.push_str("_entry");
     let base = Base::Named(name.clone());
-    let pointer = Declaration { name: alias.clone(), doc: Vec::new(), base, shape: Shape::Pointer };
-    Ok(vec![Definition::new(name, Body::Type(body)), Definition::new(alias, Body::Typedef(pointer))])
+    let pointer = Declaration { name: alias.clone(), base, shape: Shape::Pointer };
+    let entry = Definition { name, body: Body::Type(body) };
+    Ok(vec![entry, Definition { name: alias, body: Body::Typedef(pointer) }])
 }
 
 /// What stands behind `enum`, `struct` or `union` and the name.
@@ -232,10 +233,11 @@ fn members(input: &mut Tokens<'_>) -> Parsed<Vec<Member>> {
     let mut members = Vec::new();
     loop {
         let start = input.clone();
-        let name = name(input)?;
+        let mut name = name(input)?;
         let value = if opt(word("=")).parse_next(input)?.is_some() { Some(value(input)?) } else { None };
         let more = opt(word(",")).parse_next(input)?.is_some();
-        members.push(Member { name, doc: doc(read(&start, input)), value });
+        name.doc = doc(read(&start, input));
+        members.push(Member { name, value });
         if opt(word("}")).parse_next(input)?.is_some() {
             return Ok(members);
         }
@@ -253,7 +255,7 @@ fn field<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Option<Decla
         }
         let start = input.clone();
         let (mut field, _) = (declaration(depth), word(";")).parse_next(input)?;
-        field.doc = doc(read(&start, input));
+        field.name.doc = doc(read(&start, input));
         Ok(Some(field))
     }
 }
@@ -287,7 +289,7 @@ fn declaration<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Declar
             (_, Base::Opaque) => return expected(input, "`[` or `<`"),
             _ => Shape::Single,
         };
-        Ok(Declaration { name, doc: Vec::new(), base, shape })
+        Ok(Declaration { name, base, shape })
     }
 }
 
@@ -337,21 +339,21 @@ fn program(input: &mut Tokens<'_>) -> Parsed<Definition> {
     let (_, name, _) = (any, name, word("{")).parse_next(input)?;
     let versions = until("}", version).parse_next(input)?;
     let (_, number, _) = (word("="), value, word(";")).parse_next(input)?;
-    Ok(Definition::new(name, Body::Program(number, versions)))
+    Ok(Definition { name, body: Body::Program(number, versions) })
 }
 
 fn version(input: &mut Tokens<'_>) -> Parsed<Version> {
     let start = input.clone();
-    let (_, name, _) = (word("version"), name, word("{")).parse_next(input)?;
-    let doc = doc(read(&start, input));
+    let (_, mut name, _) = (word("version"), name, word("{")).parse_next(input)?;
+    name.doc = doc(read(&start, input));
     let procedures = until("}", procedure).parse_next(input)?;
     let (_, number, _) = (word("="), value, word(";")).parse_next(input)?;
-    Ok(Version { name, doc, number, procedures })
+    Ok(Version { name, number, procedures })
 }
 
 fn procedure(input: &mut Tokens<'_>) -> Parsed<Procedure> {
     let start = input.clone();
-    let (results, name, _) = (parameter, name, word("(")).parse_next(input)?;
+    let (results, mut name, _) = (parameter, name, word("(")).parse_next(input)?;
     let mut arguments = Vec::from_iter(parameter(input)?);
     while !arguments.is_empty() && opt(word(",")).parse_next(input)?.is_some() {
         match parameter(input)? {
@@ -360,7 +362,8 @@ fn procedure(input: &mut Tokens<'_>) -> Parsed<Procedure> {
         }
     }
     let (_, _, number, _) = (word(")"), word("="), value, word(";")).parse_next(input)?;
-    Ok(Procedure { name, doc: doc(read(&start, input)), number, arguments, results })
+    name.doc = doc(read(&start, input));
+    Ok(Procedure { name, number, arguments, results })
 }
 
 /// An argument or result, without name: `None` for `void`.
@@ -379,5 +382,5 @@ fn parameter(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
         (_, Base::Opaque | Base::Text) => Shape::Variable(None),
         _ => Shape::Single,
     };
-    Ok(Some(Declaration { name: Name { text: String::new(), at }, doc: Vec::new(), base, shape }))
+    Ok(Some(Declaration { name: Name::new("", at), base, shape }))
 }

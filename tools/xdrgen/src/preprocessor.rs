@@ -117,8 +117,8 @@ impl<'s> Preprocessor<'s> {
             Some(value) if hidden => drop(self.hidden.insert(name, value)),
             Some(value) if !name.is_empty() => {
                 let start = at.start + (name.as_ptr() as usize - line.as_ptr() as usize);
-                let name = Name { text: name.into(), at: start..start + name.len() };
-                self.constants.push(Constant { name, doc: Vec::new(), value });
+                let name = Name::new(name, start..start + name.len());
+                self.constants.push(Constant { name, value });
             }
             _ => {}
         }

@@ -153,18 +153,22 @@ impl Form {
         }
     }
 
-    /// The named types that a type contains.
-    pub(crate) fn contained(&self) -> Vec<TypeId> {
+    /// Types of the fields of a structure, of the discriminant and arms of a union, or of a typedef.
+    pub(crate) fn types(&self) -> Vec<&Type> {
         match self {
             Self::Enum(_) => Vec::new(),
-            Self::Alias(ty) => ty.named().into_iter().collect(),
-            Self::Struct { fields, .. } => fields.iter().filter_map(|field| field.ty.named()).collect(),
+            Self::Alias(ty) => vec![ty],
+            Self::Struct { fields, .. } => fields.iter().map(|field| &field.ty).collect(),
             Self::Union(union) => {
                 let arms = union.arms.iter().filter_map(|arm| arm.field.as_ref());
-                let fields = arms.chain(union.default.iter().flatten()).chain([&union.switch]);
-                fields.filter_map(|field| field.ty.named()).collect()
+                [&union.switch].into_iter().chain(arms).chain(union.default.iter().flatten()).map(|of| &of.ty).collect()
             }
         }
+    }
+
+    /// The named types that a type contains.
+    pub(crate) fn contained(&self) -> impl Iterator<Item = TypeId> {
+        self.types().into_iter().filter_map(Type::named)
     }
 }
 

@@ -59,8 +59,7 @@ pub(crate) fn resolve(definitions: Vec<Definition>, c: Preprocessor<'_>, problem
                 let value = value.as_ref().and_then(|value| resolver.value(value));
                 resolver.declare(&definition.name, value.map_or(text, Meaning::Value));
                 if let Some(value) = value {
-                    let (name, doc) = (definition.name.clone(), definition.doc.clone());
-                    schema.constants.push(Constant { name, doc, value });
+                    schema.constants.push(Constant { name: definition.name.clone(), value });
                 }
             }
             Body::Type(_) | Body::Typedef(_) => {
@@ -87,7 +86,7 @@ pub(crate) fn resolve(definitions: Vec<Definition>, c: Preprocessor<'_>, problem
             Body::Type(TypeBody::Union(union)) => Form::Union(resolver.union(union)),
             Body::Typedef(declaration) => Form::Alias(resolver.ty(declaration)),
         };
-        schema.types.push(TypeDef { name: definition.name.clone(), doc: definition.doc.clone(), form });
+        schema.types.push(TypeDef { name: definition.name.clone(), form });
     }
     let programs = schema.programs.iter().map(|program| (program.number, &program.name));
     resolver.unique(programs, "program number");
@@ -95,12 +94,10 @@ pub(crate) fn resolve(definitions: Vec<Definition>, c: Preprocessor<'_>, problem
     if !resolver.problems.is_empty() {
         return schema;
     }
-    let unions = definitions.iter().filter_map(|definition| match &definition.body {
-        Body::Type(TypeBody::Union(union)) => Some((&definition.name, union)),
-        _ => None,
-    });
-    for (name, union) in unions {
-        resolver.check_cases(&schema, name, union);
+    for def in &schema.types {
+        if let Form::Union(union) = &def.form {
+            resolver.check_cases(&schema, &def.name, union);
+        }
     }
     schema
 }
@@ -209,14 +206,14 @@ impl Resolver<'_> {
     fn members(&mut self, members: &[ast::Member]) -> Vec<Constant> {
         let mut next = Some(0);
         let mut constants = Vec::new();
-        for ast::Member { name, doc, value: written } in members {
+        for ast::Member { name, value: written } in members {
             let value = written.as_ref().map_or(next, |value| self.value(value));
             if value.is_some_and(|value| i32::try_from(value).is_err()) {
                 let at = written.as_ref().map_or(&name.at, |value| &value.name().at);
                 self.problems.add(at, format!("value of `{}` is not in -2147483648..=2147483647", name.text));
             }
             self.declare(name, value.map_or(Meaning::Invalid, Meaning::Value));
-            constants.push(Constant { name: name.clone(), doc: doc.clone(), value: value.unwrap_or(0) });
+            constants.push(Constant { name: name.clone(), value: value.unwrap_or(0) });
             next = value.and_then(|value| value.checked_add(1));
         }
         constants
@@ -229,7 +226,7 @@ impl Resolver<'_> {
     }
 
     fn field(&mut self, declaration: &Declaration) -> Field {
-        Field { name: declaration.name.clone(), doc: declaration.doc.clone(), ty: self.ty(declaration) }
+        Field { name: declaration.name.clone(), ty: self.ty(declaration) }
     }
 
     fn union(&mut self, union: &ast::Union) -> Union {
@@ -241,7 +238,7 @@ impl Resolver<'_> {
                 match case {
                     Some(value) => {
                         let number = self.value(value).unwrap_or(0);
-                        cases.push(Case { text: value.name().text.clone(), value: number });
+                        cases.push(Case { name: value.name().clone(), value: number });
                     }
                     None if result.default.is_some() => {
                         let name = &union.switch.name;
@@ -260,37 +257,35 @@ impl Resolver<'_> {
     }
 
     /// The discriminant's type, and that each case is a value of it and comes once.
-    fn check_cases(&mut self, schema: &Schema, name: &Name, union: &ast::Union) {
-        let switch = &union.switch;
-        let ty = self.ty(switch);
-        let form = schema.resolve(&ty).named().map(|id| &schema.types[id.0].form);
+    fn check_cases(&mut self, schema: &Schema, name: &Name, union: &Union) {
+        let Field { name: switch, ty } = &union.switch;
+        let ty = schema.resolve(ty);
+        let form = ty.named().map(|id| &schema.types[id.0].form);
         let values: HashSet<i128> = match form {
             Some(Form::Enum(values)) => values.iter().map(|value| value.value).collect(),
             _ => HashSet::new(),
         };
-        let fits = |value| match schema.resolve(&ty) {
+        let fits = |value| match ty {
             Type::Int => i32::try_from(value).is_ok(),
             Type::UnsignedInt => u32::try_from(value).is_ok(),
             Type::Bool => matches!(value, 0 | 1),
             _ => values.contains(&value),
         };
-        if values.is_empty() && !matches!(schema.resolve(&ty), Type::Int | Type::UnsignedInt | Type::Bool) {
-            let message = format!("union `{}` cannot switch on `{}`", name.text, switch.name.text);
-            self.problems.add(&switch.name.at, message).help("a discriminant is an int, unsigned int, bool or enum");
+        if values.is_empty() && !matches!(ty, Type::Int | Type::UnsignedInt | Type::Bool) {
+            let message = format!("union `{}` cannot switch on `{}`", name.text, switch.text);
+            self.problems.add(&switch.at, message).help("a discriminant is an int, unsigned int, bool or enum");
             return;
         }
         let mut seen: HashMap<i128, &Name> = HashMap::new();
-        for case in union.arms.iter().flat_map(|arm| &arm.cases).flatten() {
-            let Some(value) = self.value(case) else { continue };
-            let case = case.name();
-            if !fits(value) {
-                self.problems.add(&case.at, format!("`{}` is no value of `{}`", case.text, switch.name.text));
-            } else if let Some(first) = seen.insert(value, case) {
+        for Case { name: case, value } in union.arms.iter().flat_map(|arm| &arm.cases) {
+            if !fits(*value) {
+                self.problems.add(&case.at, format!("`{}` is no value of `{}`", case.text, switch.text));
+            } else if let Some(first) = seen.insert(*value, case) {
                 let message = format!("case `{}` comes twice", case.text);
                 self.problems.add(&case.at, message).related(&first.at, "first here");
             }
         }
-        if union.arms.is_empty() {
+        if union.arms.is_empty() && union.default.is_none() {
             self.problems.add(&name.at, format!("union `{}` has no case", name.text));
         }
     }
@@ -343,7 +338,7 @@ impl Resolver<'_> {
         self.unique(versions.iter().map(|version| (version.number, &version.name)), "version number");
         self.unique(versions.iter().map(|version| (&version.name.text, &version.name)), "version name");
         let number = self.number(number, "program number");
-        Program { name: definition.name.clone(), doc: definition.doc.clone(), number, versions }
+        Program { name: definition.name.clone(), number, versions }
     }
 
     fn version(&mut self, version: &ast::Version) -> Version {
@@ -356,7 +351,6 @@ impl Resolver<'_> {
             }
             procedures.push(Procedure {
                 name: procedure.name.clone(),
-                doc: procedure.doc.clone(),
                 number,
                 arguments: procedure.arguments.iter().map(|argument| self.ty(argument)).collect(),
                 results: procedure.results.as_ref().map_or(Type::Void, |results| self.ty(results)),
@@ -366,6 +360,6 @@ impl Resolver<'_> {
         self.unique(procedures.iter().map(|procedure| (procedure.number, &procedure.name)), "procedure number");
         self.unique(procedures.iter().map(|procedure| (&procedure.name.text, &procedure.name)), "procedure name");
         let number = self.number(&version.number, "version number");
-        Version { name: version.name.clone(), doc: version.doc.clone(), number, procedures }
+        Version { name: version.name.clone(), number, procedures }
     }
 }

@@ -19,13 +19,21 @@ pub struct Schema {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TypeId(pub usize);
 
-/// A name as the file has it.
+/// A name as the file has it, and the comment of its item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     /// Its text.
     pub text: String,
     /// Bytes of the file that it is.
     pub at: Range<usize>,
+    /// Lines of the comment in front or behind. Only a name that defines has them.
+    pub doc: Vec<String>,
+}
+
+impl Name {
+    pub(crate) fn new(text: impl Into<String>, at: Range<usize>) -> Self {
+        Self { text: text.into(), at, doc: Vec::new() }
+    }
 }
 
 /// `const name = value;`
@@ -33,8 +41,6 @@ pub struct Name {
 pub struct Constant {
     /// Name.
     pub name: Name,
-    /// Lines of the comment in front.
-    pub doc: Vec<String>,
     /// Value.
     pub value: i128,
 }
@@ -44,8 +50,6 @@ pub struct Constant {
 pub struct TypeDef {
     /// Name; of an anonymous type, made of the names of its owner and field.
     pub name: Name,
-    /// Lines of the comment in front.
-    pub doc: Vec<String>,
     /// Form.
     pub form: Form,
 }
@@ -92,7 +96,7 @@ pub struct Arm {
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Name of the constant, or the number.
-    pub text: String,
+    pub name: Name,
     /// Its value.
     pub value: i128,
 }
@@ -102,8 +106,6 @@ pub struct Case {
 pub struct Field {
     /// Name; empty for an argument of a procedure.
     pub name: Name,
-    /// Lines of the comment in front or behind.
-    pub doc: Vec<String>,
     /// Type.
     pub ty: Type,
 }
@@ -160,8 +162,6 @@ pub enum Type {
 pub struct Program {
     /// Name.
     pub name: Name,
-    /// Lines of the comment in front.
-    pub doc: Vec<String>,
     /// Number.
     pub number: u32,
     /// Versions.
@@ -173,8 +173,6 @@ pub struct Program {
 pub struct Version {
     /// Name.
     pub name: Name,
-    /// Lines of the comment in front.
-    pub doc: Vec<String>,
     /// Number.
     pub number: u32,
     /// Procedures.
@@ -186,8 +184,6 @@ pub struct Version {
 pub struct Procedure {
     /// Name.
     pub name: Name,
-    /// Lines of the comment in front or behind.
-    pub doc: Vec<String>,
     /// Number.
     pub number: u32,
     /// Types of its arguments; none for `void`.

@@ -312,7 +312,7 @@ impl Raw {
 
     fn info(&mut self) -> Answer<Info> {
         let call = self.prepare(blockstore_v1::Info::NUMBER, &[]);
-        Ok(self.call::<blockstore_v1::Info>(call)?.results().expect("results").into())
+        Ok(self.call::<blockstore_v1::Info>(call)?.results().expect("results").into_result())
     }
 
     fn flush(&mut self) -> Result<Status, CallError> {
@@ -328,7 +328,7 @@ impl Raw {
             None => call.expect_reply(12 + Self::MOST_INLINE),
         };
         let response = self.call::<Read>(call)?;
-        let result = Result::from(response.results().expect("results"));
+        let result = response.results().expect("results").into_result();
         let result = result.map(|ReadData { eof, data }| (eof, data.bytes().to_vec()));
         let chunk = response.into_reply().chunk(0).map(<[u8]>::to_vec);
         let read = result.as_ref().map_or_else(|_| Vec::new(), |(_, data)| data.clone());
@@ -355,7 +355,7 @@ impl Raw {
 
     fn write(&mut self, offset: u64, count: u32, data: &[u8], sent: Sent) -> Answer<Written> {
         let call = self.write_call(offset, count, data, sent);
-        Ok(self.call::<Write>(call)?.results().expect("results").into())
+        Ok(self.call::<Write>(call)?.results().expect("results").into_result())
     }
 }
 
@@ -533,7 +533,7 @@ fn blocks_that_share_a_page_are_all_there() {
             while !ended {
                 raw.poll(|end| {
                     let response = Response::<Write>::of(end.result.expect("a reply"));
-                    let written = Result::from(response.results().expect("a result"));
+                    let written = response.results().expect("a result").into_result();
                     assert!(written.is_ok(), "{written:?}");
                     ended = true;
                 });

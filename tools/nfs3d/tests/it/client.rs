@@ -203,10 +203,7 @@ macro_rules! results {
         $(impl Results for $results {
             type Ok = $ok;
             fn split(self) -> Result<$ok, Nfsstat3> {
-                match self {
-                    Self::Ok(ok) => Ok(ok),
-                    Self::Default(status, ..) => Err(status),
-                }
+                self.into_result()
             }
         })*
     };
@@ -220,9 +217,6 @@ results! {
     Read3Res<'static>: Read3Resok<'static>,
     Write3Res: Write3Resok,
     Create3Res<'static>: Create3Resok<'static>,
-    Mkdir3Res<'static>: Mkdir3Resok<'static>,
-    Symlink3Res<'static>: Symlink3Resok<'static>,
-    Mknod3Res<'static>: Mknod3Resok<'static>,
     Remove3Res: Remove3Resok,
     Rmdir3Res: Rmdir3Resok,
     Rename3Res: Rename3Resok,

@@ -12,7 +12,7 @@ use std::mem;
 use proc_macro2::TokenStream;
 use quote::quote;
 
-use crate::schema::Schema;
+use crate::schema::{Name, Schema};
 use model::Model;
 
 /// What is generated, and how.
@@ -62,11 +62,16 @@ impl Options {
 /// | `typedef` of `opaque<>`, `string<>` or `T<>` that is an element, argument or result | a struct around it |
 ///
 /// Basic types are those of `rpcrdma-xdr`. All types are `Copy`: they borrow from the message. A union whose arms have
-/// all values of its switch has no `Default`.
+/// all values of its switch has no `Default`. A `Default` with the switch of another arm is not encoded.
+///
+/// `name` of an enum is the value's name in the specification. A union by an enum that has one case, of value 0, and a
+/// default arm is a result: `into_result` returns the case's content or the switch. `From` makes it of a [`Result`]
+/// whose error is the content of `Default`.
 ///
 /// # Programs
 /// A version is a module with a type for each procedure, a trait `Server`, `add` and `add_local` to serve it, and a
-/// `Client`. The engine answers the null procedure.
+/// `Client`. The engine answers the null procedure. With `add_deferred` and `run`, threads of the application run the
+/// procedures that answer when they return.
 ///
 /// # Names
 /// Types are in `UpperCamelCase`, fields and procedures in `snake_case`, constants in `SCREAMING_SNAKE_CASE`. In
@@ -113,11 +118,11 @@ fn spaced(item: &str) -> String {
     text
 }
 
-/// Documentation from the lines of a comment; without one it is `name`.
-fn docs(lines: &[String], name: &str) -> TokenStream {
+/// Documentation from the comment of an item; without one it is `text`.
+fn docs(Name { doc: lines, .. }: &Name, text: &str) -> TokenStream {
     if lines.iter().all(|line| line.trim().is_empty()) {
-        let name = format!(" `{name}`");
-        return quote!(#[doc = #name]);
+        let text = format!(" `{text}`");
+        return quote!(#[doc = #text]);
     }
     let lines = lines.iter().map(|line| format!(" {}", escaped(line.trim()))).map(|line| line.trim_end().to_owned());
     quote!(#(#[doc = #lines])*)

@@ -101,12 +101,7 @@ impl Model {
     fn wrap(&mut self, schema: &Schema, scope: &mut Scope) {
         let mut elements = Vec::new();
         for ty in &self.types {
-            match &ty.form {
-                Form::Enum(_) => {}
-                Form::Struct { fields, .. } => fields.iter().for_each(|field| inner(&field.ty, &mut elements)),
-                Form::Union(union) => fields(union).for_each(|field| inner(&field.ty, &mut elements)),
-                Form::Alias(ty) => inner(ty, &mut elements),
-            }
+            ty.form.types().into_iter().for_each(|ty| inner(ty, &mut elements));
         }
         let procedures = schema.programs.iter().flat_map(|program| &program.versions).flat_map(|v| &v.procedures);
         for procedure in procedures {
@@ -122,9 +117,8 @@ impl Model {
                 None if self.find(&ty).is_none() => {
                     let name = if matches!(ty, Type::Text { .. }) { "text" } else { "data" };
                     self.names.push(scope.camel(name));
-                    let name = Name { text: name.into(), at: 0..0 };
-                    let doc = vec!["An argument or result.".into()];
-                    self.types.push(TypeDef { name, doc, form: Form::Alias(ty) });
+                    let name = Name { doc: vec!["An argument or result.".into()], ..Name::new(name, 0..0) };
+                    self.types.push(TypeDef { name, form: Form::Alias(ty) });
                     self.wrapped.push(true);
                     self.facts.push(OnceCell::new());
                 }
@@ -190,18 +184,15 @@ impl Model {
     }
 
     fn facts_of(&self, index: usize) -> Facts {
-        let all = |facts: Facts, field: &Field| facts.and(self.facts(&field.ty));
-        match &self.types[index].form {
+        let form = &self.types[index].form;
+        let all = || form.types().into_iter().fold(Facts::word(0), |facts, ty| facts.and(self.facts(ty)));
+        match form {
             Form::Enum(values) => {
                 let has_default = values.iter().any(|value| value.value == 0);
                 Facts { has_default, reads_words: false, ..Facts::word(4) }
             }
-            Form::Struct { fields, .. } => fields.iter().fold(Facts::word(0), all),
-            Form::Union(union) => {
-                let facts = fields(union).fold(self.facts(&union.switch.ty), all);
-                Facts { has_default: false, ..facts.apart() }
-            }
-            Form::Alias(ty) => self.facts(ty),
+            Form::Struct { .. } | Form::Alias(_) => all(),
+            Form::Union(_) => Facts { has_default: false, ..all().apart() },
         }
     }
 
@@ -280,12 +271,6 @@ impl Model {
 
 fn id_of(ty: &Type) -> Option<TypeId> {
     if let Type::Named(id) = ty { Some(*id) } else { None }
-}
-
-/// Fields of all arms.
-pub(super) fn fields(union: &Union) -> impl Iterator<Item = &Field> {
-    let default = union.default.iter().flatten();
-    union.arms.iter().filter_map(|arm| arm.field.as_ref()).chain(default)
 }
 
 /// Types that are elements in `ty`.

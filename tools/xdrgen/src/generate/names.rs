@@ -31,11 +31,7 @@ impl Scope {
 
     /// `name`, unless it is taken.
     pub(super) fn take(&mut self, mut name: String) -> Ident {
-        // Words lose the `_` in front of a digit, and `_` alone.
-        if !is_identifier(&name) {
-            name.insert(0, '_');
-        }
-        if matches!(&*name, "self" | "super" | "crate" | "Self" | "_") {
+        if matches!(&*name, "self" | "super" | "crate" | "Self") {
             name.push('_');
         }
         while !self.0.insert(name.clone()) {
@@ -47,9 +43,12 @@ impl Scope {
     }
 }
 
-/// Separates digits from letters of another case: in `READ3args`, `args` is a word.
+/// Separates digits from letters of another case: in `READ3args`, `args` is a word. The first word begins with a letter.
 fn words(name: &str) -> String {
     let mut words = String::new();
+    if !is_identifier(name.trim_start_matches('_')) {
+        words += "n_";
+    }
     let mut upper = None;
     let mut after_digit = false;
     for c in name.chars() {
@@ -100,6 +99,7 @@ mod tests {
         let names = ["READ3args", "nfs_fh3", "NF3REG", "createhow3", "COMPOUND4args", "v4_x2y"]
             .map(|name| scope.camel(name).to_string());
         assert_eq!(names, ["Read3Args", "NfsFh3", "Nf3reg", "Createhow3", "Compound4Args", "V4X2y"]);
+        assert_eq!(["_1", "_", "__2a"].map(|name| scope.snake(name).to_string()), ["n_1", "n", "n_2a"]);
     }
 
     #[test]

@@ -26,8 +26,8 @@ pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> 
             1 => scope.snake(&version.name.text),
             _ => scope.snake(&format!("{}_{}", program.name.text, version.name.text)),
         };
-        let doc = if version.doc.is_empty() { &program.doc } else { &version.doc };
-        let doc = docs(doc, &format!("{}.{}", program.name.text, version.name.text));
+        let of = if version.name.doc.is_empty() { &program.name } else { &version.name };
+        let doc = docs(of, &format!("{}.{}", program.name.text, version.name.text));
         let body = Module::new(model, engine, program, version).code();
         quote!(#doc pub mod #name { #body })
     };
@@ -66,7 +66,7 @@ impl<'s> Module<'s> {
         let calls = version.procedures.iter().filter(|procedure| !is_null(procedure)).map(|procedure| {
             let text = &procedure.name.text[prefix..];
             let (signature, method) = (types.camel(text), methods.snake(text));
-            let doc = docs(&procedure.doc, &procedure.name.text);
+            let doc = docs(&procedure.name, &procedure.name.text);
             let args = (!procedure.arguments.is_empty()).then(|| arguments(model, procedure, &quote!('_)));
             let with = methods.snake(&format!("{text}_with"));
             Call { procedure, doc, signature, method, with, text, args }
@@ -334,11 +334,18 @@ impl<'s> Module<'s> {
             });
             quote!(#plain #with)
         });
+        let odd = |call: &Call<'_>| {
+            let name = call.method.to_string();
+            ["as_", "from_", "into_", "is_", "to_"].iter().any(|prefix| name.starts_with(prefix))
+        };
+        let lint = self.calls.iter().any(odd);
+        let lint = lint.then(|| quote!(#[allow(clippy::wrong_self_convention, clippy::allow_attributes)]));
         quote! {
             /// A client, over a connection.
             #[derive(Clone, Copy, Debug)]
             pub struct Client<T>(pub T);
 
+            #lint
             impl<T: typed::Transport> Client<T> {
                 #(#methods)*
             }

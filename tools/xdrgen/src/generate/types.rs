@@ -1,6 +1,6 @@
 //! Types, and how they are read and written.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use proc_macro2::{Ident, Literal, TokenStream};
 use quote::quote;
@@ -11,19 +11,15 @@ use super::model::{Facts, Model};
 use super::names::Scope;
 use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
 
-/// Constants that are no value of an enum.
+/// Constants.
 pub(super) fn constants(schema: &Schema, model: &Model) -> Vec<TokenStream> {
-    let enums =
-        schema.types.iter().filter_map(|ty| if let Form::Enum(values) = &ty.form { Some(values) } else { None });
-    let values: HashSet<_> = enums.flatten().map(|value| &value.name.text).collect();
-    let is_value = |constant: &&Constant| !values.contains(&constant.name.text);
     // A struct around a type is a function, too.
     let mut scope = Scope::default();
     (0..model.types.len()).filter(|index| model.is_wrapped(TypeId(*index))).for_each(|index| {
         scope.take(model.names[index].to_string());
     });
     let constant = |constant: &Constant| {
-        let (name, doc) = (scope.shouty(&constant.name.text), docs(&constant.doc, &constant.name.text));
+        let (name, doc) = (scope.shouty(&constant.name.text), docs(&constant.name, &constant.name.text));
         let value = Literal::i128_unsuffixed(constant.value);
         let ty = match constant.value {
             0..=0xFFFF_FFFF => quote!(u32),
@@ -33,7 +29,7 @@ pub(super) fn constants(schema: &Schema, model: &Model) -> Vec<TokenStream> {
         };
         quote!(#doc pub const #name: #ty = #value;)
     };
-    schema.constants.iter().filter(is_value).map(constant).collect()
+    schema.constants.iter().map(constant).collect()
 }
 
 /// Code of one `Decode` and `Encode`.
@@ -52,15 +48,15 @@ impl Model {
     }
 
     fn item(&self, id: TypeId) -> TokenStream {
-        let TypeDef { name, doc, form } = &self.types[id.0];
-        let (doc, facts) = (docs(doc, &name.text), self.facts(&Type::Named(id)));
+        let TypeDef { name, form } = &self.types[id.0];
+        let (doc, facts) = (docs(name, &name.text), self.facts(&Type::Named(id)));
         let life = if facts.borrows { quote!(<'a>) } else { quote!() };
         let rust = &self.names[id.0];
         match form {
             Form::Enum(values) => self.enum_item(id, &doc, values),
             Form::Struct { fields, .. } => {
                 let idents = self.idents(fields);
-                let comments = fields.iter().map(|field| docs(&field.doc, &field.name.text));
+                let comments = fields.iter().map(|field| docs(&field.name, &field.name.text));
                 let types = fields.iter().map(|field| self.rust(&field.ty, &quote!('a), &quote!()));
                 let derives = derives(facts);
                 let codec = self.struct_codec(&name.text, fields, &idents);
@@ -133,8 +129,7 @@ impl Model {
                 for (field, ident) in run.iter().zip(&idents[at..]) {
                     self.to_words(&field.ty, &quote!(self.#ident), &mut values);
                 }
-                let indices = (0..words).map(Literal::usize_unsuffixed);
-                encode.push(quote!(let words = to.run::<#count>()?; #(words[#indices] = #values.to_be_bytes();)*));
+                encode.push(quote!(to.words::<#count>([#(#values),*])?;));
             }
         }
         let encode = quote!(#(#encode)* #last);
@@ -144,11 +139,11 @@ impl Model {
     fn enum_item(&self, id: TypeId, doc: &TokenStream, values: &[Constant]) -> TokenStream {
         let rust = &self.names[id.0];
         let idents = self.variants(values);
-        let (mut variants, mut numbers, mut names, mut others) = (vec![], vec![], vec![], vec![]);
+        let (mut variants, mut numbers, mut names, mut texts, mut others) = (vec![], vec![], vec![], vec![], vec![]);
         let (mut firsts, mut scope) = (HashMap::new(), Scope::default());
         idents.iter().for_each(|name| _ = scope.take(name.to_string()));
         for (value, name) in values.iter().zip(&idents) {
-            let (number, doc) = (Literal::i128_unsuffixed(value.value), docs(&value.doc, &value.name.text));
+            let (number, doc) = (Literal::i128_unsuffixed(value.value), docs(&value.name, &value.name.text));
             let first = *firsts.entry(value.value).or_insert(name);
             if first != name {
                 let name = scope.shouty(&name.to_string());
@@ -159,8 +154,8 @@ impl Model {
             variants.push(quote!(#doc #default #name = #number));
             numbers.push(number);
             names.push(name);
+            texts.push(&value.name.text);
         }
-        let others = (!others.is_empty()).then(|| quote!(impl #rust { #(#others)* }));
         let what = &self.types[id.0].name.text;
         let default = values.iter().any(|value| value.value == 0).then(|| quote!(Default,));
         let codec = Codec {
@@ -182,7 +177,17 @@ impl Model {
             pub enum #rust {
                 #(#variants,)*
             }
-            #others
+            impl #rust {
+                #(#others)*
+
+                /// Name in the specification.
+                #[must_use]
+                pub const fn name(self) -> &'static str {
+                    match self {
+                        #(Self::#names => #texts,)*
+                    }
+                }
+            }
             #codec
         }
     }
@@ -196,13 +201,12 @@ impl Model {
             true => (quote!(<'a>), quote!(<'a>), quote!(<'_>)),
             false => (quote!(), quote!(<'_>), quote!()),
         };
-        let of = if facts.borrows { quote!(<'a>) } else { quote!() };
         let (no_from, no_to) = match parts {
             0 => (quote!(let _ = from;), quote!(let _ = to;)),
             _ => (quote!(), quote!()),
         };
         quote! {
-            impl #generics #xdr::Decode #life for #rust #of {
+            impl #generics #xdr::Decode #life for #rust #generics {
                 #inline
                 fn decode(from: &mut #xdr::Decoder #life) -> Result<Self, #xdr::BadXdr> {
                     #no_from

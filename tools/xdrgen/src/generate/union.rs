@@ -10,7 +10,7 @@ use super::docs;
 use super::model::Model;
 use super::names::{Scope, common_prefix};
 use super::types::{Codec, derives};
-use crate::schema::{Case, Field, Type, TypeId, Union};
+use crate::schema::{Case, Field, Name, Type, TypeId, Union};
 
 /// A variant of the Rust enum.
 struct Variant<'s> {
@@ -28,7 +28,8 @@ struct Variant<'s> {
 
 impl Model {
     pub(super) fn union(&self, id: TypeId, doc: &TokenStream, union: &Union) -> TokenStream {
-        let (rust, name, facts) = (&self.names[id.0], &self.types[id.0].name.text, self.facts(&Type::Named(id)));
+        let (xdr, rust, name, facts) =
+            (&self.xdr, &self.names[id.0], &self.types[id.0].name.text, self.facts(&Type::Named(id)));
         let life = if facts.borrows { quote!(<'a>) } else { quote!() };
         let (mut variants, mut decodes, mut lens, mut encodes) = (vec![], vec![], vec![], vec![]);
         let (all, is_complete) = self.union_variants(union);
@@ -70,6 +71,11 @@ impl Model {
                 [] => quote!(),
             });
         }
+        if let [cases @ .., Variant { name, word: None, .. }] = &all[..] {
+            let patterns = cases.iter().map(|case| &case.pattern);
+            let held = quote!(Self::#name(#(#patterns)|*, ..));
+            encodes.insert(0, quote!(#held => Err(#xdr::NoSpace::switch()),));
+        }
         if !is_complete {
             decodes.push(quote!(_ => Err(from.unknown(#name))));
         }
@@ -87,7 +93,48 @@ impl Model {
         // Nothing is boxed: values are views, and live on the stack for one call.
         let is_uneven = matches!(sizes[..], [.., second, first] if first - second > 150);
         let lint = is_uneven.then(|| quote!(#[allow(clippy::large_enum_variant, clippy::allow_attributes)]));
-        quote!(#doc #derives #lint pub enum #rust #life { #(#variants,)* } #codec)
+        let results = self.results(id, &life, union, &all);
+        quote!(#doc #derives #lint pub enum #rust #life { #(#variants,)* } #codec #results)
+    }
+
+    /// Conversions of a union that is a result: by an enum, with an arm for its value 0 and a default arm.
+    fn results(&self, id: TypeId, life: &TokenStream, union: &Union, all: &[Variant<'_>]) -> Option<TokenStream> {
+        let [Variant { name: ok, parts: good, .. }, Variant { name: default, parts: bad, word: None, .. }] = all else {
+            return None;
+        };
+        self.enumeration(&union.switch.ty).filter(|_| union.arms[0].cases[0].value == 0)?;
+        let rust = &self.names[id.0];
+        let one_or_tuple = |of: &[TokenStream]| if let [one] = of { one.clone() } else { quote!((#(#of),*)) };
+        let split = |parts: &[(Ident, &Type)]| -> (Vec<_>, Vec<_>) {
+            parts.iter().map(|(name, ty)| (quote!(#name), self.rust(ty, &quote!('a), &quote!()))).unzip()
+        };
+        let ((good, good_types), (bad, bad_types)) = (split(good), split(bad));
+        let held = (!good.is_empty()).then(|| quote!((#(#good),*)));
+        let [good, good_type, bad_value, bad_type] = [&good, &good_types, &bad, &bad_types].map(|of| one_or_tuple(of));
+        let switch_type = &bad_types[0];
+        Some(quote! {
+            impl #life #rust #life {
+                /// The results, or the status of a failure.
+                ///
+                /// # Errors
+                /// Any other status.
+                pub fn into_result(self) -> Result<#good_type, #switch_type> {
+                    match self {
+                        Self::#ok #held => Ok(#good),
+                        Self::#default(switch, ..) => Err(switch),
+                    }
+                }
+            }
+
+            impl #life From<Result<#good_type, #bad_type>> for #rust #life {
+                fn from(result: Result<#good_type, #bad_type>) -> Self {
+                    match result {
+                        Ok(#good) => Self::#ok #held,
+                        Err(#bad_value) => Self::#default(#(#bad),*),
+                    }
+                }
+            }
+        })
     }
 
     /// The variants, and whether each value of the switch has one.
@@ -100,7 +147,7 @@ impl Model {
             Some((_, values, _)) => values.iter().all(|value| has.contains(&value.value)),
             None => *switch == Type::Bool && has.len() == 2,
         };
-        let prefix = common_prefix(&cases.iter().map(|(case, _)| &*case.text).collect::<Vec<_>>());
+        let prefix = common_prefix(&cases.iter().map(|(case, _)| &*case.name.text).collect::<Vec<_>>());
         let mut scope = Scope::default();
         let parts = |field: &'s Option<Field>| field.iter().map(|field| (format_ident!("value"), &field.ty));
         let mut variants: Vec<_> = (cases.iter())
@@ -113,24 +160,16 @@ impl Model {
                     }
                     None => basic_case(case, prefix, switch, &mut scope),
                 };
-                let (comment, what) = comment(&arm.field);
+                let (doc, what) = comment(&arm.field, &case.name.text);
                 let word = Some(Literal::u32_unsuffixed(case.value as u32));
-                Variant {
-                    name,
-                    doc: docs(comment, &case.text),
-                    pattern,
-                    word,
-                    what,
-                    parts: parts(&arm.field).collect(),
-                }
+                Variant { name, doc, pattern, word, what, parts: parts(&arm.field).collect() }
             })
             .collect();
         if let Some(default) = &union.default
             && !is_covered
         {
-            let (comment, what) = comment(default);
+            let (name, (doc, what)) = (scope.camel("default"), comment(default, "default"));
             let held = [(format_ident!("switch"), &union.switch.ty)].into_iter().chain(parts(default)).collect();
-            let (name, doc) = (scope.camel("default"), docs(comment, "default"));
             variants.push(Variant { name, doc, pattern: quote!(switch), word: None, what, parts: held });
         }
         (variants, is_covered || union.default.is_some())
@@ -139,18 +178,18 @@ impl Model {
 
 /// Name and pattern of a case of a number or bool.
 fn basic_case(case: &Case, prefix: usize, switch: &Type, scope: &mut Scope) -> (Ident, TokenStream) {
-    let number = Literal::i128_unsuffixed(case.value);
+    let (number, text) = (Literal::i128_unsuffixed(case.value), &case.name.text);
     if *switch == Type::Bool {
         let value = case.value != 0;
         (scope.camel(&value.to_string()), quote!(#value))
-    } else if case.text.starts_with(|c: char| c.is_ascii_alphabetic()) {
-        (scope.camel(&case.text[prefix..]), quote!(#number))
+    } else if text.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        (scope.camel(&text[prefix..]), quote!(#number))
     } else {
-        (scope.camel(&format!("case_{}", case.text.replace('-', "minus_"))), quote!(#number))
+        (scope.camel(&format!("case_{}", text.replace('-', "minus_"))), quote!(#number))
     }
 }
 
-/// Comment and name of an arm.
-fn comment(arm: &Option<Field>) -> (&[String], &str) {
-    arm.as_ref().map_or((&[], ""), |field| (&field.doc, &field.name.text))
+/// Documentation and name of an arm.
+fn comment<'s>(arm: &'s Option<Field>, text: &str) -> (TokenStream, &'s str) {
+    arm.as_ref().map_or((docs(&Name::new("", 0..0), text), ""), |field| (docs(&field.name, text), &field.name.text))
 }

@@ -117,7 +117,7 @@ fn unions() {
         union w switch (unsigned tag) { case 0xffffffff: int x; default: void; };",
     );
     let Form::Union(u) = form(&schema, "u") else { panic!() };
-    let cases: Vec<_> = u.arms[0].cases.iter().map(|case| (case.text.as_str(), case.value)).collect();
+    let cases: Vec<_> = u.arms[0].cases.iter().map(|case| (case.name.text.as_str(), case.value)).collect();
     assert_eq!(cases, [("A", 0), ("1", 1)]);
     assert!(u.arms[1].field.is_none() && u.default.is_none());
     let Form::Union(v) = form(&schema, "v") else { panic!() };
@@ -161,7 +161,7 @@ fn programs() {
         struct a { int i; };",
     );
     let program = &schema.programs[0];
-    assert_eq!((program.number, program.doc.as_slice()), (0x2000_0000, &["P's.".to_owned()][..]));
+    assert_eq!((program.number, program.name.doc.as_slice()), (0x2000_0000, &["P's.".to_owned()][..]));
     let [v1, v2] = program.versions.as_slice() else { panic!() };
     assert_eq!((v1.number, v2.number), (1, 2));
     assert_eq!(v1.procedures[0].arguments, []);
@@ -179,13 +179,13 @@ fn comments_are_documentation() {
         "/* A licence. */\n\n/*\n * Two\n * lines.\n */\nstruct a { /* not this */\n  int x; /* behind x */\n  /* before y */\n  \
         int y;\n\n  /* apart */\n\n  int z;\n};\nenum e { /* of e */\n A = 1, // first\n B = 2 /* last */\n};",
     );
-    assert_eq!(schema.types[0].doc, ["Two", "lines."]);
+    assert_eq!(schema.types[0].name.doc, ["Two", "lines."]);
     let Form::Struct { fields, .. } = &schema.types[0].form else { panic!() };
-    let docs: Vec<_> = fields.iter().map(|field| field.doc.join("|")).collect();
+    let docs: Vec<_> = fields.iter().map(|field| field.name.doc.join("|")).collect();
     assert_eq!(docs, ["behind x", "before y", ""]);
-    assert_eq!(schema.types[1].doc, ["of e"]);
+    assert_eq!(schema.types[1].name.doc, ["of e"]);
     let Form::Enum(values) = &schema.types[1].form else { panic!() };
-    assert_eq!([&values[0].doc[0], &values[1].doc[0]], ["first", "last"]);
+    assert_eq!([&values[0].name.doc[0], &values[1].name.doc[0]], ["first", "last"]);
 }
 
 #[test]

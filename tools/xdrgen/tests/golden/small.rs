@@ -14,6 +14,17 @@ pub enum Status {
     Missing = 1,
 }
 
+impl Status {
+    /// Name in the specification.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "STATUS_OK",
+            Self::Missing => "STATUS_MISSING",
+        }
+    }
+}
+
 impl rpcrdma::xdr::Decode<'_> for Status {
     #[inline]
     fn decode(
@@ -149,11 +160,34 @@ impl rpcrdma::xdr::Encode for Result_<'_> {
         to: &mut rpcrdma::xdr::Encoder<'_>,
     ) -> Result<(), rpcrdma::xdr::NoSpace> {
         match self {
+            Self::Default(Status::Ok, ..) => Err(rpcrdma::xdr::NoSpace::switch()),
             Self::Ok(value) => {
                 to.u32(0)?;
                 rpcrdma::xdr::Encode::encode(value, to)
             }
             Self::Default(switch) => rpcrdma::xdr::Encode::encode(switch, to),
+        }
+    }
+}
+
+impl<'a> Result_<'a> {
+    /// The results, or the status of a failure.
+    ///
+    /// # Errors
+    /// Any other status.
+    pub fn into_result(self) -> Result<Pair<'a>, Status> {
+        match self {
+            Self::Ok(value) => Ok(value),
+            Self::Default(switch, ..) => Err(switch),
+        }
+    }
+}
+
+impl<'a> From<Result<Pair<'a>, Status>> for Result_<'a> {
+    fn from(result: Result<Pair<'a>, Status>) -> Self {
+        match result {
+            Ok(value) => Self::Ok(value),
+            Err(switch) => Self::Default(switch),
         }
     }
 }

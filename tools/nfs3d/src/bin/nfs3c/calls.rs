@@ -2,13 +2,13 @@
 
 use std::io;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use rpcrdma::LocalClient;
 use rpcrdma::client::Connection;
 use rpcrdma::typed::Response;
+use rpcrdma_nfs3d::UNCHANGED;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Client, Readdirplus};
 use rpcrdma_nfs3d::nfs3::*;
-use rpcrdma_nfs3d::{UNCHANGED, nfs_status};
 
 /// Limit of a READDIRPLUS in bytes: exceeds a message, so that the reply uses a Reply chunk.
 pub(crate) const DIRECTORY: usize = 64 << 10;
@@ -29,25 +29,13 @@ pub(crate) struct Nfs {
     pub(crate) write_size: u32,
 }
 
-/// Name of a status, with the text of system errors (RFC 1813 §2.6).
-pub(crate) fn said(status: Nfsstat3) -> String {
-    let name = nfs_status(status);
+/// Error of a status: its name, with the text of system errors (RFC 1813 §2.6).
+pub(crate) fn failed(status: Nfsstat3) -> anyhow::Error {
     match status as i32 {
-        code if code < 10_000 => format!("{name}: {}", io::Error::from_raw_os_error(code)),
-        _ => name,
+        code if code < 10_000 => anyhow!("{}: {}", status.name(), io::Error::from_raw_os_error(code)),
+        _ => anyhow!("{}", status.name()),
     }
 }
-
-/// The results of a reply, or the server's error.
-macro_rules! good {
-    ($response:expr, $results:ident) => {
-        match $response.results()? {
-            $results::Ok(results) => results,
-            $results::Default(status, ..) => anyhow::bail!("{}", $crate::calls::said(status)),
-        }
-    };
-}
-pub(crate) use good;
 
 /// A handle in arguments.
 pub(crate) fn fh(data: &Handle) -> NfsFh3<'_> {
@@ -75,7 +63,7 @@ impl Nfs {
     fn limits(&mut self) -> anyhow::Result<(u32, u32)> {
         let root = self.root.clone();
         let response = self.calls().fsinfo(&Fsinfo3Args { fsroot: fh(&root) })?;
-        let info = good!(response, Fsinfo3Res);
+        let info = response.results()?.into_result().map_err(failed)?;
         Ok((info.rtmax, info.wtmax))
     }
 
@@ -90,12 +78,12 @@ impl Nfs {
 
     pub(crate) fn lookup(&mut self, dir: &Handle, name: &[u8]) -> anyhow::Result<Handle> {
         let response = self.calls().lookup(&Lookup3Args { what: Diropargs3 { dir: fh(dir), name } })?;
-        Ok(good!(response, Lookup3Res).object.data.into())
+        Ok(response.results()?.into_result().map_err(failed)?.object.data.into())
     }
 
     fn attributes(&mut self, object: &Handle) -> anyhow::Result<Fattr3> {
         let response = self.calls().getattr(&Getattr3Args { object: fh(object) })?;
-        Ok(good!(response, Getattr3Res).obj_attributes)
+        Ok(response.results()?.into_result().map_err(failed)?.obj_attributes)
     }
 
     pub(crate) fn getattr(&mut self, object: &Handle, path: &str) -> anyhow::Result<Fattr3> {
@@ -105,7 +93,7 @@ impl Nfs {
     /// Target of a symbolic link.
     pub(crate) fn readlink(&mut self, link: &Handle) -> anyhow::Result<Vec<u8>> {
         let response = self.calls().readlink(&Readlink3Args { symlink: fh(link) })?;
-        Ok(good!(response, Readlink3Res).data.bytes().into())
+        Ok(response.results()?.into_result().map_err(failed)?.data.bytes().into())
     }
 
     /// Entries of a directory behind a cookie.
@@ -124,7 +112,7 @@ impl Nfs {
     pub(crate) fn create(&mut self, dir: &Handle, name: &[u8], mode: u32) -> anyhow::Result<Handle> {
         let how = Createhow3::Unchecked(Sattr3 { mode: Some(mode), size: Some(0), ..UNCHANGED });
         let response = self.calls().create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name }, how })?;
-        match good!(response, Create3Res).obj {
+        match response.results()?.into_result().map_err(failed)?.obj {
             Some(handle) => Ok(handle.data.into()),
             None => self.lookup(dir, name),
         }
@@ -133,7 +121,7 @@ impl Nfs {
     /// Commits writes. Returns the write verifier, which changes with a restart.
     pub(crate) fn commit(&mut self, file: &Handle) -> anyhow::Result<Writeverf3> {
         let response = self.calls().commit(&Commit3Args { file: fh(file), offset: 0, count: 0 })?;
-        Ok(good!(response, Commit3Res).verf)
+        Ok(response.results()?.into_result().map_err(failed)?.verf)
     }
 
     /// Statistics of the connection, as JSON.

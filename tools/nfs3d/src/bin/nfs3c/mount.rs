@@ -3,11 +3,10 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use rpcrdma::Address;
 use rpcrdma::typed::Signature;
 use rpcrdma::xdr;
-use rpcrdma_nfs3d::mount_status;
 use rpcrdma_nfs3d::mount3::mount_v3::{Mnt, PROGRAM, VERSION};
 use rpcrdma_nfs3d::mount3::{Dirpath, Mountres3};
 use rpcrdma_nfs3d::nfs3::nfs_v3;
@@ -54,10 +53,8 @@ pub(crate) fn root(at: SocketAddr, export: &str) -> anyhow::Result<Handle> {
     };
     let path = xdr::encode(&Dirpath(export.as_bytes())).with_context(said)?;
     let results = client.call(PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(said)?;
-    match xdr::decode(&results).with_context(said)? {
-        Mountres3::Ok(results) => Ok(results.fhandle.into()),
-        Mountres3::Default(status) => bail!("{}: {}", said(), mount_status(status)),
-    }
+    let results = xdr::decode::<Mountres3<'_>>(&results).with_context(said)?.into_result();
+    results.map(|results| results.fhandle.into()).map_err(|status| anyhow!("{}: {}", said(), status.name()))
 }
 
 /// A connection from a reserved port, if the user may have one.

@@ -9,9 +9,9 @@ use rpcrdma::client::{ClientCall, LocalClient};
 use rpcrdma::typed::{Request, Response, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Read, Write};
-use rpcrdma_nfs3d::nfs3::{Read3Args, Read3Res, StableHow, Write3Args, Write3Res, Writeverf3};
+use rpcrdma_nfs3d::nfs3::{Read3Args, StableHow, Write3Args, Writeverf3};
 
-use crate::calls::{Handle, Nfs, fh, good};
+use crate::calls::{Handle, Nfs, failed, fh};
 
 /// A part of a file.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ fn read(client: &mut LocalClient, file: &Handle, part: Part, inline: u32) -> any
 
 /// The data of a READ, inline or from a chunk, and the end-of-file flag.
 fn read_results(response: &Response<Read>) -> anyhow::Result<(&[u8], bool)> {
-    let results = good!(response, Read3Res);
+    let results = response.results()?.into_result().map_err(failed)?;
     let (count, len) = (results.count, results.data.len());
     ensure!(count as usize == len, "READ counts {count} bytes, and has {len}");
     Ok((results.data.bytes(), results.eof))
@@ -93,7 +93,7 @@ pub(crate) fn put(nfs: &mut Nfs, original: &File, path: &str) -> anyhow::Result<
     let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, original, inline);
     let ended = |part: Part, reply: Reply| {
         let response = Response::<Write>::of(reply);
-        let written = good!(response, Write3Res);
+        let written = response.results()?.into_result().map_err(failed)?;
         ensure!((1..=part.len).contains(&written.count), "{} of {} bytes written", written.count, part.len);
         if !lives.contains(&written.verf) {
             lives.push(written.verf);

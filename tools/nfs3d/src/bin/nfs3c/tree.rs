@@ -6,10 +6,10 @@ use std::io::Write;
 use anyhow::Context;
 use rpcrdma::typed::Response;
 use rpcrdma_nfs3d::nfs3::nfs_v3::Readdirplus;
-use rpcrdma_nfs3d::nfs3::{Cookieverf3, Fattr3, Ftype3, Readdirplus3Res, Readdirplus3Resok};
+use rpcrdma_nfs3d::nfs3::{Cookieverf3, Fattr3, Ftype3, Readdirplus3Resok};
 use sha2::{Digest, Sha256};
 
-use crate::calls::{Handle, Nfs, good};
+use crate::calls::{Handle, Nfs, failed};
 use crate::transfer;
 
 /// A name in a directory.
@@ -22,7 +22,7 @@ pub(crate) struct Entry {
 }
 
 fn page(response: &Response<Readdirplus>) -> anyhow::Result<Readdirplus3Resok<'_>> {
-    Ok(good!(response, Readdirplus3Res))
+    response.results()?.into_result().map_err(failed)
 }
 
 /// Sorted names of a directory, without `.` and `..`.
