@@ -125,9 +125,9 @@ impl<P: Signature> Request<P> {
         self
     }
 
-    /// Offers a Write chunk of `len` bytes, not 0, for the next eligible result.
+    /// Offers a Write chunk of `len` bytes for the next eligible result.
     ///
-    /// If the result is longer, the client retransmits the call with a longer chunk, and the handler [runs
+    /// `len` is not 0. If the result is longer, the client retransmits the call with a longer chunk, and the handler [runs
     /// again](Refusal::ShortChunk). For a procedure that must not run twice, offer its longest result.
     pub fn room(mut self, len: u32) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Bytes(len));

@@ -66,8 +66,6 @@ pub(super) struct Walk<'s, 'b> {
     /// Fields down to the present value.
     path: Vec<&'s str>,
     depth: usize,
-    /// Values that may follow: elements without bytes would have no end.
-    values: usize,
     error: Option<String>,
 }
 
@@ -75,9 +73,7 @@ impl<'s, 'b> Walk<'s, 'b> {
     /// Starts at byte `at` of an RPC message.
     pub(super) fn new(schema: &'s Schema, message: &'b [u8], at: usize, chunks: Chunks) -> Self {
         let from = Decoder::starting_at(message, at);
-        // A byte belongs to a value of each level.
-        let values = DEPTH * message.len();
-        Self { schema, from, chunks, path: Vec::new(), depth: 0, values, error: None }
+        Self { schema, from, chunks, path: Vec::new(), depth: 0, error: None }
     }
 
     /// The values of all types, and the first error. An error leaves what is in front of it.
@@ -160,11 +156,10 @@ impl<'s, 'b> Walk<'s, 'b> {
 
     /// A value; part of it, or `None`, with an error.
     fn value(&mut self, ty: &'s Type) -> Option<Value> {
-        if self.depth == DEPTH || self.values == 0 {
-            return self.fail(0, "too many values".to_owned());
+        if self.depth == DEPTH {
+            return self.fail(0, "too many types inside each other".to_owned());
         }
         self.depth += 1;
-        self.values -= 1;
         let value = self.value_of(ty);
         self.depth -= 1;
         value
