@@ -13,6 +13,7 @@ pub mod stream;
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,50 +37,24 @@ const DUMP: u32 = 4;
 
 /// Failure of rpcbind.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
 #[non_exhaustive]
-pub struct RpcbindError(Box<Cause>);
-
-/// Kind of an [`RpcbindError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RpcbindErrorKind {
-    /// rpcbind is unreachable, or its call failed.
-    Failed,
-    /// rpcbind refuses the registration.
-    NotRegistered,
-    /// The program is not registered.
-    Unknown,
-}
-
-impl RpcbindError {
-    /// Its kind.
-    pub fn kind(&self) -> RpcbindErrorKind {
-        match *self.0 {
-            Cause::Unreachable { .. } | Cause::Call(_) | Cause::Answer(_) => RpcbindErrorKind::Failed,
-            Cause::NotRegistered { .. } => RpcbindErrorKind::NotRegistered,
-            Cause::Unknown { .. } => RpcbindErrorKind::Unknown,
-        }
-    }
-}
-
-impl<E: Into<Cause>> From<E> for RpcbindError {
-    fn from(cause: E) -> Self {
-        Self(Box::new(cause.into()))
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum Cause {
-    /// `at` is a socket or a host.
+pub enum RpcbindError {
+    /// No connection to the socket or host `at`.
+    #[expect(missing_docs, reason = "named in the message")]
     #[error("rpcbind at {at} cannot be reached (systemctl start rpcbind)")]
     Unreachable { at: String, source: io::Error },
+    /// The call failed.
     #[error("call of rpcbind failed")]
     Call(#[from] StreamError),
+    /// The answer is malformed.
     #[error("malformed answer of rpcbind")]
     Answer(#[from] BadXdr),
+    /// rpcbind refuses the registration.
+    #[expect(missing_docs, reason = "named in the message")]
     #[error("rpcbind refused to register {mapping}: {reason}")]
     NotRegistered { mapping: Box<Mapping>, reason: String },
+    /// The program is not registered.
+    #[expect(missing_docs, reason = "named in the message")]
     #[error(
         "rpcbind at {host} has no program {} version {version} over {netid} (`rpcinfo -p {host}`; start the server, or give \
          its port)", ProgramNumber(*.program)
@@ -164,69 +139,29 @@ impl Mapping {
     }
 }
 
-/// A connection to rpcbind.
-#[derive(Debug)]
-pub struct Rpcbind<S>(StreamClient<S>);
-
-impl Rpcbind<std::os::unix::net::UnixStream> {
-    /// Connects to the local socket, which identifies the registering user.
-    ///
-    /// # Errors
-    /// rpcbind is unreachable.
-    pub fn local(timeout: Duration) -> Result<Self, RpcbindError> {
-        Self::at_socket(Path::new(LOCAL_SOCKET), timeout)
-    }
-
-    fn at_socket(path: &Path, timeout: Duration) -> Result<Self, RpcbindError> {
-        let unreachable = |source| Cause::Unreachable { at: path.display().to_string(), source }.into();
-        StreamClient::connect_local(path, timeout).map(Self).map_err(unreachable)
-    }
+/// Registers (SET) or withdraws (UNSET) a program, version and netid. False if refused: another user has registered it,
+/// or it has another address, or is absent.
+fn change(
+    rpcbind: &mut StreamClient<impl Read + Write>,
+    procedure: u32,
+    mapping: &Mapping,
+) -> Result<bool, RpcbindError> {
+    let args = rpcrdma_xdr::encode(&mapping.to_rpcb()).map_err(|_| StreamError::Malformed("the call's arguments"))?;
+    let results = rpcbind.call(PROGRAM, VERSION, procedure, &args)?;
+    Ok(rpcrdma_xdr::decode(&results)?)
 }
 
-impl Rpcbind<std::net::TcpStream> {
-    /// Connects to a host by TCP.
-    ///
-    /// # Errors
-    /// It cannot be reached.
-    pub fn of_host(host: IpAddr, timeout: Duration) -> Result<Self, RpcbindError> {
-        let unreachable = |source| Cause::Unreachable { at: host.to_string(), source }.into();
-        StreamClient::connect(SocketAddr::new(host, PORT), timeout).map(Self).map_err(unreachable)
-    }
+/// All entries.
+fn dump(rpcbind: &mut StreamClient<impl Read + Write>) -> Result<Vec<Mapping>, RpcbindError> {
+    let results = rpcbind.call(PROGRAM, VERSION, DUMP, &[])?;
+    let list: RpcblistPtr<'_> = rpcrdma_xdr::decode(&results)?;
+    Ok(list.iter().map(|entry| Mapping::from_rpcb(entry.rpcb_map)).collect())
 }
 
-impl<S: Read + Write> Rpcbind<S> {
-    fn yes(&mut self, procedure: u32, mapping: &Mapping) -> Result<bool, RpcbindError> {
-        let args =
-            rpcrdma_xdr::encode(&mapping.to_rpcb()).map_err(|_| StreamError::Malformed("the call's arguments"))?;
-        let results = self.0.call(PROGRAM, VERSION, procedure, &args)?;
-        Ok(rpcrdma_xdr::decode(&results)?)
-    }
-
-    /// Registers. False if refused: the program has another address, or the user may not.
-    ///
-    /// # Errors
-    /// The call failed.
-    pub fn set(&mut self, mapping: &Mapping) -> Result<bool, RpcbindError> {
-        self.yes(SET, mapping)
-    }
-
-    /// Withdraws a program, version and netid. False if absent or owned by another user.
-    ///
-    /// # Errors
-    /// The call failed.
-    pub fn unset(&mut self, mapping: &Mapping) -> Result<bool, RpcbindError> {
-        self.yes(UNSET, mapping)
-    }
-
-    /// All entries.
-    ///
-    /// # Errors
-    /// The call failed.
-    pub fn dump(&mut self) -> Result<Vec<Mapping>, RpcbindError> {
-        let results = self.0.call(PROGRAM, VERSION, DUMP, &[])?;
-        let list: RpcblistPtr<'_> = rpcrdma_xdr::decode(&results)?;
-        Ok(list.iter().map(|entry| Mapping::from_rpcb(entry.rpcb_map)).collect())
-    }
+/// Connects to a local socket, which identifies the registering user.
+fn at_socket(path: &Path) -> Result<StreamClient<UnixStream>, RpcbindError> {
+    let unreachable = |source| RpcbindError::Unreachable { at: path.display().to_string(), source };
+    StreamClient::connect_local(path, PATIENCE).map_err(unreachable)
 }
 
 /// Looks up a program at a host's rpcbind. A wildcard address stands for the host's.
@@ -240,7 +175,9 @@ pub fn locate(
     version: u32,
     timeout: Duration,
 ) -> Result<SocketAddr, RpcbindError> {
-    let all = Rpcbind::of_host(host, timeout)?.dump()?;
+    let unreachable = |source| RpcbindError::Unreachable { at: host.to_string(), source };
+    let mut rpcbind = StreamClient::connect(SocketAddr::new(host, PORT), timeout).map_err(unreachable)?;
+    let all = dump(&mut rpcbind)?;
     find(&all, host, transport.netid(host), program, version)
 }
 
@@ -253,7 +190,7 @@ fn find(
 ) -> Result<SocketAddr, RpcbindError> {
     let found = all.iter().filter(|line| (line.program, line.version) == (program, version));
     let found = found.filter(|line| line.netid == netid).find_map(|line| parse_universal(&line.address));
-    let unknown = Cause::Unknown { host, program, version, netid }.into();
+    let unknown = RpcbindError::Unknown { host, program, version, netid };
     found.map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at }).ok_or(unknown)
 }
 
@@ -277,21 +214,21 @@ impl Registration {
     }
 
     fn at_socket(socket: &Path, mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
-        let mut rpcbind = Rpcbind::at_socket(socket, PATIENCE)?;
+        let mut rpcbind = at_socket(socket)?;
         let mut done = Self { mappings: Vec::new(), socket: socket.to_owned() };
         for mapping in mappings {
-            if !rpcbind.set(&mapping)? {
+            if !change(&mut rpcbind, SET, &mapping)? {
                 let same = |line: &&Mapping| {
                     (line.program, line.version, &line.netid) == (mapping.program, mapping.version, &mapping.netid)
                 };
-                let reason = match rpcbind.dump()?.iter().find(same) {
+                let reason = match dump(&mut rpcbind)?.iter().find(same) {
                     Some(Mapping { address, owner, .. }) => format!(
                         "{owner} has registered it at {address}; if nobody serves it there: rpcinfo -d {} {}",
                         mapping.program, mapping.version
                     ),
                     None => "this user may not".to_owned(),
                 };
-                return Err(Cause::NotRegistered { mapping: Box::new(mapping), reason }.into());
+                return Err(RpcbindError::NotRegistered { mapping: Box::new(mapping), reason });
             }
             done.mappings.push(mapping);
         }
@@ -310,10 +247,10 @@ impl Registration {
         if self.mappings.is_empty() {
             return Ok(());
         }
-        let mut rpcbind = Rpcbind::at_socket(&self.socket, PATIENCE)?;
+        let mut rpcbind = at_socket(&self.socket)?;
         for mapping in std::mem::take(&mut self.mappings) {
             // Another process may have withdrawn it.
-            rpcbind.unset(&mapping)?;
+            change(&mut rpcbind, UNSET, &mapping)?;
         }
         Ok(())
     }

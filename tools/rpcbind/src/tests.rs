@@ -1,6 +1,6 @@
 //! Against an rpcbind that is made here, on a socket of the test's own.
 
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
 use super::Transport::{Rdma, Tcp};
@@ -149,7 +149,7 @@ fn a_client_takes_the_address_of_its_own_family_over_rdma() {
             Mapping::new(7, 3, Rdma, at("0.0.0.0:20049")),
         ],
     );
-    let all = Rpcbind::at_socket(&fake.socket, PATIENCE).unwrap().dump().unwrap();
+    let all = dump(&mut at_socket(&fake.socket).unwrap()).unwrap();
     assert_eq!(find(&all, host, "rdma", 7, 3).unwrap(), at("10.0.0.1:20049"));
     assert_eq!(
         find(&all, at("[fd00::1]:0").ip(), Rdma.netid(at("[fd00::1]:0").ip()), 7, 3).unwrap(),
