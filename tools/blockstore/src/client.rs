@@ -48,13 +48,6 @@ pub(crate) struct Figures {
     pub(crate) retried: u64,
 }
 
-impl Figures {
-    /// 10^6 bytes per second.
-    pub(crate) fn megabytes_per_second(&self) -> f64 {
-        self.bytes as f64 / 1e6 / self.time.as_secs_f64()
-    }
-}
-
 /// A connection to a block store.
 pub(crate) struct BlockClient {
     client: LocalClient,
@@ -101,7 +94,7 @@ impl BlockClient {
 
     /// Makes earlier writes stable.
     pub(crate) fn flush(&mut self) -> anyhow::Result<Duration> {
-        let start = now();
+        let start = Instant::now();
         match self.simple::<Flush>(FLUSH_PATIENCE).context("FLUSH")?.results()? {
             Status::Ok => Ok(start.elapsed()),
             status => Err(status).context("FLUSH"),
@@ -146,7 +139,7 @@ impl BlockClient {
         size: u64,
         time: Duration,
     ) -> anyhow::Result<(u64, Duration)> {
-        let (start, block, count) = (now(), self.block, size / self.block as u64);
+        let (start, block, count) = (Instant::now(), self.block, size / self.block as u64);
         ensure!(count > 0, "{size} bytes are no block");
         let (mut rng, mut next) = (fastrand::Rng::new(), 0);
         let blocks = std::iter::from_fn(|| {
@@ -174,7 +167,7 @@ impl BlockClient {
         prepare: impl FnMut(&mut To<'_>, Block, Buf) -> anyhow::Result<ClientCall>,
         finish: impl FnMut(Block, Reply) -> anyhow::Result<Buf>,
     ) -> anyhow::Result<Figures> {
-        let start = now();
+        let start = Instant::now();
         let (mut ended, mut retried, block) = (0, 0, self.block);
         let blocks = order.iter().map(|&n| Block::nth(n, block, size));
         self.pipeline(blocks, prepare, finish, (&mut ended, &mut retried))
@@ -239,10 +232,6 @@ impl BlockClient {
             }
         }
     }
-}
-
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// Way to the server.

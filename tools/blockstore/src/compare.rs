@@ -76,7 +76,6 @@ const ROWS: [Row; 6] = [
 const TIMED: &Row = &ROWS[1];
 
 /// Blocks per second, and processor time of each in microseconds.
-#[derive(Clone, Copy)]
 struct Figure {
     rate: f64,
     processor: f64,
@@ -110,18 +109,21 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
         options.client_core
     ));
     let time = Duration::from_secs(options.seconds);
-    let fio = |row: &Row| run_fio(row, &path, size, options);
+    // Figures of `fio` and of the block store, in turn.
+    let alternate = |server: &mut Option<Served>, row: &Row, idle: &str| {
+        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..options.rounds {
+            theirs.push(run_fio(row, &path, size, options)?);
+            ours.push(Served::get(server, &path, options, idle)?.measure(row, size, time)?);
+        }
+        anyhow::Ok([theirs, ours])
+    };
 
     let mut server = None;
     let mut rows = Vec::new();
     say("| | fio | blockstore | ratio |\n| --- | --- | --- | --- |");
     for row in chosen {
-        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
-        for _ in 0..options.rounds {
-            theirs.push(fio(row)?.rate);
-            ours.push(Served::get(&mut server, &path, options, "adaptive")?.measure(row, size, time)?.rate);
-        }
-        let (theirs, ours) = (Rounds::of(theirs), Rounds::of(ours));
+        let [theirs, ours] = alternate(&mut server, row, "adaptive")?.map(|all| Rounds::of(&all, |one| one.rate));
         let ratio = ours.median / theirs.median;
         say(&format!("| {} | {theirs} | {ours} | {ratio:.2} |", row.name));
         rows.push(json!({
@@ -133,15 +135,10 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
 
     // A polling shard takes all of the core.
     let mut server = None;
-    let (mut theirs, mut ours, mut rates) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..options.rounds {
-        theirs.push(fio(TIMED)?.processor);
-        let figure = Served::get(&mut server, &path, options, "event")?.measure(TIMED, size, time)?;
-        ours.push(figure.processor);
-        rates.push(figure.rate);
-    }
+    let figures = alternate(&mut server, TIMED, "event")?;
     stop(server)?;
-    let (theirs, ours, rates) = (Rounds::of(theirs), Rounds::of(ours), Rounds::of(rates));
+    let rates = Rounds::of(&figures[1], |one| one.rate);
+    let [theirs, ours] = figures.map(|all| Rounds::of(&all, |one| one.processor));
     say(&format!(
         "processor time of one of the {}, in µs, with a server that sleeps when it can ({:.0}/s): fio {:.2}, blockstore {:.2}",
         TIMED.name, rates.median, theirs.median, ours.median
@@ -164,7 +161,8 @@ struct Rounds {
 }
 
 impl Rounds {
-    fn of(all: Vec<f64>) -> Self {
+    fn of(figures: &[Figure], which: fn(&Figure) -> f64) -> Self {
+        let all: Vec<f64> = figures.iter().map(which).collect();
         let mut sorted = all.clone();
         sorted.sort_by(f64::total_cmp);
         Self { median: sorted[sorted.len() / 2], all }

@@ -176,19 +176,15 @@ impl Inner {
             // The file was truncated.
             Ok(0) => Err(store::status(name, &io::ErrorKind::UnexpectedEof.into())),
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => return self.waiting.push_back(job),
-            Err(Errno::INVAL) if went_direct => return self.without_direct(job),
+            Err(Errno::INVAL) if went_direct => {
+                if !std::mem::replace(&mut self.no_direct, true) {
+                    eprintln!("O_DIRECT is refused although all is aligned: buffered I/O from now on");
+                }
+                return self.waiting.push_back(job);
+            }
             Err(error) => Err(store::status(name, &error.into())),
         };
         (self.finish)(&self.store, job, outcome);
-    }
-
-    /// Handles an O_DIRECT failure.
-    fn without_direct(&mut self, job: Job) {
-        if !self.no_direct {
-            eprintln!("O_DIRECT is refused although all is aligned: buffered I/O from now on");
-        }
-        self.no_direct = true;
-        self.waiting.push_back(job);
     }
 }
 

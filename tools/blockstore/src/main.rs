@@ -38,16 +38,17 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
-use rpcrdma::server::ServerConfig;
+use rpcrdma::config::{AcceptConfig, MemoryConfig, PollConfig, WireConfig};
+use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::ShardSetup;
-use rpcrdma::{Address, Server};
+use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::program::{self, READY, say};
 use rpcrdma_config::{ConfigArgs, Idle};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use client::{BlockClient, Figures};
-use store::Store;
+use store::{BLOCK_MAX, Store};
 
 /// Usual page size, in bytes.
 const PAGE: usize = 4096;
@@ -231,12 +232,7 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
         }
     }
     let mut config = config(options, matches, align)?;
-    config.stats.clone_from(&options.stats);
-    if options.cores.is_empty() {
-        config.shards = options.listen.len();
-    }
-    let (first, others) = options.listen.split_first().context("--listen: no address")?;
-    config.more_addresses = others.to_vec();
+    let first = options.listen.first().context("--listen: no address")?;
     let store = Arc::new(store);
     let (server, how) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);
@@ -244,11 +240,9 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
         let direct = store.direct().map_or("", |_| ", O_DIRECT");
         (Server::start_with(first, make, &config)?, format!("io_uring{direct}"))
     } else {
-        config.workers = server::workers(options.workers);
-        (
-            Server::start(first, server::services(&store, options.workers > 0), &config)?,
-            format!("{} worker(s)", options.workers),
-        )
+        let count = options.workers;
+        config.workers = (count > 0).then(|| WorkerConfig { count, ..WorkerConfig::default() });
+        (Server::start(first, server::services(&store, count > 0), &config)?, format!("{count} worker(s)"))
     };
     let access = if store.is_writable() { "writable" } else { "read-only" };
     say(&format!(
@@ -264,13 +258,26 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Configuration of the server. `align`: see [`server::config`].
+/// One shard per core, or per address; buffers for outstanding blocks, which start at multiples of `align`.
 fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result<ServerConfig> {
-    let mut config = server::config(&options.cores, align, options.idle.policy());
-    config.shard.wire.host_auth = options.trust.policy()?;
+    let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
+    let shard = Config {
+        wire: WireConfig { host_auth: options.trust.policy()?, ..WireConfig::default() },
+        memory: MemoryConfig { bulk_buffers, chunk_align: align.clamp(64, 4096), ..MemoryConfig::default() },
+        poll: PollConfig { idle: options.idle.policy(), ..PollConfig::default() },
+        ..Config::default()
+    };
     let given = rpcrdma_config::given(matches, &[("idle", "poll.idle")]);
-    (config.shard, config.accept) = options.config.load()?.apply(&config.shard, &config.accept, &given)?;
-    Ok(config)
+    let (shard, accept) = options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?;
+    Ok(ServerConfig {
+        shard,
+        accept,
+        shards: if options.cores.is_empty() { options.listen.len() } else { options.cores.len() },
+        cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
+        stats: options.stats.clone(),
+        more_addresses: options.listen.iter().skip(1).cloned().collect(),
+        ..ServerConfig::default()
+    })
 }
 
 /// Hints for a host without io_uring.
@@ -322,7 +329,8 @@ fn verify(options: &Verify) -> anyhow::Result<()> {
 fn report(what: &str, figures: &Figures, address: &Address) {
     let Figures { bytes, time, retried } = figures;
     let retried = if *retried > 0 { format!(", {retried} calls made again") } else { String::new() };
-    let speed = figures.megabytes_per_second();
+    let seconds = time.as_secs_f64();
+    let speed = *bytes as f64 / 1e6 / seconds;
     let fabric = if matches!(address, Address::Soft(_)) { "software fabric" } else { address.scheme() };
-    say(&format!("{what} {bytes} bytes in {:.3} s: {speed:.0} MB/s{retried} ({fabric})", time.as_secs_f64()));
+    say(&format!("{what} {bytes} bytes in {seconds:.3} s: {speed:.0} MB/s{retried} ({fabric})"));
 }

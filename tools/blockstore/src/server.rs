@@ -5,12 +5,10 @@ use std::error::Error;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rpcrdma::config::{MemoryConfig, PollConfig};
-use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::{Application, LocalServices, ShardSetup};
 use rpcrdma::typed::{self, Answer, CallInfo, Deferred, Sent, Signature};
 use rpcrdma::xdr::Bulk;
-use rpcrdma::{Config, IdlePolicy, Procedure, Refusal, ServerCall, Services};
+use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
 use crate::disk::Disk;
 use crate::protocol::blockstore_v1::{self, Flush, Info, Read, Write};
@@ -75,7 +73,7 @@ fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
     match job.into_call() {
         (Call::Read(call), offset, len) => call.send(&read_result(store, offset, outcome.map(|()| len))),
         (Call::Write(call), _, len) => call.send(&write_result(len, outcome)),
-        (Call::Flush(call), ..) => call.send(&flush_result(outcome)),
+        (Call::Flush(call), ..) => call.send(&outcome.err().unwrap_or(Status::Ok)),
     }
 }
 
@@ -86,27 +84,17 @@ fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
 pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
     let mut services = Services::new();
     add::<Info>(&mut services, store, false, info);
-    add::<Read>(&mut services, store, false, read);
-    add::<Write>(&mut services, store, workers, write);
-    add::<Flush>(&mut services, store, workers, flush);
+    add::<Read>(&mut services, store, false, |store, args, mut answer| {
+        let outcome = store.read(args.offset, args.count, &mut answer.data()?);
+        answer.send(&read_result(store, args.offset, outcome))
+    });
+    add::<Write>(&mut services, store, workers, |store, args, answer| {
+        answer.send(&write_result(args.data.len(), store.write(args.offset, args.data.bytes())))
+    });
+    add::<Flush>(&mut services, store, workers, |store, (), answer| {
+        answer.send(&store.flush().err().unwrap_or(Status::Ok))
+    });
     services
-}
-
-/// One shard per core, or one unpinned; buffers for outstanding blocks, which start at multiples of `align`.
-pub(crate) fn config(cores: &[usize], align: usize, idle: IdlePolicy) -> ServerConfig {
-    let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
-    let shard = Config {
-        memory: MemoryConfig { bulk_buffers, chunk_align: align.clamp(64, 4096), ..MemoryConfig::default() },
-        poll: PollConfig { idle, ..PollConfig::default() },
-        ..Config::default()
-    };
-    let cores = (!cores.is_empty()).then(|| cores.to_vec());
-    ServerConfig { shard, shards: cores.as_ref().map_or(1, Vec::len), cores, ..ServerConfig::default() }
-}
-
-/// Configuration of `count` workers.
-pub(crate) fn workers(count: usize) -> Option<WorkerConfig> {
-    (count > 0).then(|| WorkerConfig { count, ..WorkerConfig::default() })
 }
 
 /// A handler of the mapped store.
@@ -124,20 +112,6 @@ fn info(store: &Store, (): (), answer: Answer<'_, Info>) -> Result<Sent, Refusal
     answer.send(&Ok(info).into())
 }
 
-fn read(store: &Store, args: ReadArgs, mut answer: Answer<'_, Read>) -> Result<Sent, Refusal> {
-    let outcome = store.read(args.offset, args.count, &mut answer.data()?);
-    answer.send(&read_result(store, args.offset, outcome))
-}
-
-fn write(store: &Store, args: WriteArgs<'_>, answer: Answer<'_, Write>) -> Result<Sent, Refusal> {
-    let outcome = store.write(args.offset, args.data.bytes());
-    answer.send(&write_result(args.data.len(), outcome))
-}
-
-fn flush(store: &Store, (): (), answer: Answer<'_, Flush>) -> Result<Sent, Refusal> {
-    answer.send(&flush_result(store.flush()))
-}
-
 /// Result of a READ of so many bytes, which are in place.
 fn read_result(store: &Store, offset: u64, outcome: Result<usize, Status>) -> ReadResult<'static> {
     let eof = |len| offset + len as u64 == store.size();
@@ -146,8 +120,4 @@ fn read_result(store: &Store, offset: u64, outcome: Result<usize, Status>) -> Re
 
 fn write_result(len: usize, outcome: Result<(), Status>) -> WriteResult {
     outcome.map(|()| Written { count: len as u32, stable: false }).into()
-}
-
-fn flush_result(outcome: Result<(), Status>) -> Status {
-    outcome.err().unwrap_or(Status::Ok)
 }
