@@ -9,7 +9,7 @@ use rustix::fs::{
 use crate::identity::Identity;
 use crate::nfs3::*;
 use crate::node::Node;
-use crate::status::{Outcome, status};
+use crate::status::Outcome;
 
 fn time(seconds: i64, nanoseconds: u64) -> Nfstime3 {
     Nfstime3 { seconds: seconds as u32, nseconds: nanoseconds as u32 }
@@ -77,36 +77,22 @@ fn special(nanoseconds: i64) -> Timespec {
 /// Requested times, beside those that a new length sets; `None` if there are none.
 fn times(new: &Sattr3) -> Option<Timestamps> {
     // A writer may set the length and thereby this time. To set it alone takes the owner.
-    let by_length = matches!(
-        (&new.atime, &new.mtime),
-        (SetAtime::Default(TimeHow::DontChange), SetMtime::Default(TimeHow::SetToServerTime))
-    );
-    if by_length && new.size.is_some() {
+    let by_length = (SetAtime::Default(TimeHow::DontChange), SetAtime::Default(TimeHow::SetToServerTime));
+    if new.size.is_some() && (new.atime, new.mtime) == by_length {
         return None;
     }
-    let atime = match new.atime {
-        SetAtime::SetToClientTime(time) => Some(timespec(time)),
-        SetAtime::Default(TimeHow::SetToServerTime) => Some(special(UTIME_NOW)),
-        SetAtime::Default(_) => None,
+    let time = |new: &SetAtime| match *new {
+        SetAtime::SetToClientTime(time) => timespec(time),
+        SetAtime::Default(TimeHow::SetToServerTime) => special(UTIME_NOW),
+        SetAtime::Default(_) => special(UTIME_OMIT),
     };
-    let mtime = match new.mtime {
-        SetMtime::SetToClientTime(time) => Some(timespec(time)),
-        SetMtime::Default(TimeHow::SetToServerTime) => Some(special(UTIME_NOW)),
-        SetMtime::Default(_) => None,
-    };
-    let keep = || special(UTIME_OMIT);
-    (atime.is_some() || mtime.is_some())
-        .then(|| Timestamps { last_access: atime.unwrap_or_else(keep), last_modification: mtime.unwrap_or_else(keep) })
+    let times = Timestamps { last_access: time(&new.atime), last_modification: time(&new.mtime) };
+    [&times.last_access, &times.last_modification].iter().any(|time| time.tv_nsec != UTIME_OMIT).then_some(times)
 }
 
 /// Permission bits of the client.
 pub(crate) fn mode(new: &Sattr3) -> Mode {
     Mode::from_raw_mode(new.mode.unwrap_or(0) & 0o7777)
-}
-
-/// True if only the owner may set these times. A writer may set both to the present.
-fn are_of_the_owner(times: &Timestamps) -> bool {
-    [times.last_access, times.last_modification].iter().any(|time| time.tv_nsec != UTIME_NOW)
 }
 
 /// Sets attributes, all or none if failures are foreseeable (RFC 1813 §3.3.2): it checks first. The order is owner,
@@ -120,25 +106,25 @@ pub(crate) fn apply(node: &Node, who: &Identity, new: &Sattr3) -> Outcome<()> {
         return Err(Nfsstat3::ErrInval);
     }
     let owner = node.stat()?.st_uid;
-    if (new.mode.is_some() || times.as_ref().is_some_and(are_of_the_owner)) && !who.owns(owner) {
+    // A writer may set both times to the present.
+    let other =
+        |times: &Timestamps| [times.last_access, times.last_modification].iter().any(|time| time.tv_nsec != UTIME_NOW);
+    if (new.mode.is_some() || times.as_ref().is_some_and(other)) && !who.owns(owner) {
         return Err(Nfsstat3::ErrPerm);
     }
-    let file = match size {
-        Some(_) => Some(node.open_to_cut(who, owner)?),
-        None => None,
-    };
+    let file = size.map(|_| node.writer(who, owner)).transpose()?;
     if uid.is_some() || gid.is_some() {
         let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-        who.act(|| chownat(node.fd(), "", uid, gid, AtFlags::EMPTY_PATH)).map_err(status)?;
+        who.act(|| chownat(node.fd(), "", uid, gid, AtFlags::EMPTY_PATH))?;
     }
     if let (Some(size), Some(file)) = (size, &file) {
-        ftruncate(file, size).map_err(status)?;
+        ftruncate(file, size)?;
     }
     if new.mode.is_some() {
-        who.act(|| chmodat(CWD, node.path(), mode(new), AtFlags::empty())).map_err(status)?;
+        who.act(|| chmodat(CWD, node.path(), mode(new), AtFlags::empty()))?;
     }
     if let Some(times) = times {
-        who.act(|| utimensat(node.fd(), "", &times, AtFlags::EMPTY_PATH)).map_err(status)?;
+        who.act(|| utimensat(node.fd(), "", &times, AtFlags::EMPTY_PATH))?;
     }
     Ok(())
 }

@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::lock::lock;
 use crate::node::Node;
 
 /// By inode number, in two generations. A used node moves to the young one. Each [turn](Cache::turn), and each
@@ -27,12 +28,8 @@ impl Cache {
         Self { generations: Mutex::default(), limit: limit.max(1) }
     }
 
-    fn generations(&self) -> MutexGuard<'_, Generations> {
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn get(&self, ino: u64) -> Option<Arc<Node>> {
-        let mut all = self.generations();
+        let mut all = lock(&self.generations);
         if let Some(node) = all.young.get(&ino) {
             return Some(Arc::clone(node));
         }
@@ -49,7 +46,7 @@ impl Cache {
             return known;
         }
         let node = Arc::new(node);
-        let mut all = self.generations();
+        let mut all = lock(&self.generations);
         if all.young.len() >= self.limit {
             all.turn();
         }
@@ -59,7 +56,7 @@ impl Cache {
 
     /// Closes a removed file.
     pub(crate) fn remove(&self, ino: u64) {
-        let mut all = self.generations();
+        let mut all = lock(&self.generations);
         let gone = (all.young.remove(&ino), all.old.remove(&ino));
         // Closing the last descriptor of a large file takes time.
         drop(all);
@@ -68,10 +65,8 @@ impl Cache {
 
     /// Drops nodes unused since the turn before the last.
     pub(crate) fn turn(&self) {
-        let old = {
-            let mut all = self.generations();
-            all.turn()
-        };
+        let old = lock(&self.generations).turn();
+        // Without the lock: closing files takes time.
         drop(old);
     }
 }

@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use log::Level;
 
 use crate::lines;
+use crate::lock::lock;
 
 /// Limit of connections.
 const MOST: usize = 64;
@@ -18,15 +19,11 @@ const SHARE: usize = 16;
 pub(crate) struct Connections(Mutex<Vec<(IpAddr, Arc<TcpStream>)>>);
 
 impl Connections {
-    fn all(&self) -> MutexGuard<'_, Vec<(IpAddr, Arc<TcpStream>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a connection. At a limit, closes the least recently used one: of its host, or, at [`MOST`], of the host
     /// with the most.
     pub(crate) fn admit(&self, stream: TcpStream, peer: IpAddr) -> Arc<TcpStream> {
         let (host, stream) = (host(peer), Arc::new(stream));
-        let mut all = self.all();
+        let mut all = lock(&self.0);
         let count = |host| all.iter().filter(|(other, _)| *other == host).count();
         let full = if count(host) >= SHARE {
             Some(host)
@@ -51,14 +48,14 @@ impl Connections {
 
     /// Marks it as most recently used, if present.
     pub(crate) fn touch(&self, stream: &Arc<TcpStream>) {
-        let all = &mut *self.all();
+        let all = &mut *lock(&self.0);
         if let Some(at) = all.iter().position(|(_, other)| Arc::ptr_eq(other, stream)) {
             all[at..].rotate_left(1);
         }
     }
 
     pub(crate) fn remove(&self, stream: &Arc<TcpStream>) {
-        self.all().retain(|(_, other)| !Arc::ptr_eq(other, stream));
+        lock(&self.0).retain(|(_, other)| !Arc::ptr_eq(other, stream));
     }
 }
 
@@ -86,7 +83,7 @@ mod tests {
             drop(listener.accept());
             connections.admit(stream, host.parse().expect("an address"))
         };
-        let is_open = |stream| connections.all().iter().any(|(_, other)| Arc::ptr_eq(other, stream));
+        let is_open = |stream| lock(&connections.0).iter().any(|(_, other)| Arc::ptr_eq(other, stream));
         let greedy: Vec<_> = (0..SHARE).map(|_| admit("fd00::1")).collect();
         connections.touch(&greedy[0]);
         admit("fd00::2");
@@ -94,11 +91,11 @@ mod tests {
         for n in 0..MOST - SHARE {
             admit(&format!("192.0.2.{}", n / 2));
         }
-        assert_eq!(connections.all().len(), MOST);
+        assert_eq!(lock(&connections.0).len(), MOST);
         let late = admit("::ffff:198.51.100.1");
         assert!(is_open(&late) && !is_open(&greedy[2]), "the host with the most connections");
         assert!(is_open(&greedy[3]));
         connections.remove(&late);
-        assert_eq!(connections.all().len(), MOST - 1);
+        assert_eq!(lock(&connections.0).len(), MOST - 1);
     }
 }

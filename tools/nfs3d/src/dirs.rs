@@ -5,36 +5,20 @@ use std::mem::MaybeUninit;
 
 use rpcrdma::typed::Answer;
 use rpcrdma::xdr::{Encode, ListBuilder};
-use rustix::fs::{Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
+use rustix::fs::{RawDir, SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
 use crate::attr::{self, fattr};
-use crate::export::Export;
 use crate::handles::FileHandle;
-use crate::identity::Identity;
-use crate::nfs::{Answered, DIRECTORY};
+use crate::names::open_path;
+use crate::nfs::{Answered, Call, DIRECTORY};
 use crate::nfs3::nfs_v3::{Lookup, Readdir, Readdirplus};
 use crate::nfs3::*;
 use crate::node::Node;
-use crate::status::{Outcome, status};
+use crate::status::{Outcome, Results};
 
 /// Cookies are the file system's, and valid as long as it. No verifier is needed.
 const NO_VERIFIER: Cookieverf3 = [0; 8];
-
-pub(crate) fn lookup(export: &Export, who: &Identity, args: Lookup3Args<'_>, answer: Answer<'_, Lookup>) -> Answered {
-    let dir = match export.find_dir(args.what.dir) {
-        Ok(dir) => dir,
-        Err(status) => return answer.send(&Lookup3Res::Default(status, Lookup3Resfail::default())),
-    };
-    let found = export.look_up(&dir, args.what.name, who);
-    let dir_attributes = attr::now(&dir);
-    answer.send(&match &found {
-        Ok((node, stat)) => {
-            Lookup3Res::Ok(Lookup3Resok { object: node.handle(), obj_attributes: Some(fattr(stat)), dir_attributes })
-        }
-        Err(status) => Lookup3Res::Default(*status, Lookup3Resfail { dir_attributes }),
-    })
-}
 
 /// Entries up to the client's limits.
 struct Page {
@@ -70,116 +54,103 @@ const HEAD: usize = 4 + 88 + 8;
 /// End of a list, and its end-of-file flag.
 const TAIL: usize = 8;
 
-/// A directory entry.
-struct Entry<'a> {
-    ino: u64,
-    name: &'a [u8],
-    /// Cookie of the next entry.
-    cookie: u64,
-}
-
-pub(crate) fn readdir(
-    export: &Export,
-    who: &Identity,
-    args: Readdir3Args<'_>,
-    answer: Answer<'_, Readdir>,
-) -> Answered {
-    let mut page = Page::new(args.count, usize::MAX);
-    let listed = list(export, who, args.dir, args.cookie, &mut page, |_, entry, page| {
-        let Entry { ino, name, cookie } = *entry;
-        page.push(&Entry3 { fileid: ino, name, cookie }, name)
-    });
-    let done = listed.map(|(dir_attributes, eof)| {
-        let reply = Dirlist3 { entries: page.list.list(), eof };
-        Readdir3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply }
-    });
-    answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdir3Resfail { dir_attributes })).into())
-}
-
-pub(crate) fn readdirplus(
-    export: &Export,
-    who: &Identity,
-    args: Readdirplus3Args<'_>,
-    answer: Answer<'_, Readdirplus>,
-) -> Answered {
-    let mut page = Page::new(args.maxcount, args.dircount as usize);
-    let listed = list(export, who, args.dir, args.cookie, &mut page, |dir, entry, page| {
-        let Entry { ino, name, cookie } = *entry;
-        let found = look_at(export, dir, name, who);
-        // Removed meanwhile, or not visible to this client: the name is listed anyway.
-        let (name_attributes, handle) = found.unzip();
-        let name_handle = handle.as_deref().map(|data| NfsFh3 { data });
-        let name_attributes = name_attributes.flatten();
-        page.push(&Entryplus3 { fileid: ino, name, cookie, name_attributes, name_handle }, name)
-    });
-    let done = listed.map(|(dir_attributes, eof)| {
-        let reply = Dirlistplus3 { entries: page.list.list(), eof };
-        Readdirplus3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply }
-    });
-    answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdirplus3Resfail { dir_attributes })).into())
-}
-
-/// Attributes and handle of a name; does not keep the file open.
-fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(PostOpAttr, FileHandle)> {
-    if name == b"." {
-        return Some((attr::now(dir), FileHandle::try_from(dir.handle().data).ok()?));
-    }
-    if name == b".." {
-        return None;
-    }
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = who.act(|| openat(dir.fd(), name, flags, Mode::empty())).ok()?;
-    let stat = fstat(&file).ok()?;
-    let handle = export.handle_of(dir, name, &file, &stat).ok()?;
-    Some((Some(fattr(&stat)), handle))
-}
-
-/// Passes entries from a cookie on, if any, to `add`, until one does not fit. Attributes of the directory, and whether
-/// its end was reached.
-fn list(
-    export: &Export,
-    who: &Identity,
-    handle: NfsFh3<'_>,
-    cookie: u64,
-    page: &mut Page,
-    mut add: impl FnMut(&Node, &Entry<'_>, &mut Page) -> Outcome<bool>,
-) -> Result<(PostOpAttr, bool), (Nfsstat3, PostOpAttr)> {
-    let dir = export.find_dir(handle).map_err(|status| (status, None))?;
-    let attributes = attr::now(&dir);
-    match entries(export, &dir, who, cookie, |entry| add(&dir, entry, page)) {
-        Ok(false) if page.list.is_empty() => Err((Nfsstat3::ErrToosmall, attr::now(&dir))),
-        Ok(eof) => Ok((attributes, eof)),
-        Err(status) => Err((status, attr::now(&dir))),
-    }
-}
-
-/// Passes entries from a cookie on to `take`, until that stops. True at the end of the directory.
-fn entries(
-    export: &Export,
-    dir: &Node,
-    who: &Identity,
-    cookie: u64,
-    mut take: impl FnMut(&Entry<'_>) -> Outcome<bool>,
-) -> Outcome<bool> {
-    let file = dir.open_dir(who)?;
-    if cookie != 0 {
-        // Not every number is a valid cookie.
-        let place = i64::try_from(cookie).map_err(|_| Nfsstat3::ErrBadCookie)?;
-        seek(&file, SeekFrom::Start(place as u64)).map_err(|_| Nfsstat3::ErrBadCookie)?;
-    }
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 16 << 10];
-    let mut entries = RawDir::new(&file, &mut buffer);
-    while let Some(entry) = entries.next() {
-        let entry = match entry {
-            Err(Errno::INVAL) if cookie != 0 => return Err(Nfsstat3::ErrBadCookie),
-            entry => entry.map_err(status)?,
+impl Call<'_> {
+    pub(crate) fn lookup(&self, args: Lookup3Args<'_>, answer: Answer<'_, Lookup>) -> Answered {
+        let dir = match self.export.find_dir(args.what.dir) {
+            Ok(dir) => dir,
+            Err(status) => return answer.send(&Lookup3Res::Default(status, Lookup3Resfail::default())),
         };
-        let name = entry.file_name().to_bytes();
-        // The parent of the root is hidden.
-        let ino = if name == b".." && export.is_root(dir) { dir.ino() } else { entry.ino() };
-        if !take(&Entry { ino, name, cookie: entry.next_entry_cookie() })? {
-            return Ok(false);
+        let found = self.export.look_up(&dir, args.what.name, &self.who);
+        let dir_attributes = attr::now(&dir);
+        let done = found.as_ref().map(|(node, stat)| Lookup3Resok {
+            object: node.handle(),
+            obj_attributes: Some(fattr(stat)),
+            dir_attributes,
+        });
+        answer.send(&done.map_err(|status| (*status, Lookup3Resfail { dir_attributes })).into())
+    }
+
+    pub(crate) fn readdir(&self, args: Readdir3Args<'_>, answer: Answer<'_, Readdir>) -> Answered {
+        let mut page = Page::new(args.count, usize::MAX);
+        let listed = self.list(args.dir, args.cookie, &mut page, |_, entry, page| page.push(entry, entry.name));
+        let done = listed.map(|(dir_attributes, eof)| {
+            let reply = Dirlist3 { entries: page.list.list(), eof };
+            Readdir3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply }
+        });
+        answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdir3Resfail { dir_attributes })).into())
+    }
+
+    pub(crate) fn readdirplus(&self, args: Readdirplus3Args<'_>, answer: Answer<'_, Readdirplus>) -> Answered {
+        let mut page = Page::new(args.maxcount, args.dircount as usize);
+        let listed = self.list(args.dir, args.cookie, &mut page, |dir, entry, page| {
+            let Entry3 { fileid, name, cookie } = *entry;
+            // Removed meanwhile, or not visible to this client: the name is listed anyway.
+            let (name_attributes, handle) = self.look_at(dir, name).unzip();
+            let name_handle = handle.as_deref().map(|data| NfsFh3 { data });
+            let name_attributes = name_attributes.flatten();
+            page.push(&Entryplus3 { fileid, name, cookie, name_attributes, name_handle }, name)
+        });
+        let done = listed.map(|(dir_attributes, eof)| {
+            let reply = Dirlistplus3 { entries: page.list.list(), eof };
+            Readdirplus3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply }
+        });
+        answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdirplus3Resfail { dir_attributes })).into())
+    }
+
+    /// Attributes and handle of a name; does not keep the file open.
+    fn look_at(&self, dir: &Node, name: &[u8]) -> Option<(PostOpAttr, FileHandle)> {
+        if name == b"." {
+            return Some((attr::now(dir), FileHandle::try_from(dir.handle().data).ok()?));
+        }
+        if name == b".." {
+            return None;
+        }
+        let file = self.who.act(|| open_path(dir.fd(), name)).ok()?;
+        let stat = fstat(&file).ok()?;
+        let handle = self.export.handle_of(dir, name, &file, &stat).ok()?;
+        Some((Some(fattr(&stat)), handle))
+    }
+
+    /// Passes entries from a cookie on, if any, to `add`, until one does not fit. Attributes of the directory, and
+    /// whether its end was reached.
+    fn list(
+        &self,
+        handle: NfsFh3<'_>,
+        cookie: u64,
+        page: &mut Page,
+        mut add: impl FnMut(&Node, &Entry3<'_>, &mut Page) -> Outcome<bool>,
+    ) -> Results<(PostOpAttr, bool), PostOpAttr> {
+        let dir = self.export.find_dir(handle)?;
+        let attributes = attr::now(&dir);
+        match self.entries(&dir, cookie, |entry| add(&dir, entry, page)) {
+            Ok(false) if page.list.is_empty() => Err((Nfsstat3::ErrToosmall, attr::now(&dir))),
+            Ok(eof) => Ok((attributes, eof)),
+            Err(status) => Err((status, attr::now(&dir))),
         }
     }
-    Ok(true)
+
+    /// Passes entries from a cookie on to `take`, until that stops. True at the end of the directory.
+    fn entries(&self, dir: &Node, cookie: u64, mut take: impl FnMut(&Entry3<'_>) -> Outcome<bool>) -> Outcome<bool> {
+        let file = dir.open_dir(&self.who)?;
+        if cookie != 0 {
+            // Not every number is a valid cookie.
+            let place = i64::try_from(cookie).map_err(|_| Nfsstat3::ErrBadCookie)?;
+            seek(&file, SeekFrom::Start(place as u64)).map_err(|_| Nfsstat3::ErrBadCookie)?;
+        }
+        let mut buffer = [MaybeUninit::<u8>::uninit(); 16 << 10];
+        let mut entries = RawDir::new(&file, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let entry = match entry {
+                Err(Errno::INVAL) if cookie != 0 => return Err(Nfsstat3::ErrBadCookie),
+                entry => entry?,
+            };
+            let name = entry.file_name().to_bytes();
+            // The parent of the root is hidden.
+            let fileid = if name == b".." && self.export.is_root(dir) { dir.ino() } else { entry.ino() };
+            if !take(&Entry3 { fileid, name, cookie: entry.next_entry_cookie() })? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }

@@ -12,9 +12,10 @@ use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, fstatfs, openat};
 use crate::cache::Cache;
 use crate::handles::{By, FileHandle, Handles, Key};
 use crate::identity::{Identity, Policy};
+use crate::names::open_path;
 use crate::nfs3::{NfsFh3, Nfsstat3, Writeverf3};
 use crate::node::Node;
-use crate::status::{Outcome, status};
+use crate::status::Outcome;
 
 /// Longest name, bytes.
 pub(crate) const NAME_MAX: usize = 255;
@@ -47,7 +48,7 @@ pub struct Export {
     pub(crate) root: Arc<Node>,
     pub(crate) handles: Handles,
     dev: u64,
-    cache: Cache,
+    pub(crate) cache: Cache,
     /// Write verifier: changes if uncommitted data may be lost, at each start and failed sync.
     verifier: AtomicU64,
 }
@@ -97,11 +98,6 @@ impl Export {
         self.handles.describe()
     }
 
-    /// The server itself.
-    pub(crate) fn own_identity(&self) -> Identity {
-        self.options.policy.own()
-    }
-
     pub(crate) fn is_root(&self, node: &Node) -> bool {
         node.ino() == self.root.ino()
     }
@@ -143,10 +139,9 @@ impl Export {
         {
             return Ok(node);
         }
-        let known = self.handles.read(handle.data)?;
-        let file = self.handles.open(&known)?;
-        let stat = fstat(&file).map_err(status)?;
-        if stat.st_ino != known.ino || stat.st_dev != self.dev || stat.st_nlink == 0 {
+        let (ino, file) = self.handles.open(handle.data)?;
+        let stat = fstat(&file)?;
+        if stat.st_ino != ino || stat.st_dev != self.dev || stat.st_nlink == 0 {
             return Err(Nfsstat3::ErrStale);
         }
         let handle = FileHandle::try_from(handle.data).map_err(|_| Nfsstat3::ErrBadhandle)?;
@@ -162,7 +157,7 @@ impl Export {
 
     /// Makes a node of a file opened with `O_PATH` by its name in a directory.
     pub(crate) fn enter(&self, parent: u64, name: &[u8], file: OwnedFd) -> Outcome<(Arc<Node>, Stat)> {
-        let stat = fstat(&file).map_err(status)?;
+        let stat = fstat(&file)?;
         // Another file system is mounted there, which is not exported.
         if stat.st_dev != self.dev {
             return Err(Nfsstat3::ErrAcces);
@@ -194,11 +189,10 @@ impl Export {
             b".." => name,
             name => checked(name)?,
         };
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = who.act(|| openat(dir.fd(), name, flags, Mode::empty())).map_err(status)?;
+        let file = who.act(|| open_path(dir.fd(), name))?;
         if name == b".." {
             self.check_inside(&file)?;
-            let stat = fstat(&file).map_err(status)?;
+            let stat = fstat(&file)?;
             let handle = self.handles.make(file.as_fd(), &stat)?;
             return Ok((self.find(NfsFh3 { data: &handle })?, stat));
         }
@@ -208,10 +202,10 @@ impl Export {
     /// Checks that a directory is below the root: it may have been moved out of the export.
     fn check_inside(&self, dir: &OwnedFd) -> Outcome<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let above = |dir: &OwnedFd| openat(dir, "..", flags, Mode::empty()).map_err(status);
-        let (mut at, mut ino) = (above(dir)?, fstat(dir).map_err(status)?.st_ino);
+        let above = |dir: &OwnedFd| openat(dir, "..", flags, Mode::empty());
+        let (mut at, mut ino) = (above(dir)?, fstat(dir)?.st_ino);
         while ino != self.root.ino() {
-            let stat = fstat(&at).map_err(status)?;
+            let stat = fstat(&at)?;
             if stat.st_ino == ino || stat.st_dev != self.dev {
                 return Err(Nfsstat3::ErrAcces);
             }
@@ -219,11 +213,6 @@ impl Export {
             at = above(&at)?;
         }
         Ok(())
-    }
-
-    /// Drops a file without names.
-    pub(crate) fn gone(&self, ino: u64) {
-        self.cache.remove(ino);
     }
 }
 

@@ -18,12 +18,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use arrayvec::ArrayVec;
 use hmac::{Hmac, KeyInit, Mac};
 use rustix::fs::Stat;
-use rustix::io::Errno;
+use rustix::io::{self, Errno, fcntl_dupfd_cloexec};
 use sha2::Sha256;
 
 use crate::names::Names;
 use crate::nfs3::Nfsstat3;
-use crate::status::{Outcome, status};
+use crate::status::Outcome;
 use crate::sys::{self, KernelHandle};
 
 /// A handle on the wire, at most 64 bytes.
@@ -62,23 +62,16 @@ enum Finder {
 /// Key that seals handles.
 pub type Key = [u8; 32];
 
-/// A verified handle.
-pub(crate) struct Known<'a> {
-    pub(crate) ino: u64,
-    kind: i32,
-    body: &'a [u8],
-}
-
 impl Handles {
     /// For an export with an open root.
     ///
     /// # Errors
     /// The kernel's handles were requested, and are unavailable.
-    pub(crate) fn new(by: By, key: &Key, root: &OwnedFd, root_stat: &Stat) -> rustix::io::Result<Self> {
+    pub(crate) fn new(by: By, key: &Key, root: &OwnedFd, root_stat: &Stat) -> io::Result<Self> {
         let finder = match (by, kernel_finder(root)) {
             (By::Auto | By::Kernel, Ok(mount)) => Finder::Kernel(mount),
             (By::Kernel, Err(error)) => return Err(error),
-            _ => Finder::Names(Names::new(root.try_clone().map_err(|_| Errno::MFILE)?, root_stat)),
+            _ => Finder::Names(Names::new(fcntl_dupfd_cloexec(root, 0)?, root_stat)),
         };
         let mut keyed = Hmac::<Sha256>::new_from_slice(key).map_err(|_| Errno::INVAL)?;
         keyed.update(&root_stat.st_ino.to_be_bytes());
@@ -92,36 +85,28 @@ impl Handles {
         }
     }
 
-    fn seal(&self, bytes: &[u8]) -> [u8; MAC] {
-        let full: [u8; 32] = self.keyed.clone().chain_update(bytes).finalize().into_bytes().into();
-        let mut seal = [0; MAC];
-        seal.copy_from_slice(&full[..MAC]);
-        seal
-    }
-
     /// Handle of an open file.
     pub(crate) fn make(&self, file: BorrowedFd<'_>, stat: &Stat) -> Outcome<FileHandle> {
-        let mut handle = FileHandle::new();
-        let (what, kind, body) = match &self.finder {
-            Finder::Kernel(_) => {
-                let found = sys::name_to_handle(file).map_err(io_status)?;
-                let body: Option<ArrayVec<u8, 36>> =
-                    (found.bytes.len() <= 36).then(|| found.bytes.iter().copied().collect());
-                let kind = u16::try_from(found.kind).map_err(|_| Nfsstat3::ErrServerfault)?;
-                (KERNEL, kind, body.ok_or(Nfsstat3::ErrServerfault)?)
-            }
-            Finder::Names(_) => {
-                let birth = Names::birth(file).map_err(status)?;
-                (BIRTH, 0, birth.iter().copied().collect())
-            }
+        let KernelHandle { kind, bytes } = match &self.finder {
+            Finder::Kernel(_) => sys::name_to_handle(file)?,
+            Finder::Names(_) => KernelHandle { kind: 0, bytes: Names::birth(file)?.into_iter().collect() },
         };
-        handle.extend([FORMAT, what]);
+        let kind = u16::try_from(kind).map_err(|_| Nfsstat3::ErrServerfault)?;
+        let mut handle = FileHandle::from_iter([FORMAT, self.body()]);
         handle.extend(kind.to_be_bytes());
         handle.extend(stat.st_ino.to_be_bytes());
-        handle.extend(body);
-        let seal = self.seal(&handle);
-        handle.extend(seal);
+        handle.try_extend_from_slice(&bytes).map_err(|_| Nfsstat3::ErrServerfault)?;
+        let seal: [u8; 32] = self.keyed.clone().chain_update(&handle).finalize().into_bytes().into();
+        handle.try_extend_from_slice(&seal[..MAC]).map_err(|_| Nfsstat3::ErrServerfault)?;
         Ok(handle)
+    }
+
+    /// What the body of its handles is.
+    fn body(&self) -> u8 {
+        match self.finder {
+            Finder::Kernel(_) => KERNEL,
+            Finder::Names(_) => BIRTH,
+        }
     }
 
     /// Claimed inode number of a handle; not verified.
@@ -130,37 +115,29 @@ impl Handles {
         (handle[0] == FORMAT && handle.len() >= HEAD + MAC).then(|| u64::from_be_bytes(ino))
     }
 
-    /// Verifies a handle.
+    /// Opens the file of a verified handle with `O_PATH`, and gives its inode number.
     ///
     /// # Errors
     /// `NFS3ERR_BADHANDLE` for a malformed one; `NFS3ERR_STALE` for one of another export or key.
-    pub(crate) fn read<'a>(&self, handle: &'a [u8]) -> Outcome<Known<'a>> {
+    pub(crate) fn open(&self, handle: &[u8]) -> Outcome<(u64, OwnedFd)> {
         let ino = Self::claimed_ino(handle).ok_or(Nfsstat3::ErrBadhandle)?;
         let (bytes, seal) = handle.split_at(handle.len() - MAC);
         if self.keyed.clone().chain_update(bytes).verify_truncated_left(seal).is_err() {
             return Err(Nfsstat3::ErrStale);
         }
-        let what = match self.finder {
-            Finder::Kernel(_) => KERNEL,
-            Finder::Names(_) => BIRTH,
-        };
-        if bytes[1] != what {
+        if bytes[1] != self.body() {
             return Err(Nfsstat3::ErrStale);
         }
-        let kind = u16::from_be_bytes([bytes[2], bytes[3]]).into();
-        Ok(Known { ino, kind, body: &bytes[HEAD..] })
-    }
-
-    /// Opens the file of a handle with `O_PATH`.
-    pub(crate) fn open(&self, known: &Known<'_>) -> Outcome<OwnedFd> {
-        match &self.finder {
+        let body = &bytes[HEAD..];
+        let file = match &self.finder {
             Finder::Kernel(mount) => {
-                let bytes = known.body.iter().copied().collect();
-                let handle = KernelHandle { kind: known.kind, bytes };
-                sys::open_by_handle(mount.as_fd(), &handle).map_err(io_status)
+                let kind = u16::from_be_bytes([bytes[2], bytes[3]]).into();
+                let handle = KernelHandle { kind, bytes: body.iter().copied().collect() };
+                sys::open_by_handle(mount.as_fd(), &handle)?
             }
-            Finder::Names(names) => names.find(known.ino, known.body),
-        }
+            Finder::Names(names) => names.find(ino, body)?,
+        };
+        Ok((ino, file))
     }
 
     /// Records the name of an inode.
@@ -172,14 +149,8 @@ impl Handles {
 }
 
 /// A descriptor for opening by handle, if that works for the root.
-fn kernel_finder(root: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    let handle = sys::name_to_handle(root.as_fd()).map_err(errno)?;
-    let mount = root.try_clone().map_err(errno)?;
-    sys::open_by_handle(mount.as_fd(), &handle).map_err(errno)?;
-    Ok(mount)
-}
-
-fn io_status(error: std::io::Error) -> Nfsstat3 {
-    status(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+fn kernel_finder(root: &OwnedFd) -> io::Result<OwnedFd> {
+    let handle = sys::name_to_handle(root.as_fd())?;
+    sys::open_by_handle(root.as_fd(), &handle)?;
+    fcntl_dupfd_cloexec(root, 0)
 }

@@ -12,7 +12,7 @@
 //! | `identity` | user and groups of a call |
 //! | `main`, `bin` | `nfs3d` and `nfs3c`, a client without a mount |
 //! | `iwarp` | iWARP options, of `nfs3c` too |
-//! | `attr`, `status`, `lines` | attributes, errors; lines of the log |
+//! | `attr`, `status`, `lines`, `lock` | attributes, errors; lines of the log; locks |
 #![deny(unsafe_code)]
 #![expect(clippy::result_large_err, reason = "failures carry attributes, as results do")]
 
@@ -28,6 +28,7 @@ mod identity;
 mod iwarp;
 mod lines;
 mod links;
+mod lock;
 pub mod mount;
 mod names;
 pub mod nfs;
@@ -55,7 +56,7 @@ pub mod mount3 {
     include!(concat!(env!("OUT_DIR"), "/mount.rs"));
 }
 
-use nfs3::{Sattr3, SetAtime, SetMtime, TimeHow};
+use nfs3::{Sattr3, SetAtime, TimeHow};
 
 /// No attributes to set.
 pub const UNCHANGED: Sattr3 = Sattr3 {
@@ -64,5 +65,5 @@ pub const UNCHANGED: Sattr3 = Sattr3 {
     gid: None,
     size: None,
     atime: SetAtime::Default(TimeHow::DontChange),
-    mtime: SetMtime::Default(TimeHow::DontChange),
+    mtime: SetAtime::Default(TimeHow::DontChange),
 };

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -19,6 +19,7 @@ use rpcrdma_rpcbind::stream::{self, Timed};
 use crate::connections::Connections;
 use crate::export::Export;
 use crate::lines;
+use crate::lock::lock;
 use crate::mount3::mount_v3::{Dump, Export as Exported, Mnt, PROGRAM, Umnt, Umntall, VERSION};
 use crate::mount3::{
     Dirpath, Exportnode, Exports, Groups, MNTPATHLEN, Mountbody, Mountlist, Mountres3, Mountres3Ok, Mountstat3,
@@ -37,11 +38,10 @@ const THREADS: usize = 128;
 /// Limit of remembered mounts, for DUMP.
 const MOUNTS: usize = 1024;
 
-type Mounts = Mutex<BTreeSet<(String, Vec<u8>)>>;
-
 struct Mountd {
     export: Arc<Export>,
-    mounts: Mounts,
+    /// Hosts and the paths that they have mounted.
+    mounts: Mutex<BTreeSet<(String, Vec<u8>)>>,
     connections: Connections,
 }
 
@@ -142,16 +142,12 @@ impl Mountd {
             0 => {}
             Mnt::NUMBER => return self.mount(path, host),
             Dump::NUMBER => return self.dump(),
-            Umnt::NUMBER => drop(self.mounts().remove(&(host, path.to_vec()))),
-            Umntall::NUMBER => self.mounts().retain(|(mounted_by, _)| *mounted_by != host),
+            Umnt::NUMBER => drop(lock(&self.mounts).remove(&(host, path.to_vec()))),
+            Umntall::NUMBER => lock(&self.mounts).retain(|(mounted_by, _)| *mounted_by != host),
             Exported::NUMBER => return self.exports(),
             _ => return Err(AcceptStat::ProcUnavail),
         }
         Ok(Vec::new())
-    }
-
-    fn mounts(&self) -> std::sync::MutexGuard<'_, BTreeSet<(String, Vec<u8>)>> {
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// MNT: the export or a directory below.
@@ -160,7 +156,7 @@ impl Mountd {
         let found = self.find(path);
         encode(&match &found {
             Ok(node) => {
-                let mounts = &mut *self.mounts();
+                let mounts = &mut *lock(&self.mounts);
                 if mounts.len() < MOUNTS {
                     mounts.insert((host, path.to_vec()));
                 }
@@ -176,7 +172,7 @@ impl Mountd {
         }
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
         let below = path.strip_prefix(&self.export.path).map_err(|_| Mountstat3::ErrNoent)?;
-        let who = self.export.own_identity();
+        let who = self.export.options.policy.own();
         let mut node = Arc::clone(&self.export.root);
         for part in below.components() {
             let Component::Normal(part) = part else { return Err(Mountstat3::ErrInval) };
@@ -188,7 +184,7 @@ impl Mountd {
     }
 
     fn dump(&self) -> Result<Vec<u8>, AcceptStat> {
-        let mounts = self.mounts();
+        let mounts = lock(&self.mounts);
         let bodies: Vec<_> = (mounts.iter())
             .map(|(host, path)| Mountbody { ml_hostname: host.as_bytes(), ml_directory: Dirpath(path) })
             .collect();

@@ -3,14 +3,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, StatxFlags, fstat, openat, statx};
 use rustix::io;
 
+use crate::lock::lock;
 use crate::nfs3::Nfsstat3;
-use crate::status::{Outcome, status};
+use crate::status::Outcome;
 
 /// Bytes of a time of birth: seconds and nanoseconds.
 const BIRTH: usize = 12;
@@ -40,10 +41,6 @@ impl Names {
         Self { root, root_ino: stat.st_ino, dev: stat.st_dev, known: Mutex::default() }
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Time of birth, which differs for a later inode of the same number. Some file systems do not record it.
     pub(crate) fn birth(file: BorrowedFd<'_>) -> io::Result<[u8; BIRTH]> {
         let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
@@ -56,7 +53,7 @@ impl Names {
     }
 
     pub(crate) fn learn(&self, parent: u64, name: &[u8], ino: u64) {
-        self.known().links.insert(ino, (parent, name.into()));
+        lock(&self.known).links.insert(ino, (parent, name.into()));
     }
 
     /// Opens the file with `O_PATH`.
@@ -65,12 +62,12 @@ impl Names {
             return Ok(file);
         }
         {
-            let known = &mut *self.known();
+            let known = &mut *lock(&self.known);
             if known.looked.is_some_and(|looked| looked.elapsed() < REST) {
                 return Err(Nfsstat3::ErrJukebox);
             }
             known.links.clear();
-            self.look(&mut known.links).map_err(status)?;
+            self.look(&mut known.links)?;
             known.looked = Some(Instant::now());
         }
         self.follow(ino, birth).ok_or(Nfsstat3::ErrStale)
@@ -78,7 +75,7 @@ impl Names {
 
     /// Opens an inode by path, and verifies it.
     fn follow(&self, ino: u64, birth: &[u8]) -> Option<OwnedFd> {
-        let file = self.descend(&self.known().links, ino)?;
+        let file = self.descend(&lock(&self.known).links, ino)?;
         (Self::birth(file.as_fd()).ok()? == birth).then_some(file)
     }
 
@@ -95,7 +92,7 @@ impl Names {
         }
         let mut file = self.root.try_clone().ok()?;
         for name in names.iter().rev() {
-            file = open(&file, name).ok()?;
+            file = open_path(&file, name).ok()?;
         }
         let stat = fstat(&file).ok()?;
         ((stat.st_ino, stat.st_dev) == (ino, self.dev)).then_some(file)
@@ -128,6 +125,7 @@ impl Names {
     }
 }
 
-fn open(dir: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
+/// Opens a name in a directory with `O_PATH`, without following links.
+pub(crate) fn open_path(dir: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
     openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }

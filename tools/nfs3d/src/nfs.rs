@@ -10,10 +10,10 @@ use rpcrdma::typed::{Answer, Cache, CallInfo, Sent, Signature};
 use rpcrdma::{Refusal, ServerCall, Services};
 
 use crate::export::Export;
+use crate::identity::Identity;
 use crate::nfs3::nfs_v3::*;
 use crate::nfs3::*;
 use crate::pool::Pool;
-use crate::{attributes, create, dirs, links, read_write, remove};
 
 /// Limit of one READ or WRITE, in bytes.
 pub const TRANSFER: u32 = Read::BINDING.results.max_len as u32;
@@ -52,39 +52,48 @@ pub(crate) fn host(call: &ServerCall) -> Option<Client> {
     Some(Client::number(hasher.finish()))
 }
 
-/// Each handler runs as the user of the call's credential. It returns its results, or answers itself.
+/// A call: the handlers are its methods.
+pub(crate) struct Call<'a> {
+    pub(crate) export: &'a Export,
+    /// User of its credential, as whom it runs.
+    pub(crate) who: Identity,
+}
+
+/// A handler returns its results, or answers itself.
 macro_rules! procedures {
-    ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)? => $handler:path;)*) => {
+    ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)?;)*) => {
         impl Server for Export {
-            $(fn $method(&self, call: CallInfo<'_>, args: $args<'_>, answer: Answer<'_, $signature>) -> Answered {
-                let who = self.options.policy.of(&call)?;
-                procedures!(@answer answer, $handler, (self, &who, args) $(, $results)?)
+            $(fn $method(&self, info: CallInfo<'_>, args: $args<'_>, answer: Answer<'_, $signature>) -> Answered {
+                let call = Call { export: self, who: self.options.policy.of(&info)? };
+                procedures!(@answer answer, call.$method(args) $(, $results)?)
             })*
         }
     };
-    (@answer $answer:ident, $handler:path, ($($arg:expr),*)) => { $handler($($arg),*, $answer) };
-    (@answer $answer:ident, $handler:path, ($($arg:expr),*), Results) => { $answer.send(&$handler($($arg),*).into()) };
+    (@answer $answer:ident, $call:ident.$method:ident($args:ident)) => { $call.$method($args, $answer) };
+    (@answer $answer:ident, $call:ident.$method:ident($args:ident), Results) => {
+        $answer.send(&$call.$method($args).into())
+    };
 }
 procedures! {
-    getattr: Getattr(Getattr3Args) -> Results => attributes::getattr;
-    setattr: Setattr(Setattr3Args) -> Results => attributes::setattr;
-    lookup: Lookup(Lookup3Args) => dirs::lookup;
-    access: Access(Access3Args) -> Results => attributes::access;
-    readlink: Readlink(Readlink3Args) => links::readlink;
-    read: Read(Read3Args) => read_write::read;
-    write: Write(Write3Args) -> Results => read_write::write;
-    create: Create(Create3Args) => create::create;
-    mkdir: Mkdir(Mkdir3Args) => create::mkdir;
-    symlink: Symlink(Symlink3Args) => links::symlink;
-    mknod: Mknod(Mknod3Args) => create::mknod;
-    remove: Remove(Remove3Args) -> Results => remove::remove;
-    rmdir: Rmdir(Rmdir3Args) -> Results => remove::rmdir;
-    rename: Rename(Rename3Args) -> Results => remove::rename;
-    link: Link(Link3Args) -> Results => links::link;
-    readdir: Readdir(Readdir3Args) => dirs::readdir;
-    readdirplus: Readdirplus(Readdirplus3Args) => dirs::readdirplus;
-    fsstat: Fsstat(Fsstat3Args) -> Results => attributes::fsstat;
-    fsinfo: Fsinfo(Fsinfo3Args) -> Results => attributes::fsinfo;
-    pathconf: Pathconf(Pathconf3Args) -> Results => attributes::pathconf;
-    commit: Commit(Commit3Args) -> Results => read_write::commit;
+    getattr: Getattr(Getattr3Args) -> Results;
+    setattr: Setattr(Setattr3Args) -> Results;
+    lookup: Lookup(Lookup3Args);
+    access: Access(Access3Args) -> Results;
+    readlink: Readlink(Readlink3Args);
+    read: Read(Read3Args);
+    write: Write(Write3Args) -> Results;
+    create: Create(Create3Args);
+    mkdir: Mkdir(Mkdir3Args);
+    symlink: Symlink(Symlink3Args);
+    mknod: Mknod(Mknod3Args);
+    remove: Remove(Remove3Args) -> Results;
+    rmdir: Rmdir(Rmdir3Args) -> Results;
+    rename: Rename(Rename3Args) -> Results;
+    link: Link(Link3Args) -> Results;
+    readdir: Readdir(Readdir3Args);
+    readdirplus: Readdirplus(Readdirplus3Args);
+    fsstat: Fsstat(Fsstat3Args) -> Results;
+    fsinfo: Fsinfo(Fsinfo3Args) -> Results;
+    pathconf: Pathconf(Pathconf3Args) -> Results;
+    commit: Commit(Commit3Args) -> Results;
 }

@@ -2,15 +2,16 @@
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, openat};
 use rustix::io::{self, Errno};
 
 use crate::handles::FileHandle;
 use crate::identity::Identity;
+use crate::lock::lock;
 use crate::nfs3::{NfsFh3, Nfsstat3};
-use crate::status::{Outcome, status};
+use crate::status::Outcome;
 
 /// An inode of the export; not reused while this lives.
 #[derive(Debug)]
@@ -83,13 +84,13 @@ impl Node {
 
     /// Attributes; stale without a name.
     pub(crate) fn stat(&self) -> Outcome<Stat> {
-        let stat = fstat(&self.file).map_err(status)?;
+        let stat = fstat(&self.file)?;
         if stat.st_nlink == 0 { Err(Nfsstat3::ErrStale) } else { Ok(stat) }
     }
 
     /// Excludes other changes of the node.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changes)
     }
 
     /// It holds data.
@@ -121,37 +122,35 @@ impl Node {
 
     /// Opened by the server for its own reads and syncs.
     pub(crate) fn own_reader(&self) -> Outcome<BorrowedFd<'_>> {
-        self.kept(&self.reader, OFlags::RDONLY).map_err(status)
+        Ok(self.kept(&self.reader, OFlags::RDONLY)?)
     }
 
-    /// Opens it for reads of a user. The owner always may, as its client has checked the open. So may a user with
+    /// Opens a regular file for reads of a user. The owner always may, as its client has checked the open. So may a user with
     /// execute permission, as execution reads.
-    pub(crate) fn reader(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
-        let may = || {
-            who.owns(owner)
-                || self.permits(who, Access::READ_OK)
-                || (!self.is_dir() && self.permits(who, Access::EXEC_OK))
-        };
-        if may() { Ok(Opened::Kept(self.own_reader()?)) } else { Err(Nfsstat3::ErrAcces) }
+    pub(crate) fn reader(&self, who: &Identity, owner: u32) -> Outcome<BorrowedFd<'_>> {
+        self.check_regular()?;
+        let may = who.owns(owner) || self.permits(who, Access::READ_OK) || self.permits(who, Access::EXEC_OK);
+        if may { self.own_reader() } else { Err(Nfsstat3::ErrAcces) }
     }
 
     /// Opens a directory for reads of a user, from its start.
     pub(crate) fn open_dir(&self, who: &Identity) -> Outcome<OwnedFd> {
         self.check_dir()?;
-        who.act(|| self.reopen(OFlags::RDONLY | OFlags::DIRECTORY)).map_err(status)
+        Ok(who.act(|| self.reopen(OFlags::RDONLY | OFlags::DIRECTORY))?)
     }
 
-    /// Opens it for writes of a user.
+    /// Opens a regular file for writes of a user.
     pub(crate) fn writer(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
+        self.check_regular()?;
         if who.owns(owner) {
             match self.kept(&self.writer, OFlags::WRONLY) {
                 Ok(fd) => return Ok(Opened::Kept(fd)),
                 // The server's user may not; the caller's user may.
                 Err(Errno::ACCESS | Errno::PERM) => {}
-                Err(error) => return Err(status(error)),
+                Err(error) => return Err(error.into()),
             }
         }
-        who.act(|| self.reopen(OFlags::WRONLY)).map(Opened::Own).map_err(status)
+        Ok(Opened::Own(who.act(|| self.reopen(OFlags::WRONLY))?))
     }
 
     /// Checks access of the user.
@@ -159,18 +158,12 @@ impl Node {
         who.act(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
     }
 
-    /// Opens it for a change of size by a user.
-    pub(crate) fn open_to_cut(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
-        self.check_regular()?;
-        self.writer(who, owner)
-    }
-
     /// Syncs names of a directory, or data and attributes of a file.
     pub(crate) fn sync(&self) -> Outcome<()> {
         match self.kept(&self.reader, OFlags::RDONLY).and_then(fsync) {
             // Files that cannot be opened or synced have no unstable data.
             Ok(()) | Err(Errno::INVAL | Errno::NXIO | Errno::LOOP) => Ok(()),
-            Err(error) => Err(status(error)),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use rpcrdma::Refusal;
@@ -11,6 +11,7 @@ use rpcrdma::service::duplicate_requests::Client;
 use rpcrdma::service::{Caller, DeferredCall};
 
 use crate::export::Export;
+use crate::lock::lock;
 use crate::nfs;
 use crate::nfs3::nfs_v3;
 use crate::shares::Shares;
@@ -50,7 +51,7 @@ impl Pool {
         let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.info().caller()), Holder::Host);
         // A host with a stalled disk may reconnect and retransmit repeatedly. Its abandoned calls would hold memory.
         let needless = |call: &DeferredCall| call.is_disconnected() && !nfs::runs_once(call.info().procedure());
-        let mut shares = self.lock();
+        let mut shares = lock(&self.shares);
         shares.forget(holder, needless);
         shares.add(holder, call);
         let ready = shares.is_ready();
@@ -61,7 +62,7 @@ impl Pool {
     }
 
     fn work(&self, export: &Export) {
-        let mut shares = self.lock();
+        let mut shares = lock(&self.shares);
         loop {
             let Some((holder, mut call)) = shares.take() else {
                 shares = self.ready.wait(shares).unwrap_or_else(PoisonError::into_inner);
@@ -76,12 +77,8 @@ impl Pool {
             // A panic ends its call, not the thread.
             let outcome = catch_unwind(AssertUnwindSafe(|| nfs_v3::run(export, &mut call)));
             call.answer(outcome.unwrap_or(Err(Refusal::SystemError)));
-            shares = self.lock();
+            shares = lock(&self.shares);
             shares.give_back(holder);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shares<Holder, DeferredCall>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

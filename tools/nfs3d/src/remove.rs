@@ -6,35 +6,77 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Stat, renameat, statat, unlinkat};
 
 use crate::attr;
-use crate::create::in_dir;
 use crate::export::{Export, changeable};
-use crate::identity::Identity;
+use crate::nfs::Call;
 use crate::nfs3::*;
 use crate::node::Node;
-use crate::status::{Outcome, Results, status};
+use crate::status::{Outcome, Results};
 
-pub(crate) fn remove(export: &Export, who: &Identity, args: Remove3Args<'_>) -> Results<Remove3Resok, Remove3Resfail> {
-    let (outcome, dir_wcc) = in_dir(export, args.object.dir, |dir| {
-        let name = changeable(args.object.name, Nfsstat3::ErrInval)?;
-        unlink(export, dir, name, who, AtFlags::empty())
-    });
-    outcome.map(|()| Remove3Resok { dir_wcc }).map_err(|status| (status, Remove3Resfail { dir_wcc }))
-}
+impl Call<'_> {
+    pub(crate) fn remove(&self, args: Remove3Args<'_>) -> Results<Remove3Resok, Remove3Resfail> {
+        self.unlink(args.object, Nfsstat3::ErrInval, AtFlags::empty())
+    }
 
-pub(crate) fn rmdir(export: &Export, who: &Identity, args: Rmdir3Args<'_>) -> Results<Rmdir3Resok, Rmdir3Resfail> {
-    let (outcome, dir_wcc) = in_dir(export, args.object.dir, |dir| {
+    pub(crate) fn rmdir(&self, args: Rmdir3Args<'_>) -> Results<Remove3Resok, Remove3Resfail> {
         let dots = if args.object.name == b"." { Nfsstat3::ErrInval } else { Nfsstat3::ErrExist };
-        let name = changeable(args.object.name, dots)?;
-        unlink(export, dir, name, who, AtFlags::REMOVEDIR)
-    });
-    outcome.map(|()| Rmdir3Resok { dir_wcc }).map_err(|status| (status, Rmdir3Resfail { dir_wcc }))
-}
+        self.unlink(args.object, dots, AtFlags::REMOVEDIR)
+    }
 
-fn unlink(export: &Export, dir: &Node, name: &[u8], who: &Identity, flags: AtFlags) -> Outcome<()> {
-    let victim = victim(dir, name);
-    who.act(|| unlinkat(dir.fd(), name, flags)).map_err(status)?;
-    bury(export, victim.as_ref());
-    Ok(())
+    fn unlink(&self, entry: Diropargs3<'_>, dots: Nfsstat3, flags: AtFlags) -> Results<Remove3Resok, Remove3Resfail> {
+        let (outcome, dir_wcc) = self.in_dir(entry, dots, |dir, name| {
+            let victim = victim(dir, name);
+            self.who.act(|| unlinkat(dir.fd(), name, flags))?;
+            bury(self.export, victim.as_ref());
+            Ok(())
+        });
+        outcome.map(|()| Remove3Resok { dir_wcc }).map_err(|status| (status, Remove3Resfail { dir_wcc }))
+    }
+
+    pub(crate) fn rename(&self, args: Rename3Args<'_>) -> Results<Rename3Resok, Rename3Resfail> {
+        let (from, to) = match (self.export.find_dir(args.from.dir), self.export.find_dir(args.to.dir)) {
+            (Ok(from), Ok(to)) => (from, to),
+            (from, to) => {
+                let wcc = |dir: &Outcome<Arc<Node>>| {
+                    let after = dir.as_ref().ok().and_then(|dir| attr::now(dir));
+                    WccData { before: None, after }
+                };
+                let failure = Rename3Resfail { fromdir_wcc: wcc(&from), todir_wcc: wcc(&to) };
+                let status = from.err().or(to.err()).unwrap_or_default();
+                return Err((status, failure));
+            }
+        };
+        // Locks directories in a fixed order, against deadlock.
+        let (first, second) = if from.ino() <= to.ino() { (&from, &to) } else { (&to, &from) };
+        let _alone = first.lock();
+        let _alone_too = (first.ino() != second.ino()).then(|| second.lock());
+        let before = |dir: &Node| dir.stat().ok().as_ref().map(attr::before);
+        let (from_before, to_before) = (before(&from), before(&to));
+        let outcome = self.renamed((&from, args.from.name), (&to, args.to.name));
+        let fromdir_wcc = attr::wcc(from_before, &from);
+        let todir_wcc = attr::wcc(to_before, &to);
+        let failed = |status| (status, Rename3Resfail { fromdir_wcc, todir_wcc });
+        outcome.map(|()| Rename3Resok { fromdir_wcc, todir_wcc }).map_err(failed)
+    }
+
+    fn renamed(&self, (from, from_name): (&Node, &[u8]), (to, to_name): (&Node, &[u8])) -> Outcome<()> {
+        self.export.check_writable()?;
+        let from_name = changeable(from_name, Nfsstat3::ErrInval)?;
+        let to_name = changeable(to_name, Nfsstat3::ErrInval)?;
+        let (moved, replaced) = (victim(from, from_name), victim(to, to_name));
+        self.who.act(|| renameat(from.fd(), from_name, to.fd(), to_name))?;
+        if let Some(moved) = &moved {
+            self.export.handles.learn(to.ino(), to_name, moved.st_ino);
+            // Two names of one file: RENAME replaced nothing.
+            if replaced.as_ref().is_some_and(|replaced| replaced.st_ino != moved.st_ino) {
+                bury(self.export, replaced.as_ref());
+            }
+        }
+        self.export.settle(from)?;
+        if from.ino() != to.ino() {
+            self.export.settle(to)?;
+        }
+        Ok(())
+    }
 }
 
 /// File of a name, before removal.
@@ -47,57 +89,6 @@ fn bury(export: &Export, victim: Option<&Stat>) {
     if let Some(stat) = victim
         && (stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     {
-        export.gone(stat.st_ino);
+        export.cache.remove(stat.st_ino);
     }
-}
-
-pub(crate) fn rename(export: &Export, who: &Identity, args: Rename3Args<'_>) -> Results<Rename3Resok, Rename3Resfail> {
-    let (from, to) = match (export.find_dir(args.from.dir), export.find_dir(args.to.dir)) {
-        (Ok(from), Ok(to)) => (from, to),
-        (from, to) => {
-            let wcc = |dir: &Outcome<Arc<Node>>| match dir {
-                Ok(dir) => attr::wcc(None, dir),
-                Err(_) => WccData::default(),
-            };
-            let failure = Rename3Resfail { fromdir_wcc: wcc(&from), todir_wcc: wcc(&to) };
-            let status = from.err().or(to.err()).unwrap_or_default();
-            return Err((status, failure));
-        }
-    };
-    // Locks directories in a fixed order, against deadlock.
-    let (first, second) = if from.ino() <= to.ino() { (&from, &to) } else { (&to, &from) };
-    let _alone = first.lock();
-    let _alone_too = (first.ino() != second.ino()).then(|| second.lock());
-    let before = |dir: &Node| dir.stat().ok().as_ref().map(attr::before);
-    let (from_before, to_before) = (before(&from), before(&to));
-    let outcome = renamed(export, who, (&from, args.from.name), (&to, args.to.name));
-    let fromdir_wcc = attr::wcc(from_before, &from);
-    let todir_wcc = attr::wcc(to_before, &to);
-    let failed = |status| (status, Rename3Resfail { fromdir_wcc, todir_wcc });
-    outcome.map(|()| Rename3Resok { fromdir_wcc, todir_wcc }).map_err(failed)
-}
-
-fn renamed(
-    export: &Export,
-    who: &Identity,
-    (from, from_name): (&Node, &[u8]),
-    (to, to_name): (&Node, &[u8]),
-) -> Outcome<()> {
-    export.check_writable()?;
-    let from_name = changeable(from_name, Nfsstat3::ErrInval)?;
-    let to_name = changeable(to_name, Nfsstat3::ErrInval)?;
-    let (moved, replaced) = (victim(from, from_name), victim(to, to_name));
-    who.act(|| renameat(from.fd(), from_name, to.fd(), to_name)).map_err(status)?;
-    if let Some(moved) = &moved {
-        export.handles.learn(to.ino(), to_name, moved.st_ino);
-        // Two names of one file: RENAME replaced nothing.
-        if replaced.as_ref().is_some_and(|replaced| replaced.st_ino != moved.st_ino) {
-            bury(export, replaced.as_ref());
-        }
-    }
-    export.settle(from)?;
-    if from.ino() != to.ino() {
-        export.settle(to)?;
-    }
-    Ok(())
 }

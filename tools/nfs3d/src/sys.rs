@@ -2,10 +2,10 @@
 #![expect(unsafe_code, reason = "name_to_handle_at and open_by_handle_at are called by number")]
 
 use std::ffi::c_int;
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use arrayvec::ArrayVec;
+use rustix::io::{self, Errno};
 
 /// Longest handle in bytes: `MAX_HANDLE_SZ`.
 const MAX_LEN: usize = 128;
@@ -26,6 +26,10 @@ struct Raw {
     bytes: [u8; MAX_LEN],
 }
 
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
 /// Handle of an open file; `O_PATH` suffices. `EOPNOTSUPP` if the file system has none.
 pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
     let mut raw = Raw { len: MAX_LEN as u32, kind: 0, bytes: [0; MAX_LEN] };
@@ -43,7 +47,7 @@ pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
         )
     };
     if result != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(last_error());
     }
     let bytes = raw.bytes.get(..raw.len as usize).unwrap_or(&raw.bytes);
     Ok(KernelHandle { kind: raw.kind, bytes: bytes.iter().copied().collect() })
@@ -59,6 +63,6 @@ pub(crate) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle) -> io
     match RawFd::try_from(result) {
         // SAFETY: the call has just opened it, and nobody else knows it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
+        _ => Err(last_error()),
     }
 }

@@ -218,7 +218,6 @@ results! {
     Write3Res: Write3Resok,
     Create3Res<'static>: Create3Resok<'static>,
     Remove3Res: Remove3Resok,
-    Rmdir3Res: Rmdir3Resok,
     Rename3Res: Rename3Resok,
     Link3Res: Link3Resok,
     Readdir3Res<'static>: Readdir3Resok<'static>,

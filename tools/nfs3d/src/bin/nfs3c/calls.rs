@@ -46,10 +46,10 @@ impl Nfs {
     /// Gets the limits of the server (FSINFO). `block` limits READ and WRITE.
     pub(crate) fn new(client: LocalClient, root: Handle, depth: usize, block: u32) -> anyhow::Result<Self> {
         let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block };
-        let (read, write) = nfs.limits().context("FSINFO")?;
-        ensure!(read > 0 && write > 0, "the server reads or writes 0 bytes at a time");
-        nfs.read_size = block.min(read);
-        nfs.write_size = block.min(write);
+        let Fsinfo3Resok { rtmax, wtmax, .. } = nfs.limits().context("FSINFO")?;
+        ensure!(rtmax > 0 && wtmax > 0, "the server reads or writes 0 bytes at a time");
+        nfs.read_size = block.min(rtmax);
+        nfs.write_size = block.min(wtmax);
         Ok(nfs)
     }
 
@@ -59,12 +59,10 @@ impl Nfs {
         Client((&mut self.client, first))
     }
 
-    /// Most bytes of READ and WRITE.
-    fn limits(&mut self) -> anyhow::Result<(u32, u32)> {
+    fn limits(&mut self) -> anyhow::Result<Fsinfo3Resok> {
         let root = self.root.clone();
         let response = self.calls().fsinfo(&Fsinfo3Args { fsroot: fh(&root) })?;
-        let info = response.results()?.into_result().map_err(failed)?;
-        Ok((info.rtmax, info.wtmax))
+        response.results()?.into_result().map_err(failed)
     }
 
     /// File at a path below the export, without following symbolic links.

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Context;
-use rpcrdma::typed::Response;
-use rpcrdma_nfs3d::nfs3::nfs_v3::Readdirplus;
-use rpcrdma_nfs3d::nfs3::{Cookieverf3, Fattr3, Ftype3, Readdirplus3Resok};
+use rpcrdma_nfs3d::nfs3::{Cookieverf3, Fattr3, Ftype3};
 use sha2::{Digest, Sha256};
 
 use crate::calls::{Handle, Nfs, failed};
@@ -21,10 +19,6 @@ pub(crate) struct Entry {
     pub(crate) says: Option<Vec<u8>>,
 }
 
-fn page(response: &Response<Readdirplus>) -> anyhow::Result<Readdirplus3Resok<'_>> {
-    response.results()?.into_result().map_err(failed)
-}
-
 /// Sorted names of a directory, without `.` and `..`.
 pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &str) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
@@ -32,7 +26,8 @@ pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &str) -> anyhow::Res
     loop {
         let said = || format!("READDIRPLUS of {path:?}");
         let response = nfs.readdirplus(directory, cookie, verifier).with_context(said)?;
-        let part = page(&response).with_context(said)?;
+        let results = response.results().with_context(said)?;
+        let part = results.into_result().map_err(failed).with_context(said)?;
         verifier = part.cookieverf;
         for entry in part.reply.entries {
             cookie = entry.cookie;
