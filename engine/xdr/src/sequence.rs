@@ -85,7 +85,8 @@ impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Sequence<'a, T, LINKED> {
 
 impl<T: Encode, const LINKED: bool> Sequence<'_, T, LINKED> {
     /// Bytes of the elements, and of the word that counts them or ends them.
-    fn len_with_end(&self) -> usize {
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
         4 + match self.0 {
             Elements::Slice(elements) => elements.iter().map(|element| pointer(LINKED) + element.encoded_len()).sum(),
             Elements::Encoded { bytes, .. } => bytes.len(),
@@ -131,12 +132,6 @@ impl<'a, T: Decode<'a>> Array<'a, T> {
 }
 
 impl<T: Encode> Array<'_, T> {
-    /// Bytes of the encoded array.
-    #[must_use]
-    pub fn encoded_len(&self) -> usize {
-        self.len_with_end()
-    }
-
     /// Writes at most `max` elements.
     ///
     /// # Errors
@@ -161,7 +156,8 @@ impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
 
 impl<T: Encode> Encode for List<'_, T> {
     fn encoded_len(&self) -> usize {
-        self.len_with_end()
+        // The method of both kinds.
+        self.encoded_len()
     }
 
     fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
