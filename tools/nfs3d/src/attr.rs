@@ -66,10 +66,6 @@ pub(crate) fn wcc(before: PreOpAttr, node: &Node) -> WccData {
     WccData { before, after: now(node) }
 }
 
-fn timespec(time: Nfstime3) -> Timespec {
-    Timespec { tv_sec: time.seconds.into(), tv_nsec: time.nseconds.into() }
-}
-
 fn special(nanoseconds: i64) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: nanoseconds }
 }
@@ -82,7 +78,7 @@ fn times(new: &Sattr3) -> Option<Timestamps> {
         return None;
     }
     let time = |new: &SetAtime| match *new {
-        SetAtime::SetToClientTime(time) => timespec(time),
+        SetAtime::SetToClientTime(time) => Timespec { tv_sec: time.seconds.into(), tv_nsec: time.nseconds.into() },
         SetAtime::Default(TimeHow::SetToServerTime) => special(UTIME_NOW),
         SetAtime::Default(_) => special(UTIME_OMIT),
     };

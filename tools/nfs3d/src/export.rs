@@ -155,24 +155,9 @@ impl Export {
         Ok(node)
     }
 
-    /// Makes a node of a file opened with `O_PATH` by its name in a directory.
-    pub(crate) fn enter(&self, parent: u64, name: &[u8], file: OwnedFd) -> Outcome<(Arc<Node>, Stat)> {
-        let stat = fstat(&file)?;
-        // Another file system is mounted there, which is not exported.
-        if stat.st_dev != self.dev {
-            return Err(Nfsstat3::ErrAcces);
-        }
-        if let Some(node) = self.cache.get(stat.st_ino) {
-            self.handles.learn(parent, name, stat.st_ino);
-            return Ok((node, stat));
-        }
-        let handle = self.handles.make(file.as_fd(), &stat)?;
-        self.handles.learn(parent, name, stat.st_ino);
-        Ok((self.cache.enter(Node::new(file, handle, &stat)), stat))
-    }
-
     /// Handle of a file opened by its name in a directory.
     pub(crate) fn handle_of(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
+        // Another file system is mounted there, which is not exported.
         if stat.st_dev != self.dev {
             return Err(Nfsstat3::ErrAcces);
         }
@@ -190,13 +175,20 @@ impl Export {
             name => checked(name)?,
         };
         let file = who.act(|| open_path(dir.fd(), name))?;
+        let stat = fstat(&file)?;
         if name == b".." {
             self.check_inside(&file)?;
-            let stat = fstat(&file)?;
             let handle = self.handles.make(file.as_fd(), &stat)?;
             return Ok((self.find(NfsFh3 { data: &handle })?, stat));
         }
-        self.enter(dir.ino(), name, file)
+        if stat.st_dev == self.dev
+            && let Some(node) = self.cache.get(stat.st_ino)
+        {
+            self.handles.learn(dir.ino(), name, stat.st_ino);
+            return Ok((node, stat));
+        }
+        let handle = self.handle_of(dir, name, &file, &stat)?;
+        Ok((self.cache.enter(Node::new(file, handle, &stat)), stat))
     }
 
     /// Checks that a directory is below the root: it may have been moved out of the export.

@@ -106,7 +106,12 @@ impl Identity {
         if self.own {
             return run();
         }
-        let _back = Become::user(self)?;
+        // Also if the switch fails half-way.
+        let _back = Back;
+        let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> = self.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+        set_thread_groups(&groups)?;
+        set_thread_res_gid(None, Gid::from_raw(self.gid), None)?;
+        set_thread_res_uid(None, Uid::from_raw(self.uid), None)?;
         run()
     }
 
@@ -117,21 +122,9 @@ impl Identity {
 }
 
 /// Restores the thread's own identity on drop.
-struct Become;
+struct Back;
 
-impl Become {
-    fn user(who: &Identity) -> io::Result<Self> {
-        // From here on, drop restores the identity.
-        let back = Become;
-        let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> = who.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
-        set_thread_groups(&groups)?;
-        set_thread_res_gid(None, Gid::from_raw(who.gid), None)?;
-        set_thread_res_uid(None, Uid::from_raw(who.uid), None)?;
-        Ok(back)
-    }
-}
-
-impl Drop for Become {
+impl Drop for Back {
     fn drop(&mut self) {
         let back = set_thread_res_uid(None, Uid::ROOT, None)
             .and_then(|()| set_thread_res_gid(None, rustix::process::getgid(), None))
