@@ -157,21 +157,15 @@ fn turns(address: &Address, connections: usize, burst: usize, time_now: fn() -> 
     server.listen(&listener)?;
     let mut client = LocalClient::open(fabric(&client.shard)?, client)?;
     client.simulate(&time);
-    let (mut made, mut turns, mut connecting) = (0, Vec::new(), Vec::new());
-    while made < connections {
-        for _ in 0..burst.min(connections - made) {
-            connecting.push(client_side_connect(&mut client, address)?);
-        }
-        while !connecting.is_empty() {
-            let start = time_now();
-            server_side(&mut server);
-            turns.push(time_now() - start);
-            client_side(&mut client);
-            time.advance(TURN);
-            made += opened(&client, &mut connecting)?;
-        }
-    }
-    println!("{made} connections, processor time of the server {} us", turns.iter().sum::<u64>() / 1000);
+    let mut turns = Vec::new();
+    storm(&mut client, address, (connections, burst), || {
+        time.advance(TURN);
+        let start = time_now();
+        server_side(&mut server);
+        turns.push(time_now() - start);
+        Ok(())
+    })?;
+    println!("{connections} connections, processor time of the server {} us", turns.iter().sum::<u64>() / 1000);
     show("turns of the server", &mut turns);
     Ok(())
 }
@@ -201,39 +195,44 @@ fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Fa
         alone.take(&mut witness)?;
         client_side(&mut others);
     }
-    let (mut stormy, start, mut made) = (RoundTrips::new(server.id()), Instant::now(), 0);
-    let mut connecting = Vec::new();
-    while made < connections {
-        for _ in 0..burst.min(connections - made - connecting.len()) {
-            connecting.push(others.begin_connect(address)?);
-        }
-        while !connecting.is_empty() {
-            stormy.take(&mut witness)?;
-            client_side(&mut others);
-            made += opened(&others, &mut connecting)?;
-        }
-    }
+    let (mut stormy, start) = (RoundTrips::new(server.id()), Instant::now());
+    storm(&mut others, address, (connections, burst), || stormy.take(&mut witness))?;
     let took = start.elapsed();
     alone.show("alone");
     stormy.show("in the storm");
     println!(
-        "{made} connections in {:.3} s, {:.0} us each",
+        "{connections} connections in {:.3} s, {:.0} us each",
         took.as_secs_f64(),
-        took.as_secs_f64() * 1e6 / made as f64
+        took.as_secs_f64() * 1e6 / connections as f64
     );
     drop((witness, others, server.stdin.take()));
     server.wait()?;
     Ok(())
 }
 
-/// Takes out the connections that are open: how many.
-fn opened<F: Fabric>(client: &LocalClient<F>, connecting: &mut Vec<Connection>) -> Result<usize, Failure> {
-    let before = connecting.len();
-    connecting.retain(|&connection| !client.is_established(connection));
-    match connecting.iter().find_map(|&connection| client.close_reason(connection)) {
-        Some(reason) => Err(reason.clone().into()),
-        None => Ok(before - connecting.len()),
+/// Makes connections, `burst` at a time. Calls `before` in front of each turn of the client.
+fn storm<F: Fabric>(
+    client: &mut LocalClient<F>,
+    address: &Address,
+    (connections, burst): (usize, usize),
+    mut before: impl FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (mut begun, mut connecting) = (0, Vec::new());
+    while begun < connections {
+        for _ in 0..burst.min(connections - begun) {
+            connecting.push(client_side_connect(client, address)?);
+        }
+        begun += connecting.len();
+        while !connecting.is_empty() {
+            before()?;
+            client_side(client);
+            connecting.retain(|&connection| !client.is_established(connection));
+            if let Some(reason) = connecting.iter().find_map(|&connection| client.close_reason(connection)) {
+                return Err(reason.clone().into());
+            }
+        }
     }
+    Ok(())
 }
 
 /// That this thread has had, in nanoseconds: what others have meanwhile does not count.
