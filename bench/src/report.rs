@@ -24,7 +24,6 @@ pub(crate) struct Report {
     /// One entry per size, in order.
     pub(crate) results: Vec<Entry>,
     /// Cause of an aborted run. `results` then lacks the remaining sizes.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
 
@@ -53,7 +52,6 @@ pub(crate) struct TestInfo {
     pub(crate) pinning: String,
     pub(crate) client_core: usize,
     /// The server's core, if the server is on this machine.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server_core: Option<usize>,
     /// Name of the clock.
     pub(crate) clock: String,
@@ -64,7 +62,6 @@ pub(crate) struct TestInfo {
     /// Connections.
     pub(crate) qps: u32,
     /// Work requests per completion.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cq_mod: Option<u32>,
     /// Work requests of one poll are posted as one chain.
     pub(crate) batching: bool,
@@ -123,7 +120,7 @@ pub(crate) struct EngineInfo {
     /// Form of the payload.
     pub(crate) form: String,
     /// Caller: `forward` the client, `reverse` the server, `both` both ends.
-    pub(crate) direction: &'static str,
+    pub(crate) direction: String,
     /// Credit limit of the client.
     pub(crate) credits: u32,
     /// Credit limit of the server.
@@ -136,7 +133,6 @@ pub(crate) struct EngineInfo {
     /// Worker threads of the server; 0: its shards run the procedures.
     pub(crate) workers: u32,
     /// Delay of the server's replies in microseconds; 0: until the next poll of the shard's task.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deferred_us: Option<u32>,
     /// Sends per signalled Send.
     pub(crate) signal_every: u32,
@@ -156,19 +152,14 @@ pub(crate) struct Measured {
     /// Duration of the counted operations.
     pub(crate) seconds: f64,
     /// Round-trip times.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rtt_ns: Option<Latency>,
     /// Operations per second.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rps: Option<f64>,
     /// Operations per second of the best 10 ms slice.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_rps: Option<f64>,
     /// Payload bytes per second, in one direction.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_s: Option<f64>,
     /// Payload bytes per second of the best 10 ms slice.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes_per_s: Option<f64>,
 }
 
@@ -183,29 +174,22 @@ pub(crate) struct Entry {
     #[serde(flatten)]
     pub(crate) own: Measured,
     /// Of the server's calls, if both sides call.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reverse: Option<Measured>,
     /// Of both directions. Round trips cover all calls.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sum: Option<Measured>,
     /// Bytes that one core copied per second between two hot buffers of this size, in the same run.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memcpy_bytes_per_s: Option<f64>,
     /// `bytes_per_s` divided by `memcpy_bytes_per_s`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memcpy_ratio: Option<f64>,
     /// Round trip of a cache line between the two cores, before and after the measurement. A large difference means
     /// that the hypervisor moved the cores meanwhile.
     pub(crate) probe_rtt_ns: Probes,
     /// Preemptions of the client's thread during the measurement. More than a few mean that another task competes for
     /// the core.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) preemptions: Option<u64>,
     /// Counters of the client's engine, warm-up included.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) client: Option<Usage>,
     /// Counters of the server's engine, if this invocation started the server.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server: Option<Usage>,
     /// Missed limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]

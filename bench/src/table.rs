@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::cli::Direction;
+use crate::cli::{Direction, Named};
 use crate::counters::Usage;
 use crate::figures::Test;
 use crate::report::{Entry, Measured, TestInfo};
@@ -85,10 +85,10 @@ impl Test {
         };
         match direction {
             Direction::Forward => vec![self.row(entry)],
-            Direction::Reverse => vec![self.labelled(entry, direction.name())],
+            Direction::Reverse => vec![self.labelled(entry, &direction.name())],
             Direction::Both => [
-                Some(self.labelled(entry, Direction::Forward.name())),
-                of(entry.reverse, Direction::Reverse.name()),
+                Some(self.labelled(entry, &Direction::Forward.name())),
+                of(entry.reverse, &Direction::Reverse.name()),
                 of(entry.sum, "sum"),
             ]
             .into_iter()

@@ -117,7 +117,7 @@ impl TravelArgs {
 }
 
 /// Direction of calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Direction {
     /// The client calls the server.
     Forward,
@@ -125,17 +125,6 @@ pub(crate) enum Direction {
     Reverse,
     /// Both at once.
     Both,
-}
-
-impl Direction {
-    /// Name in reports.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Reverse => "reverse",
-            Self::Both => "both",
-        }
-    }
 }
 
 /// Form of a payload.
