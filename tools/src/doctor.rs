@@ -91,7 +91,7 @@ fn as_text(args: &Args, findings: &[Finding]) -> String {
     let mut area: Option<Area> = None;
     for Finding { name, status, observed, wanted, why, fix, area: of } in findings {
         if area.replace(*of) != Some(*of) {
-            let _ = writeln!(text, "{}", of.name());
+            let _ = writeln!(text, "{of}");
         }
         let _ = writeln!(text, "  {status:<7}  {name}: {observed}");
         if args.all || *status > Status::Unknown {

@@ -25,13 +25,7 @@ pub enum Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Ok => "ok",
-            Self::Unknown => "unknown",
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        })
+        f.pad(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -50,16 +44,10 @@ pub enum Area {
     Container,
 }
 
-impl Area {
-    /// As one word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cores => "cores",
-            Self::Memory => "memory",
-            Self::Devices => "devices",
-            Self::Network => "network",
-            Self::Container => "container",
-        }
+/// One word.
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{self:?}").to_lowercase())
     }
 }
 

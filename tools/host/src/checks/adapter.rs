@@ -103,11 +103,10 @@ fn pcie(scene: &Scene) -> Result<Verdict, Unseen> {
             (Err(error), _) | (_, Err(error)) => unseen = error,
         }
     }
-    match (told.is_empty(), less.is_empty()) {
-        (true, _) => Err(unseen),
-        (_, true) => Ok(Verdict::ok(told.join("; "))),
-        _ => Ok(Verdict::fault(Status::Warning, told.join("; "), less.join("\n"))),
+    if told.is_empty() {
+        return Err(unseen);
     }
+    Ok(Verdict::if_good(less.is_empty(), told.join("; "), Status::Warning, less.join("\n")))
 }
 
 fn counters(scene: &Scene) -> Result<Verdict, Unseen> {

@@ -79,11 +79,10 @@ fn mtu(scene: &Scene) -> Result<Verdict, Unseen> {
             ));
         }
     }
-    match (told.is_empty(), small.is_empty()) {
-        (true, _) => Err(Unseen::new(NET, "no interface of the address")),
-        (_, true) => Ok(Verdict::ok(told.join(", "))),
-        _ => Ok(Verdict::fault(Status::Note, told.join(", "), small.join("\n"))),
+    if told.is_empty() {
+        return Err(Unseen::new(NET, "no interface of the address"));
     }
+    Ok(Verdict::if_good(small.is_empty(), told.join(", "), Status::Note, small.join("\n")))
 }
 
 /// The last of the three numbers of `tcp_rmem` and `tcp_wmem`.
@@ -105,12 +104,7 @@ fn tcp_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
         }
         told.push(format!("{name} {line}"));
     }
-    let observed = told.join(", ");
-    if fix.is_empty() {
-        Ok(Verdict::ok(observed))
-    } else {
-        Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
-    }
+    Ok(Verdict::if_good(fix.is_empty(), told.join(", "), Status::Warning, fix.join("\n")))
 }
 
 fn socket_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
@@ -122,8 +116,7 @@ fn socket_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
         }
         told.push(format!("{name} {most}"));
     }
-    let observed = told.join(", ");
-    if fix.is_empty() { Ok(Verdict::ok(observed)) } else { Ok(Verdict::fault(Status::Note, observed, fix.join("\n"))) }
+    Ok(Verdict::if_good(fix.is_empty(), told.join(", "), Status::Note, fix.join("\n")))
 }
 
 fn backlog(scene: &Scene) -> Result<Verdict, Unseen> {
