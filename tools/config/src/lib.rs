@@ -24,7 +24,6 @@ pub mod program;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use rpcrdma::IdlePolicy;
@@ -164,13 +163,13 @@ impl ConfigArgs {
                     value: short(&text.to_string_lossy(), SHOWN),
                     why: "wanted text in UTF-8".to_owned(),
                 })?;
-                all.push(Setting { source: Source::Environment(name), knob, values: values(&text) });
+                all.push(Setting { source: name, is_argument: false, knob, values: values(&text) });
             }
         }
         for text in &self.set {
             let (knob, value) = text.split_once('=').ok_or_else(|| SettingError::NoValue(short(text, SHOWN)))?;
             let knob = knob.trim().to_owned();
-            all.push(Setting { source: Source::CommandLine, knob, values: values(value.trim()) });
+            all.push(Setting { source: "--set".to_owned(), is_argument: true, knob, values: values(value.trim()) });
         }
         Ok(Settings(all))
     }
@@ -189,28 +188,12 @@ pub fn given<'a>(matches: &clap::ArgMatches, options: &[(&str, &'a str)]) -> Vec
     options.iter().filter(|(option, _)| is_given(option)).map(|&(_, knob)| knob).collect()
 }
 
-/// Source of a setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Source {
-    File(PathBuf),
-    Environment(String),
-    CommandLine,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(path) => write!(f, "{}", path.display()),
-            Self::Environment(name) => f.write_str(name),
-            Self::CommandLine => f.write_str("--set"),
-        }
-    }
-}
-
 /// A knob with the readings of its text; the first valid one counts.
 #[derive(Clone, Debug)]
 struct Setting {
-    source: Source,
+    /// The file, the variable, or `--set`.
+    source: String,
+    is_argument: bool,
     knob: String,
     values: Vec<Value>,
 }
@@ -282,17 +265,13 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     }
     let mut all = Vec::new();
     for (group, knobs) in table {
-        let source = Source::File(path.to_owned());
+        let source = path.display().to_string();
         let Ok(Value::Object(knobs)) = serde_json::to_value(knobs) else {
-            return Err(SettingError::Unknown {
-                source_: source.to_string(),
-                knob: short(&group, SHOWN),
-                known: no_group(None),
-            });
+            return Err(SettingError::Unknown { source_: source, knob: short(&group, SHOWN), known: no_group(None) });
         };
         for (knob, value) in knobs {
             let knob = format!("{group}.{knob}");
-            all.push(Setting { source: source.clone(), knob, values: vec![value] });
+            all.push(Setting { source: source.clone(), is_argument: false, knob, values: vec![value] });
         }
     }
     Ok(all)
@@ -364,15 +343,14 @@ impl Settings {
         let defaults = groups_of(config, role);
         let mut groups = defaults.clone();
         let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
-        let for_others =
-            |setting: &&Setting| setting.source != Source::CommandLine && is_of_other_role::<R>(&setting.knob);
+        let for_others = |setting: &&Setting| !setting.is_argument && is_of_other_role::<R>(&setting.knob);
         for setting in self.0.iter().filter(|setting| !for_others(setting)) {
-            let own = setting.source != Source::CommandLine && options.contains(&setting.knob.as_str());
+            let own = !setting.is_argument && options.contains(&setting.knob.as_str());
             let before = own.then(|| groups.clone());
             setting.apply::<R>(&mut groups, &defaults)?;
             match before {
                 Some(before) => groups = before,
-                None => drop(sources.insert(&setting.knob, setting.source.to_string())),
+                None => drop(sources.insert(&setting.knob, setting.source.clone())),
             }
         }
         let refused = |mut error: ConfigError| {
@@ -404,7 +382,7 @@ impl Setting {
         defaults: &Map<String, Value>,
     ) -> Result<(), SettingError> {
         let unknown = |known| {
-            let (source_, knob) = (self.source.to_string(), short(&self.knob, SHOWN));
+            let (source_, knob) = (self.source.clone(), short(&self.knob, SHOWN));
             SettingError::Unknown { source_, knob, known }
         };
         let (group, name) = self.knob.split_once('.').ok_or_else(|| unknown(no_group(Some(groups))))?;
@@ -435,7 +413,7 @@ impl Setting {
             other => other.to_string(),
         });
         let value = short(&value, SHOWN);
-        Err(SettingError::Value { source_: self.source.to_string(), knob: self.knob.clone(), value, why })
+        Err(SettingError::Value { source_: self.source.clone(), knob: self.knob.clone(), value, why })
     }
 }
 
