@@ -94,28 +94,23 @@ pub fn run(args: &Args) -> Outcome {
     let mut decoder = Decoder::new(args, bodies, BufWriter::new(io::stdout().lock()));
     let result = if is_capture { decoder.capture(source) } else { decoder.lines(BufReader::new(source)) };
     match result {
-        Err(DecodeError::Output(error)) => return Err(error.into()),
-        Err(DecodeError::Input(reason)) => {
+        Err(CommandError::Failed(reason)) => {
             decoder.output.flush()?;
             return Err(input_error(reason));
         }
-        Ok(()) => decoder.output.flush()?,
+        result => result?,
     }
+    decoder.output.flush()?;
     Ok(if decoder.failures == 0 { Ended::Well } else { Ended::WithFailures })
 }
 
-/// A fault that stops decoding.
-enum DecodeError {
-    Input(String),
-    Output(io::Error),
-}
-
-impl From<CaptureError> for DecodeError {
+impl From<CaptureError> for CommandError {
     fn from(error: CaptureError) -> Self {
-        DecodeError::Input(error.to_string())
+        Self::Failed(error.to_string())
     }
 }
 
+/// Decodes messages and prints them. Faults of the input are [`CommandError::Failed`].
 struct Decoder<'a, W> {
     args: &'a Args,
     bodies: Bodies,
@@ -128,7 +123,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         Decoder { args, bodies, output, failures: 0 }
     }
 
-    fn capture(&mut self, source: impl Read + Send) -> Result<(), DecodeError> {
+    fn capture(&mut self, source: impl Read + Send) -> Result<(), CommandError> {
         let mut roce = roce::Reassembler::default();
         let mut iwarp = iwarp::Reassembler::default();
         let mut sends: u64 = 0;
@@ -138,7 +133,7 @@ impl<'a, W: Write> Decoder<'a, W> {
                 match found {
                     Found::Send(send) => {
                         sends += 1;
-                        self.message(&send.bytes, Some(&send)).map_err(DecodeError::Output)?;
+                        self.message(&send.bytes, Some(&send))?;
                     }
                     Found::Terminate { frame, direction, terminate } => {
                         eprintln!("rpcrdma: frame {frame}: {direction}: Terminate: {terminate}");
@@ -149,7 +144,7 @@ impl<'a, W: Write> Decoder<'a, W> {
                     }
                 }
             }
-            Ok::<_, DecodeError>(())
+            Ok::<_, CommandError>(())
         })?;
         if roce.truncated() > 0 {
             let count = roce.truncated();
@@ -170,16 +165,16 @@ impl<'a, W: Write> Decoder<'a, W> {
             );
         }
         match sends {
-            0 => Err(DecodeError::Input(format!(
+            0 => Err(CommandError::Failed(format!(
                 "no Send of RoCEv2, nor of an iWARP connection with its beginning, in {packets} packets"
             ))),
             _ => Ok(()),
         }
     }
 
-    fn lines(&mut self, source: impl BufRead) -> Result<(), DecodeError> {
+    fn lines(&mut self, source: impl BufRead) -> Result<(), CommandError> {
         for line in source.split(b'\n') {
-            let line = line.map_err(|error| DecodeError::Input(error.to_string()))?;
+            let line = line.map_err(|error| CommandError::Failed(error.to_string()))?;
             let line = line.trim_ascii();
             if line.is_empty() || line.starts_with(b"#") {
                 continue;
@@ -187,8 +182,7 @@ impl<'a, W: Write> Decoder<'a, W> {
             match parse_hex(line) {
                 Ok(message) => self.message(&message, None),
                 Err(detail) => self.failure("bad_hex", &detail, None),
-            }
-            .map_err(DecodeError::Output)?;
+            }?;
         }
         Ok(())
     }

@@ -53,28 +53,13 @@ pub struct Reassembler {
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Half {
-    /// The sender's terms.
-    terms: Option<Terms>,
+    /// The sender's set-up frame.
+    setup: Option<Setup>,
     stage: Stage,
     /// The segment being read.
     segment: Option<Segment>,
     /// Received bytes of a Send, or of a Terminate.
     message: Vec<u8>,
-}
-
-/// The fields of a set-up frame that the stream depends on.
-#[derive(Clone, Copy, Debug)]
-struct Terms {
-    markers: bool,
-    crc: bool,
-    peer_to_peer: bool,
-}
-
-impl Terms {
-    fn of(setup: &Setup) -> Self {
-        let peer_to_peer = setup.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
-        Self { markers: setup.markers, crc: setup.crc, peer_to_peer }
-    }
 }
 
 #[derive(Debug)]
@@ -103,7 +88,7 @@ impl Reassembler {
         if begins {
             self.halves.remove(&direction);
         }
-        let peer = self.halves.get(&direction.reverse()).and_then(|half| half.terms);
+        let peer = self.halves.get(&direction.reverse()).and_then(|half| half.setup.clone());
         let half = self.halves.entry(direction).or_default();
         let frame = packet.frame;
         let read = half.read(&bytes, peer, |opcode, message| {
@@ -127,18 +112,18 @@ impl Reassembler {
 
     /// Directions of iWARP connections with missing packets.
     pub fn broken(&self) -> u64 {
-        let iwarp = self.halves.iter().filter(|(_, half)| half.terms.is_some());
+        let iwarp = self.halves.iter().filter(|(_, half)| half.setup.is_some());
         iwarp.filter(|(direction, _)| !self.streams.is_whole(**direction)).count() as u64
     }
 }
 
 impl Half {
-    /// Reads the next bytes and passes on the Sends and Terminates that they complete. `peer` has the other end's
-    /// terms, if known.
+    /// Reads the next bytes and passes on the Sends and Terminates that they complete. `peer` is the other end's
+    /// set-up frame, if known.
     fn read(
         &mut self,
         bytes: &[u8],
-        peer: Option<Terms>,
+        peer: Option<Setup>,
         mut whole: impl FnMut(Opcode, Vec<u8>),
     ) -> Result<(), String> {
         let behind;
@@ -157,12 +142,12 @@ impl Half {
             let Some((setup, used)) = decoded else { return Ok(()) };
             behind = frame[used..].to_vec();
             rest = &behind;
-            self.terms = Some(Terms::of(&setup));
             self.stage = if setup.reject { Stage::Over } else { Stage::SetUp };
+            self.setup = Some(setup);
         }
-        let Some(own) = self.terms.filter(|_| !rest.is_empty()) else { return Ok(()) };
+        let Some(own) = self.setup.as_ref().filter(|_| !rest.is_empty()) else { return Ok(()) };
         if let Stage::SetUp = self.stage {
-            if peer.is_some_and(|peer| peer.markers) {
+            if peer.as_ref().is_some_and(|peer| peer.markers) {
                 return Err("the stream has markers, which are not understood".to_owned());
             }
             // Either end enables it for both.
@@ -196,7 +181,8 @@ impl Half {
                     };
                     let message = std::mem::take(&mut self.message);
                     // The first message of an initiator in peer-to-peer mode (RFC 6581 §9.2) has no receiver.
-                    let is_rtr = own.peer_to_peer && msn == 1 && message.is_empty();
+                    let peer_to_peer = own.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
+                    let is_rtr = peer_to_peer && msn == 1 && message.is_empty();
                     if matches!(opcode, Opcode::Send { .. } | Opcode::Terminate) && !is_rtr {
                         whole(opcode, message);
                     }

@@ -5,7 +5,6 @@
 //! which [`Reassembler::unfinished`] counts.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::IpAddr;
 
 use crate::capture::Packet;
 use crate::message::{Flow, Message};
@@ -53,15 +52,6 @@ impl Progress {
     }
 }
 
-/// A packet's place in its Send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    First,
-    Middle,
-    Last,
-    Only,
-}
-
 /// The extended header of the last packet of a Send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extension {
@@ -70,18 +60,18 @@ enum Extension {
     Invalidate,
 }
 
-/// Sends of the reliable connected service, by opcode. Other packets (Writes, Reads, acknowledgements, other services)
-/// carry no messages.
-const fn send_opcode(opcode: u8) -> Option<(Place, Extension)> {
+/// Sends of the reliable connected service, by opcode: whether the packet is the first of its Send, and the last. Other
+/// packets (Writes, Reads, acknowledgements, other services) carry no messages.
+const fn send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
     Some(match opcode {
-        0x00 => (Place::First, Extension::None),
-        0x01 => (Place::Middle, Extension::None),
-        0x02 => (Place::Last, Extension::None),
-        0x03 => (Place::Last, Extension::Immediate),
-        0x04 => (Place::Only, Extension::None),
-        0x05 => (Place::Only, Extension::Immediate),
-        0x16 => (Place::Last, Extension::Invalidate),
-        0x17 => (Place::Only, Extension::Invalidate),
+        0x00 => (true, false, Extension::None),
+        0x01 => (false, false, Extension::None),
+        0x02 => (false, true, Extension::None),
+        0x03 => (false, true, Extension::Immediate),
+        0x04 => (true, true, Extension::None),
+        0x05 => (true, true, Extension::Immediate),
+        0x16 => (false, true, Extension::Invalidate),
+        0x17 => (true, true, Extension::Invalidate),
         _ => return None,
     })
 }
@@ -89,16 +79,17 @@ const fn send_opcode(opcode: u8) -> Option<(Place, Extension)> {
 impl Reassembler {
     /// Takes a packet. Returns the Send that it completes, if any.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
-        let (source, destination, datagram) = match network(packet)? {
-            Network::Whole(source, destination, datagram) => (source, destination, datagram),
-            Network::Truncated => {
-                self.truncated += 1;
-                return None;
-            }
+        let Datagram { source, destination, protocol, payload: udp } = Datagram::of(packet)?;
+        if protocol != UDP || be16(udp, 2)? != UDP_PORT {
+            return None;
+        }
+        let Some(datagram) = udp.get(8..usize::from(be16(udp, 4)?)) else {
+            self.truncated += 1;
+            return None;
         };
         let (bth, rest) = datagram.split_first_chunk::<BTH_LEN>()?;
         let [opcode, flags, _, _, _, q0, q1, q2, _, p0, p1, p2] = *bth;
-        let (place, extension) = send_opcode(opcode)?;
+        let (begins, ends, extension) = send_opcode(opcode)?;
         let padding = usize::from(flags >> 4 & 3);
         let number = u32::from_be_bytes([0, q0, q1, q2]);
         let psn = u32::from_be_bytes([0, p0, p1, p2]);
@@ -112,7 +103,7 @@ impl Reassembler {
             }
         };
         let flow = Flow::QueuePair { source, destination, number };
-        let bytes = self.place(flow, psn, place, payload)?;
+        let bytes = self.place(flow, psn, (begins, ends), payload)?;
         Some(Message {
             frame: packet.frame,
             flow,
@@ -124,19 +115,16 @@ impl Reassembler {
 
     /// Adds a packet to its Send, and returns the complete one. A packet counts as used only once it has found its
     /// place. The receiver refuses one that arrives too early, and its retransmission must find the place.
-    fn place(&mut self, flow: Flow, psn: u32, place: Place, payload: &[u8]) -> Option<Vec<u8>> {
+    fn place(&mut self, flow: Flow, psn: u32, (begins, ends): (bool, bool), payload: &[u8]) -> Option<Vec<u8>> {
         let progress = self.flows.entry(flow).or_default();
         if progress.used.contains(&psn) {
             self.repeated += 1;
             return None;
         }
-        let mut bytes = match place {
-            Place::First | Place::Only => Vec::new(),
-            Place::Middle | Place::Last => progress.open.remove(&psn)?,
-        };
+        let mut bytes = if begins { Vec::new() } else { progress.open.remove(&psn)? };
         bytes.extend_from_slice(payload);
         progress.mark_used(psn);
-        if matches!(place, Place::Last | Place::Only) {
+        if ends {
             return Some(bytes);
         }
         if progress.open.len() == OPEN {
@@ -162,25 +150,6 @@ impl Reassembler {
     pub const fn truncated(&self) -> u64 {
         self.truncated
     }
-}
-
-/// A RoCEv2 datagram.
-enum Network<'a> {
-    Whole(IpAddr, IpAddr, &'a [u8]),
-    Truncated,
-}
-
-/// Finds the RoCEv2 datagram of a packet; `None` for other packets.
-fn network<'a>(packet: &Packet<'a>) -> Option<Network<'a>> {
-    let Datagram { source, destination, protocol, payload: udp } = Datagram::of(packet)?;
-    if protocol != UDP || be16(udp, 2)? != UDP_PORT {
-        return None;
-    }
-    let len = usize::from(be16(udp, 4)?);
-    Some(match udp.get(8..len) {
-        Some(datagram) => Network::Whole(source, destination, datagram),
-        None => Network::Truncated,
-    })
 }
 
 #[cfg(test)]
