@@ -3,54 +3,41 @@
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rpcrdma::stats::{FORMAT, Snapshot};
 use rpcrdma_rpcbind::stream::Timed;
-use thiserror::Error;
 
 /// Time limit for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest snapshot, in bytes. A longer one is an error.
 const LONGEST: usize = 64 << 20;
 
-/// Reason for a missing snapshot.
-#[derive(Debug, Error)]
-pub(crate) enum FeedError {
-    /// No server listens.
-    #[error("{path}: {source}; is the server started, with its option for statistics (`ServerConfig::stats`)?")]
-    Gone { path: PathBuf, source: std::io::Error },
-    /// The path is no socket.
-    #[error("{path}: this is no socket; give the one of the server's option for statistics (`ServerConfig::stats`)")]
-    NoSocket { path: PathBuf },
-    /// The read failed.
-    #[error("{path}: {source}")]
-    Read { path: PathBuf, source: std::io::Error },
-    /// Malformed or incomplete snapshot.
-    #[error("{path}: this is no snapshot of a server: {reason}")]
-    Other { path: PathBuf, reason: String },
-}
-
 /// Checks that the path is free, or a socket.
 ///
 /// # Errors
 /// The path is something else.
-pub(crate) fn check(path: &Path) -> Result<(), FeedError> {
+pub(crate) fn check(path: &Path) -> Result<(), String> {
     let is_other = path.metadata().is_ok_and(|found| !found.file_type().is_socket());
-    if is_other { Err(FeedError::NoSocket { path: path.to_owned() }) } else { Ok(()) }
+    if !is_other {
+        return Ok(());
+    }
+    let wanted = "give the one of the server's option for statistics (`ServerConfig::stats`)";
+    Err(format!("{}: this is no socket; {wanted}", path.display()))
 }
 
 /// Reads a current snapshot.
 ///
 /// # Errors
-/// The reason for its absence.
-pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
-    let own = || path.to_owned();
+/// The path, and the reason for its absence.
+pub(crate) fn read(path: &Path) -> Result<Snapshot, String> {
     check(path)?;
-    let stream = UnixStream::connect(path).map_err(|source| FeedError::Gone { path: own(), source })?;
-    let bytes = read_all(&stream, LONGEST).map_err(|source| FeedError::Read { path: own(), source })?;
-    let other = |reason| FeedError::Other { path: own(), reason };
+    let name = path.display();
+    let asked = "is the server started, with its option for statistics (`ServerConfig::stats`)?";
+    let stream = UnixStream::connect(path).map_err(|error| format!("{name}: {error}; {asked}"))?;
+    let bytes = read_all(&stream, LONGEST).map_err(|error| format!("{name}: {error}"))?;
+    let other = |reason| format!("{name}: this is no snapshot of a server: {reason}");
     let snapshot: Snapshot = serde_json::from_slice(&bytes).map_err(|error| other(error.to_string()))?;
     if snapshot.format != FORMAT {
         return Err(other(format!("its format is {}, and this program knows {FORMAT}", snapshot.format)));
@@ -81,7 +68,7 @@ mod tests {
     use super::*;
 
     /// Result of reading when the socket delivers this.
-    fn said(text: &str) -> Result<Snapshot, FeedError> {
+    fn said(text: &str) -> Result<Snapshot, String> {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("stats");
         let listener = UnixListener::bind(&path).expect("a socket");
@@ -111,10 +98,10 @@ mod tests {
             (r#"{"format":99}"#, "its format is 99"),
             ("{}", "its format is 0"),
         ] {
-            let error = said(text).expect_err(text).to_string();
+            let error = said(text).expect_err(text);
             assert!(error.contains(says) && error.contains("/stats: "), "{text}: {error}");
         }
-        let error = read(Path::new("/nowhere/stats")).expect_err("nobody is there").to_string();
+        let error = read(Path::new("/nowhere/stats")).expect_err("nobody is there");
         assert!(error.contains("/nowhere/stats") && error.contains("is the server started"), "{error}");
     }
 

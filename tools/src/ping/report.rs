@@ -109,12 +109,13 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn chunk_word(&self) -> &'static str {
-        match self.chunk {
-            Ok(None) => "none",
-            Ok(Some(true)) => "used",
-            Ok(Some(false)) => "inline",
-            Err(_) => "failed",
+    /// The use of the Reply chunk, as a word and as text.
+    fn chunk(&self) -> (&'static str, String) {
+        match &self.chunk {
+            Ok(None) => ("none", "not offered".to_owned()),
+            Ok(Some(true)) => ("used", "used by the server".to_owned()),
+            Ok(Some(false)) => ("inline", "offered, answered inline".to_owned()),
+            Err(error) => ("failed", format!("offered, and the call failed: {error}")),
         }
     }
 
@@ -133,12 +134,7 @@ impl<'a> Report<'a> {
         let lost = if calls == 0 { 0.0 } else { 100.0 * (calls - answered) as f64 / calls as f64 };
         let mut text = format!("\n--- {} ---\n{calls} calls, {answered} answered, ", self.address);
         let _ = writeln!(text, "{lost:.1}% failed; connections begun: {connections}");
-        let offered = match &self.chunk {
-            Ok(None) => "not offered".to_owned(),
-            Ok(Some(true)) => "used by the server".to_owned(),
-            Ok(Some(false)) => "offered, answered inline".to_owned(),
-            Err(error) => format!("offered, and the call failed: {error}"),
-        };
+        let (_, offered) = self.chunk();
         let _ = writeln!(
             text,
             "Reply chunk: {offered}; handles invalidated by the server: {by_server}, by this side: {here}"
@@ -180,7 +176,7 @@ impl<'a> Report<'a> {
             "credits": self.credits,
             "credits_at_start": self.credits_at_start,
             "connections": connections,
-            "reply_chunk": self.chunk_word(),
+            "reply_chunk": self.chunk().0,
             "invalidated_by_server": by_server,
             "invalidated_here": here,
             "calls": self.calls,

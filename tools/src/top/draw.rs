@@ -81,11 +81,7 @@ impl Screen {
         frame.render_widget(self.tabs(area.width.into()), tabs);
         frame.render_widget(Line::raw("s p c: tables  \u{2191}\u{2193}: rows  q: end"), keys);
         let Some(view) = &self.view else { return };
-        let table = match self.tab {
-            Tab::Shards => tables::shards(view, area.width.into()),
-            Tab::Procedures => tables::procedures(view, area.width.into()),
-            Tab::Connections => tables::connections(view, area.width.into()),
-        };
+        let table = self.tab.of(view, area.width.into());
         let details = match self.tab {
             Tab::Shards => view.shards.get(self.selected).map(tables::details).unwrap_or_default(),
             _ => Vec::new(),

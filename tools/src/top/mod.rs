@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use crate::command::{CommandError, Ended, Outcome, seconds};
 use crate::{feed, units};
+use draw::Tab;
 use model::{Model, View};
 use tables::Table;
 
@@ -73,7 +74,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// [`Args::stats`] is no socket; with [`Args::once`] there is no such server; or the terminal, or the output, failed.
 pub fn run(args: &Args) -> Outcome {
-    feed::check(&args.stats).map_err(|error| CommandError::Failed(error.to_string()))?;
+    feed::check(&args.stats).map_err(CommandError::Failed)?;
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     if args.once || args.json || dumb || !io::stdout().is_terminal() {
         return print(args);
@@ -104,7 +105,7 @@ fn print(args: &Args) -> Outcome {
                     }
                 }
             }
-            Err(error) if args.once => return Err(CommandError::Failed(error.to_string())),
+            Err(error) if args.once => return Err(CommandError::Failed(error)),
             // Once per disappearance.
             Err(error) if !std::mem::replace(&mut told, true) => eprintln!("rpcrdma: gone: {error}; waiting for it"),
             Err(_) => {}
@@ -115,9 +116,8 @@ fn print(args: &Args) -> Outcome {
 
 /// An interval, as text.
 fn text(view: &View) -> String {
-    let shards = tables::shards(view, WIDE);
     let mut text = format!("pid {}  up {}\n", view.pid, units::span(view.uptime));
-    for Table { head, lines } in [shards, tables::procedures(view, WIDE), tables::connections(view, WIDE)] {
+    for Table { head, lines } in Tab::ALL.map(|tab| tab.of(view, WIDE)) {
         for line in std::iter::once(&head).chain(&lines) {
             text.push_str(line.trim_end());
             text.push('\n');

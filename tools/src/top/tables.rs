@@ -2,6 +2,7 @@
 //!
 //! The most important columns come first, and those that do not fit are omitted.
 
+use super::draw::Tab;
 use super::model::{ConnectionRow, Figure, ProcedureRow, ShardRow, View};
 use crate::units::{bytes, count, percent, span, time};
 
@@ -129,16 +130,15 @@ fn table<R>(columns: &[Column<R>], rows: &[R], width: usize) -> Table {
     Table { head: line(&|column| column.head.to_owned()), lines }
 }
 
-pub(super) fn shards(view: &View, width: usize) -> Table {
-    table(SHARDS, &view.shards, width)
-}
-
-pub(super) fn procedures(view: &View, width: usize) -> Table {
-    table(PROCEDURES, &view.procedures, width)
-}
-
-pub(super) fn connections(view: &View, width: usize) -> Table {
-    table(CONNECTIONS, &view.connections, width)
+impl Tab {
+    /// Its table.
+    pub(super) fn of(self, view: &View, width: usize) -> Table {
+        match self {
+            Self::Shards => table(SHARDS, &view.shards, width),
+            Self::Procedures => table(PROCEDURES, &view.procedures, width),
+            Self::Connections => table(CONNECTIONS, &view.connections, width),
+        }
+    }
 }
 
 /// All figures of a shard, the most important first: lines of [`DETAIL`] characters.

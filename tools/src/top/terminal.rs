@@ -16,13 +16,13 @@ use super::Args;
 use super::draw::{Screen, Tab};
 use super::model::Model;
 use crate::command::{CommandError, Ended, Outcome};
-use crate::feed::{self, FeedError};
+use crate::feed;
 use rpcrdma::stats::Snapshot;
 
 /// Longest wait for a key between two checks for snapshots and signals.
 const LOOK: Duration = Duration::from_millis(100);
 
-type News = Result<Snapshot, FeedError>;
+type News = Result<Snapshot, String>;
 
 /// Shows intervals until it is told to quit.
 pub(super) fn run(args: &Args) -> Outcome {
@@ -70,7 +70,7 @@ fn show(
         if let Ok(news) = news.try_recv() {
             match news {
                 Ok(snapshot) => screen.show(model.take(snapshot)),
-                Err(error) => screen.gone = Some(error.to_string()),
+                Err(error) => screen.gone = Some(error),
             }
             changed = true;
         }
