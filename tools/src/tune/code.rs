@@ -72,7 +72,7 @@ impl Code<'_> {
                     let classes: Vec<(usize, usize)> = value.split('+').filter_map(class).collect();
                     format!("vec!{classes:?}")
                 }),
-                _ => self.settings.get(knob).filter(|value| knob.default() != Some(*value)).map(str::to_owned),
+                _ => self.settings.get(knob).filter(|value| knob.row().default != Some(*value)).map(str::to_owned),
             };
             if let Some(value) = value {
                 let group = match knob {
@@ -186,11 +186,11 @@ mod tests {
     #[test]
     fn the_usual_values_are_the_engines() {
         let (config, server) = (Config::default(), ServerConfig::default());
-        let number = |knob: Knob| knob.default().and_then(|value| value.parse::<usize>().ok()).unwrap();
+        let number = |knob: Knob| knob.row().default.and_then(|value| value.parse::<usize>().ok()).unwrap();
         assert_eq!(number(Knob::SignalEvery), config.poll.signal_every as usize);
         assert_eq!(number(Knob::ReceiveSize), config.wire.receive_size);
         assert_eq!((number(Knob::Shards), number(Knob::Workers)), (server.shards, 0));
         assert!(config.poll.batch && config.poll.coalesce_grants && server.workers.is_none());
-        assert_eq!((Knob::Batch.default(), Knob::CoalesceGrants.default()), (Some("on"), Some("on")));
+        assert_eq!((Knob::Batch.row().default, Knob::CoalesceGrants.row().default), (Some("on"), Some("on")));
     }
 }

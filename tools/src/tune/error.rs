@@ -11,21 +11,8 @@ pub(super) enum TuneError {
     #[error("{0}")]
     Usage(String),
     /// The settings to compare with do not run.
-    #[error("rpcperf with the settings to compare with ({settings}): {reason}")]
-    Start {
-        /// These settings.
-        settings: String,
-        /// The output of rpcperf.
-        reason: String,
-    },
-    /// An unusable state file.
-    #[error("--state {path}: {reason}")]
-    State {
-        /// The file.
-        path: String,
-        /// The reason.
-        reason: String,
-    },
+    #[error("rpcperf with the settings to compare with {0}")]
+    Start(String),
     /// By a signal.
     #[error("interrupted")]
     Interrupted,

@@ -35,16 +35,16 @@ enum Values {
 }
 
 /// Description of a knob.
-struct Row {
+pub(super) struct Row {
     /// The field.
     name: &'static str,
     /// The option of `rpcperf`.
-    option: &'static str,
+    pub(super) option: &'static str,
     /// Value in `rpcperf` without the option; `None` if it depends on the load.
-    default: Option<&'static str>,
+    pub(super) default: Option<&'static str>,
     values: Values,
     /// Only a server has it, or both ends must agree: one end alone cannot change it.
-    wants_server: bool,
+    pub(super) wants_server: bool,
 }
 
 const ALL: &[(Knob, Row)] = {
@@ -79,28 +79,14 @@ impl Knob {
         ALL.iter().map(|(knob, _)| *knob)
     }
 
-    fn row(self) -> &'static Row {
+    /// Its description.
+    pub(super) fn row(self) -> &'static Row {
         &ALL[self as usize].1
     }
 
     /// The name of the field.
     pub(super) fn name(self) -> &'static str {
         self.row().name
-    }
-
-    /// The option of `rpcperf`.
-    pub(super) fn option(self) -> &'static str {
-        self.row().option
-    }
-
-    /// Value in `rpcperf` without the option, if it is the same for all loads.
-    pub(super) fn default(self) -> Option<&'static str> {
-        self.row().default
-    }
-
-    /// It can be changed only by starting a server.
-    pub(super) fn wants_server(self) -> bool {
-        self.row().wants_server
     }
 
     /// The canonical form of a value.
@@ -127,7 +113,7 @@ impl Knob {
 
     /// The arguments of `rpcperf` that set this value.
     pub(super) fn arguments(self, value: &str) -> Vec<String> {
-        let option = self.option().to_owned();
+        let option = self.row().option.to_owned();
         match self.row().values {
             Values::Switch if value == "on" => Vec::new(),
             Values::Switch => vec![option],

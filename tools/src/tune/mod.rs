@@ -51,7 +51,7 @@ use space::Space;
 use state::{Recorded, State};
 
 /// Version of state files. A change of the search order needs a new one, too.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 /// Default time limit of a run beyond its measurement, for the start of a server and for memory allocation.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -201,7 +201,7 @@ fn writable(path: &Path) -> Result<File, CommandError> {
 /// An error, with advice.
 fn explained(error: TuneError, kept: Option<usize>, state: Option<&Path>) -> CommandError {
     match (&error, kept, state) {
-        (TuneError::Interrupted | TuneError::Start { .. }, Some(runs), Some(path)) => CommandError::Failed(format!(
+        (TuneError::Interrupted | TuneError::Start(_), Some(runs), Some(path)) => CommandError::Failed(format!(
             "{error}; {runs} runs are kept in {}: the same command goes on from there",
             path.display()
         )),
@@ -270,10 +270,7 @@ impl Args {
             "sweeps": self.plan.sweeps,
             "seed": self.plan.seed,
         });
-        match head {
-            Value::Object(head) => head,
-            _ => Map::new(),
-        }
+        head.as_object().cloned().unwrap_or_default()
     }
 }
 

@@ -67,7 +67,7 @@ impl Test {
     pub(super) fn check(&self) -> Result<(), TuneError> {
         for word in self.load.iter().filter(|word| word.starts_with('-')) {
             let name = word.split('=').next().unwrap_or(word);
-            if let Some(knob) = Knob::all().find(|knob| knob.option() == name) {
+            if let Some(knob) = Knob::all().find(|knob| knob.row().option == name) {
                 let why = format!(
                     "{name} is a knob: --start {knob}=VALUE has it from the start, --knob {knob}=VALUE,… tries it"
                 );

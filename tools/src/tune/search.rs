@@ -131,7 +131,7 @@ impl Trial {
 }
 
 /// Result of a search.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Found {
     pub(super) trials: Vec<Trial>,
     pub(super) left_out: Vec<(Settings, String)>,
@@ -162,14 +162,7 @@ impl Found {
 /// # Errors
 /// A run of the reference settings failed, or the machine cannot continue.
 pub(super) fn search(space: &Space, aim: Aim, plan: Plan, machine: &mut dyn Machine) -> Result<Found, TuneError> {
-    let found = Found {
-        trials: Vec::new(),
-        left_out: Vec::new(),
-        start: Vec::new(),
-        best: space.start().clone(),
-        of_best: Vec::new(),
-        duel: None,
-    };
+    let found = Found { best: space.start().clone(), ..Found::default() };
     let mut search = Search {
         space,
         aim,
@@ -381,7 +374,7 @@ impl Search<'_> {
     /// A run of the reference settings.
     fn run_start(&mut self, from: &Settings) -> Result<f64, TuneError> {
         let measured = self.run(from, TRIES_OF_START)?;
-        let measured = measured.map_err(|why| TuneError::Start { settings: from.to_string(), reason: why })?;
+        let measured = measured.map_err(|why| TuneError::Start(format!("({from}): {why}")))?;
         if from == self.space.start() {
             self.found.start.push(measured);
         }

@@ -16,7 +16,7 @@ impl Settings {
     /// compare equal.
     pub(super) fn with(&self, knob: Knob, value: &str) -> Self {
         let mut all = self.0.clone();
-        if knob.default() == Some(value) {
+        if knob.row().default == Some(value) {
             all.remove(&knob);
         } else {
             all.insert(knob, value.to_owned());
@@ -34,7 +34,7 @@ impl Settings {
 
     /// The value of a knob, if it is known without a run.
     pub(super) fn get(&self, knob: Knob) -> Option<&str> {
-        self.0.get(&knob).map(String::as_str).or(knob.default())
+        self.0.get(&knob).map(String::as_str).or(knob.row().default)
     }
 
     /// A number that is known without a run; otherwise 0.

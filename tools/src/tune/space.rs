@@ -61,7 +61,7 @@ impl Space {
         remote: bool,
     ) -> Result<Self, TuneError> {
         let mut space = Self { start: Settings::default(), values: BTreeMap::new(), cores, remote };
-        let turns = |knob: Knob| match remote && knob.wants_server() {
+        let turns = |knob: Knob| match remote && knob.row().wants_server {
             true => Err(TuneError::Usage(format!(
                 "{knob}: with --remote the server is as it is, and this is its, or both ends', to turn"
             ))),

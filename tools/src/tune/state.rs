@@ -4,6 +4,7 @@
 //! of its own. It runs again, and gets outcomes from the file until that ends.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -26,15 +27,8 @@ const LONGEST: u64 = 64 << 20;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Run {
     settings: String,
-    #[serde(flatten)]
-    outcome: Outcome,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Outcome {
-    Failed { failed: String },
-    Measured(Measured),
+    /// Or the failure.
+    outcome: Result<Measured, String>,
 }
 
 /// An open state file, locked by this process.
@@ -55,7 +49,7 @@ impl State {
     /// Another head or other contents; used by another process; a link or no regular file; or the file cannot be
     /// written.
     pub(super) fn open(path: &Path, head: &Map<String, Value>) -> Result<Self, TuneError> {
-        let wrong = |reason: String| TuneError::State { path: path.display().to_string(), reason };
+        let wrong = |reason: String| wrong(path, reason);
         let failed = |error: std::io::Error| wrong(error.to_string());
         // Neither follows a link nor waits for a FIFO.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -94,15 +88,15 @@ impl State {
         Ok(state)
     }
 
-    fn wrong(&self, reason: impl ToString) -> TuneError {
-        TuneError::State { path: self.path.display().to_string(), reason: reason.to_string() }
-    }
-
     fn append(&mut self, line: &Value) -> Result<(), TuneError> {
         let text = format!("{line}\n");
         let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_data());
-        written.map_err(|error| self.wrong(error))
+        written.map_err(|error| wrong(&self.path, error))
     }
+}
+
+fn wrong(path: &Path, reason: impl fmt::Display) -> TuneError {
+    TuneError::Failed(format!("--state {}: {reason}", path.display()))
 }
 
 /// The runs in a state file, and the length of them and the head, in bytes.
@@ -130,7 +124,7 @@ fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usi
         let run: Run =
             serde_json::from_str(line).map_err(|error| format!("line {}: {error}; tune with another file", at + 2))?;
         end += line.len();
-        if matches!(run.outcome, Outcome::Measured(_)) {
+        if run.outcome.is_ok() {
             (kept, length) = (at + 1, end);
         }
         runs.push_back(run);
@@ -164,33 +158,21 @@ impl<M: Machine> Machine for Recorded<M> {
             if run.settings != settings.to_string() {
                 let reason =
                     format!("it has a run of {} where one of {settings} is due; tune with another file", run.settings);
-                return Err(state.wrong(reason));
+                return Err(wrong(&state.path, reason));
             }
-            return Ok(run.outcome.into());
+            return Ok(run.outcome);
         }
-        let outcome = match self.inner.run(settings)? {
-            Ok(measured) => Outcome::Measured(measured),
-            Err(failed) => Outcome::Failed { failed },
-        };
-        let line = serde_json::to_value(Run { settings: settings.to_string(), outcome }).map_err(|e| state.wrong(e))?;
+        let run = Run { settings: settings.to_string(), outcome: self.inner.run(settings)? };
+        let line = serde_json::to_value(run).map_err(|error| wrong(&state.path, error))?;
         state.append(&line)?;
         state.runs += 1;
         // As it will be read: digits that the text lacks must not matter.
-        let read: Run = serde_json::from_str(&line.to_string()).map_err(|error| state.wrong(error))?;
-        Ok(read.outcome.into())
+        let read: Run = serde_json::from_str(&line.to_string()).map_err(|error| wrong(&state.path, error))?;
+        Ok(read.outcome)
     }
 
     fn begin(&mut self, what: &str, runs_left: usize) {
         self.inner.begin(what, runs_left);
-    }
-}
-
-impl From<Outcome> for Result<Measured, String> {
-    fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::Measured(measured) => Ok(measured),
-            Outcome::Failed { failed } => Err(failed),
-        }
     }
 }
 
@@ -296,7 +278,8 @@ mod tests {
         fs::write(&path, format!("{}\n{{}}\n", Value::Object(head("calls")))).unwrap();
         assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("line 2"));
         assert!(State::open(folder.path(), &head("calls")).unwrap_err().to_string().starts_with("--state "));
-        let run = "{\"settings\":\"shards=7\",\"figure\":1.0,\"credits\":null,\"optimized\":true}";
+        let run =
+            "{\"settings\":\"shards=7\",\"outcome\":{\"Ok\":{\"figure\":1.0,\"credits\":null,\"optimized\":true}}}";
         fs::write(&path, format!("{}\n{run}\n", Value::Object(head("calls")))).unwrap();
         assert!(tune(&path, 9).0.unwrap_err().to_string().contains("has a run of shards=7 where one of"));
     }
