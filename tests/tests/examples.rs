@@ -66,7 +66,7 @@ fn examples_are_few_and_short() {
 
 /// The figures of a short run of the yardstick. Standard output has nothing else.
 fn yardstick(args: &[&str]) -> Value {
-    let said = output(env!("CARGO_BIN_EXE_tcp"), &[args, &["-D", "1", "--json", "-"]].concat());
+    let said = output(env!("CARGO_BIN_EXE_tcp"), &[args, &["-D", "2", "--json", "-"]].concat());
     let report: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error} in {said}"));
     report["results"][0].clone()
 }

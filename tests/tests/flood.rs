@@ -180,7 +180,10 @@ fn callers_without_an_identity_are_named_and_fill_no_log() {
     drop(client);
     drop(world.take_server());
     let lines = heard();
-    assert!(lines[0].contains("procedure 20 is cached, but its caller has no identity"), "{lines:?}");
+    assert!(
+        lines[0].contains("procedure 20 of program 0x20000001 is cached, but its caller has no identity"),
+        "{lines:?}"
+    );
     assert_few(&lines, CALLS);
 }
 
@@ -212,7 +215,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         (21, "handler panicked: of old age"),
         (22, "handler returned Refusal::NoReply (Procedure::one_way)"),
         (23, "handler returned Refusal::SystemError"),
-        (27, "inline results of 8388608 bytes exceed"),
+        (27, "inline results of at least 8388608 bytes exceed"),
     ] {
         let before = failed(&world);
         let call = client.prepare(procedure, 0).expect("a buffer");

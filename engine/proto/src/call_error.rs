@@ -244,6 +244,10 @@ pub enum Defect {
         "handler would block the shard that it waits for (Procedure::on_workers, Procedure::deferred, Client::start)"
     )]
     OwnShard,
+    #[error(
+        "procedure is of another program or version than the client (ClientConfig::program, ClientConfig::version)"
+    )]
+    OtherProgram,
     #[error("chunk of 0 bytes")]
     EmptyChunk,
     #[error(

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::auth::AuthError;
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
+use crate::wire::xdr::Lack;
 use crate::wire::{ErrorBody, NoSpace, WireErrorKind};
 
 /// The peer broke a rule of the protocol: the connection ends.
@@ -208,10 +209,10 @@ pub enum Refusal {
 pub enum Failing {
     /// The inline results exceed the declared length.
     Reply,
-    /// The same of typed results.
-    Typed,
     /// A length in typed results exceeds its bound.
     Bound,
+    /// The switch of a default arm is another arm's.
+    Switch,
     /// The result exceeds the length declared for a Write chunk.
     Undeclared,
     /// No such Write chunk; `needed` is its index. Bad arguments, if the procedure declares it.
@@ -227,7 +228,12 @@ pub enum Failing {
 /// Results that do not fit are a system error: the procedure declared less. The log names the lengths.
 impl From<NoSpace> for Refusal {
     fn from(lack: NoSpace) -> Self {
-        let what = if lack.is_space() { Failing::Reply } else { Failing::Bound };
+        let what = match lack.lack() {
+            Lack::Bound => Failing::Bound,
+            Lack::Placed => Failing::Unwritten,
+            Lack::Switch => Failing::Switch,
+            _ => Failing::Reply,
+        };
         Self::failed(what, lack.needed, lack.available)
     }
 }
@@ -247,12 +253,11 @@ impl Refusal {
     pub fn cause(&self) -> String {
         let Self::Failed { what, needed, limit } = self else { return format!("handler returned Refusal::{self:?}") };
         match what {
-            Failing::Reply => format!("inline results of {needed} bytes exceed {limit} (Procedure::max_reply)"),
-            Failing::Typed => {
-                format!(
-                    "inline results of {needed} bytes exceed {limit} (max_reply, max_inline_result of the placement)"
-                )
-            }
+            Failing::Reply => format!(
+                "inline results of at least {needed} bytes exceed {limit} (Procedure::max_reply; of typed procedures \
+                 max_reply and max_inline_result in the placement file)"
+            ),
+            Failing::Switch => "result is the `Default` arm with a switch of another arm".to_owned(),
             Failing::Bound => format!("length {needed} in the results exceeds {limit}, the bound in the `.x` file"),
             Failing::Unwritten => format!("result names {needed} placed bytes, {limit} were written (Bulk::placed)"),
             Failing::Undeclared => format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks)"),

@@ -253,6 +253,12 @@ impl<F: Fabric> LocalClient<F> {
         Ok(ClientCall::placed(procedure, message, args_at))
     }
 
+    /// Whether its calls are of this program and version.
+    #[inline]
+    pub(crate) fn is_of(&self, program: u32, version: u32) -> bool {
+        self.template.is_of(program, version)
+    }
+
     /// Allocates memory for a chunk of a connection's call; does not block.
     ///
     /// Only that connection's peer ever gets access to it. It holds zeroes, or data of earlier calls on this

@@ -223,6 +223,11 @@ impl Client {
         }
     }
 
+    /// Whether its calls are of this program and version.
+    pub(crate) fn is_of(&self, program: u32, version: u32) -> bool {
+        self.line.shared.template.is_of(program, version)
+    }
+
     /// Starts a call; does not block.
     ///
     /// # Errors

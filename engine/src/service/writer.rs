@@ -254,7 +254,11 @@ mod tests {
         let inline = ResultWriter::new(&mut room, &mut len).put(&[0; 17]).unwrap_err();
         assert_eq!(inline.to_string(), "result of 17 bytes exceeds 16 (Procedure::max_reply)");
         let cause = Refusal::from(inline).cause();
-        assert_eq!(cause, "inline results of 17 bytes exceed 16 (Procedure::max_reply)");
+        assert_eq!(
+            cause,
+            "inline results of at least 17 bytes exceed 16 (Procedure::max_reply; of typed procedures max_reply and \
+                    max_inline_result in the placement file)"
+        );
     }
 
     #[test]

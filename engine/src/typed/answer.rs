@@ -116,14 +116,9 @@ pub(super) fn send<P: Signature>(
         return Ok(());
     }
     let mut to = Encoder::new(room);
-    results.encode(&mut to).map_err(refused)?;
+    results.encode(&mut to)?;
     *len = to.len();
     Ok(())
-}
-
-#[cold]
-fn refused(lack: NoSpace) -> Refusal {
-    if lack.is_space() { Refusal::failed(Failing::Typed, lack.needed, lack.available) } else { lack.into() }
 }
 
 /// As [`send`], with data outside of the results. Returns the bytes of the reply.
@@ -143,7 +138,7 @@ fn send_placed<P: Signature>(
             ways.chunks.clear_from(ways.items);
             Ok(len)
         }
-        Err(no_space) => Err(ways.refusal.unwrap_or_else(|| refused(no_space))),
+        Err(no_space) => Err(ways.refusal.unwrap_or_else(|| no_space.into())),
     }
 }
 

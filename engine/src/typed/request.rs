@@ -11,7 +11,7 @@ use rpcrdma_xdr::{BadXdr, Bulk, Encode, Encoder, NoSpace, Place, Placed};
 use super::{Signature, decode_whole, longest_reply};
 use crate::client::{Client, ClientCall, Connection, LocalClient};
 use crate::fabric::Fabric;
-use crate::proto::{CallError, Refusal};
+use crate::proto::{CallError, Defect, Refusal};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{CallResult, FailedCall, Reply};
 
@@ -46,6 +46,10 @@ impl From<FailedCall> for Error {
 
 /// Way to a server: a [`Client`], or a connection of a [`LocalClient`].
 pub trait Transport {
+    /// Whether its calls are of this program and version.
+    #[doc(hidden)]
+    fn is_of(&self, program: u32, version: u32) -> bool;
+
     /// A call with memory for `args_len` bytes of arguments.
     #[doc(hidden)]
     fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError>;
@@ -58,6 +62,10 @@ pub trait Transport {
 }
 
 impl Transport for Client {
+    fn is_of(&self, program: u32, version: u32) -> bool {
+        self.is_of(program, version)
+    }
+
     fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
         Ok(ClientCall::new(procedure).args(vec![0; args_len]))
     }
@@ -68,6 +76,11 @@ impl Transport for Client {
 }
 
 impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
+    #[inline]
+    fn is_of(&self, program: u32, version: u32) -> bool {
+        self.0.is_of(program, version)
+    }
+
     #[inline]
     fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
         self.0.prepare(procedure, args_len)
@@ -149,10 +162,13 @@ impl<P: Signature> Request<P> {
     /// Encodes a call, to be started by any client.
     ///
     /// # Errors
-    /// [`Error::Encode`]; [`Error::Call`] without memory for the arguments.
+    /// [`Error::Encode`]; [`Error::Call`] without memory for the arguments, or with a client of another program or version.
     #[inline]
     pub fn into_call<T: Transport>(self, transport: &mut T, args: &P::Args<'_>) -> Result<ClientCall, Error> {
-        let prepared = transport.prepare(P::NUMBER, args.encoded_len());
+        let prepared = match transport.is_of(P::PROGRAM, P::VERSION) {
+            true => transport.prepare(P::NUMBER, args.encoded_len()),
+            false => Err(Defect::OtherProgram.into()),
+        };
         let mut call = prepared.map_err(|error| Error::Call(FailedCall::without_memory(error)))?;
         let rooms = self.buffers.as_ref().map_or(0, |buffers| buffers.rooms.len());
         call = call.expect_reply(longest_reply::<P>(P::BINDING.results.count > rooms));

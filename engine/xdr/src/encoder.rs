@@ -20,10 +20,15 @@ pub struct NoSpace {
 
 /// What an encoder lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lack {
+#[non_exhaustive]
+pub enum Lack {
+    /// Bytes of the buffer.
     Space,
+    /// A length within the bound of its type.
     Bound,
+    /// As many bytes in a buffer or chunk as placed data has.
     Placed,
+    /// A switch of the default arm's own.
     Switch,
 }
 
@@ -52,10 +57,10 @@ impl NoSpace {
         Self { needed: 4, available: 0, what: Lack::Switch }
     }
 
-    /// Whether the buffer is too short: a longer one may do.
+    /// What is lacking.
     #[must_use]
-    pub const fn is_space(&self) -> bool {
-        matches!(self.what, Lack::Space)
+    pub const fn lack(&self) -> Lack {
+        self.what
     }
 
     fn text(&self) -> String {
@@ -64,7 +69,13 @@ impl NoSpace {
             Lack::Space => format!("needs {needed} bytes of space, found {available}"),
             Lack::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
             Lack::Switch => "`Default` with a switch of another arm".to_owned(),
-            Lack::Placed => format!("`Bulk::placed` of {needed} bytes, where the buffer has {available}"),
+            Lack::Placed if *available == 0 => format!("`Bulk::placed` of {needed} bytes without a buffer or chunk"),
+            Lack::Placed if *needed == 0 => {
+                format!("buffer of {available} bytes is lent, and no argument names it by `Bulk::placed`")
+            }
+            Lack::Placed => {
+                format!("`Bulk::placed` of {needed} bytes for a buffer of {available}: each has the other's length")
+            }
         }
     }
 }

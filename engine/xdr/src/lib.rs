@@ -24,7 +24,7 @@ mod values;
 
 pub use bulk::{Bulk, Place, Placed, Received};
 pub use decoder::{BadXdr, Decoder};
-pub use encoder::{Encoder, NoSpace};
+pub use encoder::{Encoder, Lack, NoSpace};
 pub use sequence::{Array, Iter, List, ListBuilder, Sequence};
 
 /// A value that is read from XDR.

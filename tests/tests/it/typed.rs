@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use rpcrdma::binding::Binding;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Connection, LocalClient};
+use rpcrdma::proto::Defect;
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::{DeferredCall, MAX_CHUNKS, MAX_PROCEDURE};
 use rpcrdma::typed::{Answer, Cache, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call};
@@ -280,6 +281,10 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         // The handler refuses.
         let blob = Blob { name: b"n", data: b"data"[..].into(), checksum: 0 };
         assert!(matches!(of.store(&blob), Err(Error::Refused(Refusal::GarbageArguments))));
+        // A client of another program is not used.
+        let mut names = typed_names::Client((&mut *of.0.0, connection));
+        let refused = names.send(&1).expect_err("another version");
+        assert!(matches!(refused, Error::Call(failed) if failed.error == Defect::OtherProgram.into()));
         // A name longer than its bound is not sent.
         let long = Blob { name: &[0; 65], ..blob };
         assert!(matches!(of.store(&long), Err(Error::Encode(_))));

@@ -48,7 +48,16 @@ pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileE
     for path in [Some(path.into()), watched(path, &out)].into_iter().flatten() {
         println!("cargo::rerun-if-changed={}", path.display());
     }
-    let schema = load(path, None)?;
+    let mut schema = load(path, None)?;
+    if !schema.programs.is_empty() && watched(path, &out).is_none() {
+        let placement = placement_of(path);
+        schema.warnings.push(format!(
+            "no {0}: nothing may travel in chunks. Cargo does not notice a new one here, where the output is below: write \
+             it, then change {1}",
+            placement.display(),
+            path.display()
+        ));
+    }
     for warning in &schema.warnings {
         println!("cargo::warning={warning}");
     }

@@ -221,9 +221,10 @@ impl Responder {
         match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call)) {
             Ok(None) => {}
             Ok(Some(Lookup::Nobody)) => {
-                let (peer, (_, _, procedure)) = (conn.who(), call.name());
+                let (peer, (program, _, procedure)) = (conn.who(), call.name());
+                let program = ProgramNumber(program);
                 let line = format_args!(
-                    "{peer}: procedure {procedure} is cached, but its caller has no identity: a retransmission runs again \
+                    "{peer}: procedure {procedure} of program {program} is cached, but its caller has no identity: a retransmission runs again \
                      (a credential of the client, or another function of Procedure::cached)"
                 );
                 cx.warn("calls without an identity", line);

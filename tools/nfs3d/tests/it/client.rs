@@ -129,6 +129,8 @@ impl Nfsd {
     /// A client as a user, with some configuration of its shard.
     pub(crate) fn client_with(&self, uid: u32, shard: Config) -> Nfs {
         let mut config = ClientConfig::new(PROGRAM, VERSION);
+        // The host may be busy with other tests.
+        config.connect.timeout = Duration::from_secs(60);
         config.credential = Credential::sys("tests", uid, uid, &[]).expect("a credential");
         config.bindings = Some(Arc::new(bindings()));
         let buffers = vec![(256 << 10, 4), (1 << 20, 2)];

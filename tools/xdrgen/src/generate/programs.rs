@@ -308,7 +308,7 @@ impl<'s> Module<'s> {
 
     fn client(&self) -> TokenStream {
         let methods = self.calls.iter().map(|call| {
-            let Call { doc, signature, method: name, with, procedure, args, .. } = call;
+            let Call { doc, signature, method: name, with, args, .. } = call;
             let named = if args.is_some() { quote!(args) } else { quote!(&()) };
             let args: Vec<_> = args.iter().collect();
             let method = |name, note: Option<&str>, parameter, request| {
@@ -327,11 +327,8 @@ impl<'s> Module<'s> {
                 }
             };
             let plain = method(name, None, quote!(), quote!(typed::Request::new()));
-            let placement = &procedure.placement;
-            let with = (placement.arguments.is_some() || placement.results.is_some()).then(|| {
-                let note = " With memory for what travels apart, or a time-out.";
-                method(with, Some(note), quote!(request: typed::Request<#signature>), quote!(request))
-            });
+            let note = " With memory for what travels apart, or a time-out.";
+            let with = method(with, Some(note), quote!(request: typed::Request<#signature>), quote!(request));
             quote!(#plain #with)
         });
         let odd = |call: &Call<'_>| {

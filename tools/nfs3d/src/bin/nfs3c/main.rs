@@ -54,7 +54,7 @@ struct Cli {
     /// Get the ports of NFS and MOUNT from rpcbind at the server's host.
     #[arg(long, conflicts_with = "mount")]
     rpcbind: bool,
-    /// Outstanding calls.
+    /// Outstanding calls, of one file or directory at a time.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
     /// Bytes of each READ and WRITE, within the server's limits.
