@@ -21,7 +21,7 @@
 //! EVERY calls the shard tells its statistics with all connections, as `ServerConfig::stats` has it do for each reader:
 //! `--toggle-collect='*server_snapshot*'` counts that alone.
 //!
-//! With `active` the calls go to so many connections in turn. With as many as do not fit the caches
+//! With `active` the calls, without chunks, go to so many connections in turn. With as many as do not fit the caches
 //! this shows which memory each call fetches, and where:
 //! `valgrind --tool=callgrind --cache-sim=yes --D1=49152,12,64 --LL=1048576,16,64` has the misses of a second-level
 //! cache of 1 MiB, by function and line.
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpcrdma::binding::Binding;
-use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
+use rpcrdma::client::{ClientConfig, Connection, LocalClient};
 use rpcrdma::config::{PollConfig, WireConfig};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
@@ -46,7 +46,7 @@ use rpcrdma::service::{Application, DeferredCall, ShardTask};
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::stats::ShardStats;
 use rpcrdma::typed::{self, Request, Response, Signature};
-use rpcrdma::{Address, Config, CreditMode, IdlePolicy, Procedure, Refusal, Reply, Services};
+use rpcrdma::{Address, Config, CreditMode, IdlePolicy, Procedure, Refusal, Services};
 
 const PROGRAM: u32 = 0x2052_5046;
 const VERSION: u32 = 1;
@@ -57,16 +57,6 @@ const DEFERRED: u32 = 4;
 const BY_TASK: u32 = 5;
 const ADD: u32 = 6;
 const PAYLOAD: usize = 64;
-/// Names of procedures on the command line.
-const PROCEDURES: [(&str, u32); 6] = [
-    ("write", WRITE),
-    ("read", READ),
-    ("deferred", DEFERRED),
-    ("task", BY_TASK),
-    ("add", ADD),
-    ("typed", TypedAdd::NUMBER),
-];
-
 /// The sum of two numbers, as generated from `int ADD(int, int) = 7`.
 enum TypedAdd {}
 
@@ -106,63 +96,134 @@ struct Many {
     snapshot_every: Option<u64>,
 }
 
-/// Starts a call on each of these connections, as one batch.
+/// Starts `depth` calls, as one batch.
 #[inline(never)]
 fn client_side_start<F: Fabric>(
     client: &mut LocalClient<F>,
-    connections: &[Connection],
-    mut call: impl FnMut(&mut LocalClient<F>, Connection, u64) -> Result<ClientCall, Box<dyn Error>>,
+    depth: u64,
+    procedure: u32,
+    number: &mut u32,
 ) -> Result<(), Box<dyn Error>> {
-    for (token, &connection) in (0..).zip(connections) {
-        let call = call(client, connection, token)?;
-        client.start(connection, call, token);
+    let connection = client.first();
+    for token in 0..depth {
+        start(client, connection, token, procedure, number)?;
+    }
+    client.flush();
+    Ok(())
+}
+
+/// Starts a call on each of these connections, as one batch.
+#[inline(never)]
+fn client_side_start_each<F: Fabric>(
+    client: &mut LocalClient<F>,
+    connections: impl Iterator<Item = Connection>,
+    procedure: u32,
+    number: &mut u32,
+) -> Result<(), Box<dyn Error>> {
+    for (token, connection) in (0..).zip(connections) {
+        start(client, connection, token, procedure, number)?;
     }
     client.flush();
     Ok(())
 }
 
 #[inline(always)]
-fn echo_call<F: Fabric>(
+fn start<F: Fabric>(
     client: &mut LocalClient<F>,
+    connection: Connection,
+    token: u64,
     procedure: u32,
     number: &mut u32,
-) -> Result<ClientCall, Box<dyn Error>> {
+) -> Result<(), Box<dyn Error>> {
     *number = number.wrapping_add(1);
     let mut args = [0; PAYLOAD];
     args[PAYLOAD - 4..].copy_from_slice(&number.to_be_bytes());
     let mut call = client.prepare(procedure, PAYLOAD)?;
     call.put_args(&args)?;
-    Ok(call)
+    client.start(connection, call, token);
+    Ok(())
 }
 
-#[inline(always)]
-fn chunk_call<F: Fabric>(
-    client: &mut LocalClient<F>,
-    connection: Connection,
-    procedure: u32,
-) -> Result<ClientCall, Box<dyn Error>> {
-    let call = client.prepare(procedure, 0)?;
-    let chunk = client.alloc(connection, PAYLOAD)?;
-    Ok(if procedure == WRITE { call.read_chunk(0, chunk) } else { call.write_chunk_into(chunk) })
-}
-
-/// A call of ADD whose arguments are written by hand.
-#[inline(always)]
-fn add_call<F: Fabric>(client: &mut LocalClient<F>, token: u64) -> Result<ClientCall, Box<dyn Error>> {
-    let mut call = client.prepare(ADD, 8)?.expect_reply(4);
-    call.put_args(&(token as i32).to_be_bytes())?;
-    call.put_args(&1_i32.to_be_bytes())?;
-    Ok(call)
-}
-
-/// One turn; returns how many calls ended. `is_right` checks results and token of each.
+/// The same with a chunk.
 #[inline(never)]
-fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, is_right: impl Fn(Reply, u64) -> bool) -> u64 {
+fn client_side_start_chunks<F: Fabric>(
+    client: &mut LocalClient<F>,
+    depth: u64,
+    procedure: u32,
+) -> Result<(), Box<dyn Error>> {
+    let connection = client.first();
+    for token in 0..depth {
+        let mut call = client.prepare(procedure, 0)?;
+        let chunk = client.alloc(connection, PAYLOAD)?;
+        call = if procedure == WRITE { call.read_chunk(0, chunk) } else { call.write_chunk_into(chunk) };
+        client.start(connection, call, token);
+    }
+    client.flush();
+    Ok(())
+}
+
+/// Starts calls of ADD whose arguments are written by hand.
+#[inline(never)]
+fn client_side_start_add<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> Result<(), Box<dyn Error>> {
+    let connection = client.first();
+    for token in 0..depth {
+        let mut call = client.prepare(ADD, 8)?.expect_reply(4);
+        call.put_args(&(token as i32).to_be_bytes())?;
+        call.put_args(&1_i32.to_be_bytes())?;
+        client.start(connection, call, token);
+    }
+    client.flush();
+    Ok(())
+}
+
+/// The same by types.
+#[inline(never)]
+fn client_side_start_typed<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> Result<(), Box<dyn Error>> {
+    let connection = client.first();
+    for token in 0..depth {
+        let call = Request::<TypedAdd>::new().into_call(&mut (&mut *client, connection), &(token as i32, 1))?;
+        client.start(connection, call, token);
+    }
+    client.flush();
+    Ok(())
+}
+
+/// One turn; returns how many calls ended well.
+#[inline(never)]
+fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> u64 {
     let mut ended = 0;
-    client.poll(|done| {
-        let reply = done.result.unwrap_or_else(|error| panic!("a call failed: {error}"));
-        assert!(is_right(reply, done.token), "call {} has wrong results", done.token);
-        ended += 1;
+    client.poll(|done| match done.result {
+        Ok(reply) if reply.results().len() == expected => ended += 1,
+        Ok(reply) => panic!("{} bytes of results, not {expected}", reply.results().len()),
+        Err(error) => panic!("a call failed: {error}"),
+    });
+    ended
+}
+
+/// One turn of ADD: the sum is read by hand.
+#[inline(never)]
+fn client_side_poll_add<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
+    let mut ended = 0;
+    client.poll(|done| match done.result {
+        Ok(reply) => match reply.results().try_into().map(i32::from_be_bytes) {
+            Ok(sum) if sum == done.token as i32 + 1 => ended += 1,
+            other => panic!("{other:?} instead of the sum"),
+        },
+        Err(error) => panic!("a call failed: {error}"),
+    });
+    ended
+}
+
+/// The same by types.
+#[inline(never)]
+fn client_side_poll_typed<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
+    let mut ended = 0;
+    client.poll(|done| match done.result {
+        Ok(reply) => match Response::<TypedAdd>::of(reply).results() {
+            Ok(sum) if sum == done.token as i32 + 1 => ended += 1,
+            other => panic!("{other:?} instead of the sum"),
+        },
+        Err(error) => panic!("a call failed: {error}"),
     });
     ended
 }
@@ -229,8 +290,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some((word, rest)) if word == "checked" => (false, rest),
         _ => (true, rest),
     };
-    let named = rest.first().and_then(|word| PROCEDURES.iter().find(|(name, _)| name == word));
-    let (procedure, rest) = named.map_or((ECHO, rest), |(_, procedure)| (*procedure, &rest[1..]));
+    let (procedure, rest) = match rest.split_first() {
+        Some((op, rest)) if op == "write" => (WRITE, rest),
+        Some((op, rest)) if op == "read" => (READ, rest),
+        Some((op, rest)) if op == "deferred" => (DEFERRED, rest),
+        Some((op, rest)) if op == "task" => (BY_TASK, rest),
+        Some((op, rest)) if op == "add" => (ADD, rest),
+        Some((op, rest)) if op == "typed" => (TypedAdd::NUMBER, rest),
+        _ => (ECHO, rest),
+    };
     let scheme = match rest.first().map(String::as_str) {
         None | Some("windowed") => CreditMode::V2Windowed,
         Some("incremental") => CreditMode::V2Incremental,
@@ -313,7 +381,7 @@ fn run<F: Fabric>(
             server.poll_control();
             server_side(&mut server);
             client.shard_mut().poll_control();
-            client_side_poll(&mut client, |_, _| true);
+            client_side_poll(&mut client, expected);
             std::thread::sleep(Duration::from_millis(1));
             time.advance(TURN);
             if let Some(reason) = client.close_reason(connection) {
@@ -326,29 +394,23 @@ fn run<F: Fabric>(
     let mut next = calling.iter().copied().cycle();
     let (mut number, mut turns, mut taken) = (0, 0u64, 0u64);
     for done in (depth..=calls).step_by(depth as usize) {
-        let batch: Vec<Connection> = next.by_ref().take(depth as usize).collect();
         match procedure {
-            ADD => client_side_start(&mut client, &batch, |client, _, token| add_call(client, token))?,
-            TypedAdd::NUMBER => client_side_start(&mut client, &batch, |client, connection, token| {
-                Ok(Request::<TypedAdd>::new().into_call(&mut (client, connection), &(token as i32, 1))?)
-            })?,
-            WRITE | READ => client_side_start(&mut client, &batch, |client, connection, _| {
-                chunk_call(client, connection, procedure)
-            })?,
-            _ => client_side_start(&mut client, &batch, |client, _, _| echo_call(client, procedure, &mut number))?,
+            ECHO | DEFERRED | BY_TASK if calling.len() > 1 => {
+                client_side_start_each(&mut client, next.by_ref().take(depth as usize), procedure, &mut number)?;
+            }
+            ECHO | DEFERRED | BY_TASK => client_side_start(&mut client, depth, procedure, &mut number)?,
+            ADD => client_side_start_add(&mut client, depth)?,
+            TypedAdd::NUMBER => client_side_start_typed(&mut client, depth)?,
+            _ => client_side_start_chunks(&mut client, depth, procedure)?,
         }
         let mut ended = 0;
         while ended < depth {
             time.advance(TURN);
             server_side(&mut server);
             ended += match procedure {
-                ADD => client_side_poll(&mut client, |reply, token| {
-                    reply.results().try_into().is_ok_and(|sum| i32::from_be_bytes(sum) == token as i32 + 1)
-                }),
-                TypedAdd::NUMBER => client_side_poll(&mut client, |reply, token| {
-                    Response::<TypedAdd>::of(reply).results().is_ok_and(|sum| sum == token as i32 + 1)
-                }),
-                _ => client_side_poll(&mut client, |reply, _| reply.results().len() == expected),
+                ADD => client_side_poll_add(&mut client),
+                TypedAdd::NUMBER => client_side_poll_typed(&mut client),
+                _ => client_side_poll(&mut client, expected),
             };
             turns += 1;
         }
