@@ -12,7 +12,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::ops::Deref;
@@ -213,8 +212,6 @@ impl DuplicateRequestCacheStats {
 #[derive(Debug, Default)]
 struct Part {
     calls: HashMap<CallKey, State>,
-    /// Running calls of each client that has any.
-    running: HashMap<Client, usize>,
     /// Finished calls with their time, oldest first.
     finished: VecDeque<(Instant, CallKey)>,
     stats: DuplicateRequestCacheStats,
@@ -274,9 +271,7 @@ impl DuplicateRequestCache {
             }
             None => {}
         }
-        // A client has fewer running calls than there are free entries, so any number of clients leave some.
-        let (all, own) = (part.calls.len() - part.finished.len(), part.running.get(&key.client).copied().unwrap_or(0));
-        if own > 0 && own >= self.limits.entries - all {
+        if part.has_its_share(&key.client, self.limits.entries) {
             part.stats.full += 1;
             return Lookup::Full;
         }
@@ -288,7 +283,6 @@ impl DuplicateRequestCache {
         }
         part.stats.misses += 1;
         part.calls.insert(key, State::InProgress);
-        *part.running.entry(key.client).or_default() += 1;
         Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
     }
 
@@ -330,21 +324,22 @@ impl DuplicateRequestCache {
         let part = &mut *self.part(key);
         while part.stats.bytes + len > self.limits.bytes as u64 && part.evict() {}
         part.stats.bytes += len;
-        part.ended(key);
         part.calls.insert(*key, State::Finished(reply));
         part.finished.push_back((Instant::now(), *key));
     }
 }
 
 impl Part {
-    /// Counts a call off that ran.
-    fn ended(&mut self, key: &CallKey) {
-        if let Entry::Occupied(mut running) = self.running.entry(key.client) {
-            *running.get_mut() -= 1;
-            if *running.get() == 0 {
-                running.remove();
-            }
+    /// Whether a client has as many running calls as there are free entries: any number of clients leave some. Counts
+    /// them only where they may be so many.
+    fn has_its_share(&self, client: &Client, entries: usize) -> bool {
+        let running = self.calls.len() - self.finished.len();
+        if running < entries - running {
+            return false;
         }
+        let is_own = |(key, state): &(&CallKey, &State)| key.client == *client && matches!(state, State::InProgress);
+        let own = self.calls.iter().filter(is_own).count();
+        own > 0 && own >= entries - running
     }
 
     /// Evicts the oldest finished call; false without one.
@@ -396,9 +391,7 @@ impl Claim {
     /// Removes a call that did nothing: a retransmission runs.
     pub(crate) fn forget(mut self) {
         self.over = true;
-        let part = &mut *self.cache.part(&self.key);
-        part.ended(&self.key);
-        part.calls.remove(&self.key);
+        self.cache.part(&self.key).calls.remove(&self.key);
     }
 }
 
