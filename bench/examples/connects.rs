@@ -8,19 +8,19 @@
 //! CONNECTIONS are made, 2000 by default.
 //!
 //! Four kinds make them one after the other, and print the time of each eighth: `polled` and `busy` those of one
-//! `LocalClient`, `threads` a `Client` each, with its thread and its memory, `endpoint` clients that share a thread. The
-//! server sleeps when it is idle; with `busy` it never does.
+//! `LocalClient`, `threads` a `Client` each, with its thread and its memory, `endpoint` clients that share a thread.
+//! The server sleeps when it is idle; with `busy` it never does.
 //!
-//! `counted` and `timed` make BURST at a time, 16 by default, of a server that never sleeps. Both ends are on one thread,
-//! in simulated time, so that every run is alike. `counted` is for `valgrind --tool=callgrind
-//! --toggle-collect='*server_side*'`, or `'*client_side*'`. Count two runs: with 1,000 and 2,000
-//! connections the difference is what the second thousand costs. `timed` tells the processor time of the server's turns.
-//! A call that comes during a turn waits until the turn ends.
+//! `counted` and `timed` make BURST at a time, 16 by default, of a server that never sleeps. Both ends are on one
+//! thread, in simulated time, so that every run is alike. `counted` is for `valgrind --tool=callgrind
+//! --toggle-collect='*server_side*'`, or `'*client_side*'`. Count two runs: with 1,000 and 2,000 connections the
+//! difference is what the second thousand costs. `timed` tells the processor time of the server's turns. A call that
+//! comes during a turn waits until the turn ends.
 //!
 //! `witness` has a server in a process of its own, which never sleeps, and a connection that makes one call after the
 //! other: first alone, then while the others are being made. The client's work for these is done between two calls, so
-//! the round trips show what the server does for them. A round trip is set aside, and counted, if it took more than 20 µs
-//! while another process had one of the two processors for more than 5 µs. `bench/measurements.md` has the figures.
+//! the round trips show what the server does for them. A round trip is set aside, and counted, if it took more than 20
+//! µs while another process had one of the two processors for more than 5 µs. `bench/measurements.md` has the figures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;

@@ -273,8 +273,8 @@ impl Server {
     ///
     /// Its calls go in the reverse direction, on the connection that `caller` called on. Of `config` all but `shard`
     /// applies. At most [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) calls are under way.
-    /// Every call fails once the connection is closed. A handler on that connection's shard cannot block for such a call:
-    /// it [starts](Client::start) one, is [deferred](crate::Procedure::deferred), or runs [on
+    /// Every call fails once the connection is closed. A handler on that connection's shard cannot block for such a
+    /// call: it [starts](Client::start) one, is [deferred](crate::Procedure::deferred), or runs [on
     /// workers](crate::Procedure::on_workers).
     ///
     /// In version 1 a client cannot announce that it takes calls: the upper layer must agree on it (RFC 8167 §6). In

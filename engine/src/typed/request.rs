@@ -140,8 +140,8 @@ impl<P: Signature> Request<P> {
 
     /// Offers a Write chunk of `len` bytes for the next eligible result.
     ///
-    /// `len` is not 0. If the result is longer, the client retransmits the call with a longer chunk, and the handler [runs
-    /// again](Refusal::ShortChunk). For a procedure that must not run twice, offer its longest result.
+    /// `len` is not 0. If the result is longer, the client retransmits the call with a longer chunk, and the handler
+    /// [runs again](Refusal::ShortChunk). For a procedure that must not run twice, offer its longest result.
     pub fn room(mut self, len: u32) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Bytes(len));
         self
@@ -162,7 +162,8 @@ impl<P: Signature> Request<P> {
     /// Encodes a call, to be started by any client.
     ///
     /// # Errors
-    /// [`Error::Encode`]; [`Error::Call`] without memory for the arguments, or with a client of another program or version.
+    /// [`Error::Encode`]; [`Error::Call`] without memory for the arguments, or with a client of another program or
+    /// version.
     #[inline]
     pub fn into_call<T: Transport>(self, transport: &mut T, args: &P::Args<'_>) -> Result<ClientCall, Error> {
         let prepared = match transport.is_of(P::PROGRAM, P::VERSION) {

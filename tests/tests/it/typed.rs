@@ -322,7 +322,8 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
     }
 }
 
-/// The buffer of a reply is longer than what is declared. Without this bound, version 1 would lack a Reply chunk for it.
+/// The buffer of a reply is longer than what is declared. Without this bound, version 1 would lack a Reply chunk for
+/// it.
 #[test]
 fn results_beyond_the_declared_length_are_refused() {
     let mut world = World::new("typed-declared");

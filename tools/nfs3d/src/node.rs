@@ -125,8 +125,8 @@ impl Node {
         Ok(self.kept(&self.reader, OFlags::RDONLY)?)
     }
 
-    /// Opens a regular file for reads of a user. The owner always may, as its client has checked the open. So may a user with
-    /// execute permission, as execution reads.
+    /// Opens a regular file for reads of a user. The owner always may, as its client has checked the open. So may a
+    /// user with execute permission, as execution reads.
     pub(crate) fn reader(&self, who: &Identity, owner: u32) -> Outcome<BorrowedFd<'_>> {
         self.check_regular()?;
         let may = who.owns(owner) || self.permits(who, Access::READ_OK) || self.permits(who, Access::EXEC_OK);

@@ -29,8 +29,8 @@ pub enum CompileError {
 /// Compiles `NAME.x` to `$OUT_DIR/NAME.rs` in a build script.
 ///
 /// A file `NAME.placement.toml` beside it is its placement file. Cargo runs the build script again if one changes. So
-/// that a new placement file is noticed, Cargo watches the directory while there is none, unless the output of the build
-/// is in it. Warnings are those of the build script.
+/// that a new placement file is noticed, Cargo watches the directory while there is none, unless the output of the
+/// build is in it: then a warning says so. Warnings are those of the build script.
 ///
 /// The crate includes the result in a module:
 ///

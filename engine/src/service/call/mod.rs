@@ -272,8 +272,8 @@ impl Linked for OwnedCall {
 impl<T: ?Sized> ServerCall<T> {
     /// Most bytes of inline results that the reply can carry.
     ///
-    /// They travel in one message, in several where the version has them, or in the Reply chunk of the caller. The memory
-    /// of the reply holds them.
+    /// They travel in one message, in several where the version has them, or in the Reply chunk of the caller. The
+    /// memory of the reply holds them.
     #[must_use]
     pub fn reply_room(&self) -> usize {
         let inline = (self.parts.from.reply_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());

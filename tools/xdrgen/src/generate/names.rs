@@ -43,7 +43,8 @@ impl Scope {
     }
 }
 
-/// Separates digits from letters of another case: in `READ3args`, `args` is a word. The first word begins with a letter.
+/// Separates digits from letters of another case: in `READ3args`, `args` is a word. The first word begins with a
+/// letter.
 fn words(name: &str) -> String {
     let mut words = String::new();
     if !is_identifier(name.trim_start_matches('_')) {
