@@ -59,7 +59,7 @@ pub enum BindingError {
     #[error("the call has reduced items, which its RPCSEC_GSS credential forbids")]
     ReductionOff,
     /// More Read chunks than eligible arguments.
-    #[error("{found} reduced arguments, the procedure has {max} that may be")]
+    #[error("the call has {found} Read chunks, its procedure allows {max} (eligible arguments)")]
     TooManyArguments {
         /// In the call.
         found: usize,
@@ -67,7 +67,7 @@ pub enum BindingError {
         max: usize,
     },
     /// More Write chunks than eligible results.
-    #[error("room for {found} reduced results, the procedure has {max} that may be")]
+    #[error("the call has {found} Write chunks, its procedure allows {max} (eligible results)")]
     TooManyResults {
         /// In the call.
         found: usize,

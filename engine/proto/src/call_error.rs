@@ -74,7 +74,7 @@ pub enum CallError {
     /// The call, its reply or a chunk exceeds every buffer. Or it exceeds what may be sent without chunks.
     ///
     /// `needed` is the least size to configure.
-    #[error("{needed} bytes, headers included, exceeds {limit} ({knob})")]
+    #[error("message or chunk of {needed} bytes exceeds {limit} ({knob})")]
     TooLong {
         /// Bytes of the message with its headers, or of the chunk.
         needed: usize,

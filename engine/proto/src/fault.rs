@@ -260,7 +260,9 @@ impl Refusal {
             Failing::Switch => "result is the `Default` arm with a switch of another arm".to_owned(),
             Failing::Bound => format!("length {needed} in the results exceeds {limit}, the bound in the `.x` file"),
             Failing::Unwritten => format!("result names {needed} placed bytes, {limit} were written (Bulk::placed)"),
-            Failing::Undeclared => format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks)"),
+            Failing::Undeclared => {
+                format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks, or its bound)")
+            }
             Failing::NoChunk => format!("result in undeclared Write chunk {needed} (Procedure::write_chunks)"),
             Failing::Shared => "Write chunk written after ServerCall::set_result gave it other memory".to_owned(),
             Failing::NoMemory => {

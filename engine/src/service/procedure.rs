@@ -446,7 +446,7 @@ impl<S: Sharing> Services<S> {
 
     /// Checks for a server without workers: no procedure runs on them.
     pub(crate) fn check_placement(&self) -> Result<(), StartError> {
-        let cause = "`Procedure::on_workers` needs `ServerConfig::workers` of `start`, and the server has no workers";
+        let cause = "`Procedure::on_workers`, or `run` in the placement file, needs `ServerConfig::workers`, and the server has none";
         self.check(|entry| (entry.run_on == RunOn::Workers).then(|| cause.into()))
     }
 

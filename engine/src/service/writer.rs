@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(refused(64, 54), Refusal::ShortChunk { index: 2, needed: 64 });
         let beyond = refused(64, 55);
         assert_eq!(beyond, Refusal::failed(Failing::Undeclared, 65, 64));
-        assert_eq!(beyond.cause(), "result of 65 bytes exceeds 64 (Procedure::write_chunks)");
+        assert_eq!(beyond.cause(), "result of 65 bytes exceeds 64 (Procedure::write_chunks, or its bound)");
         // The caller has room for the declared length.
         let undeclared = Refusal::failed(Failing::NoChunk, 1, 0);
         assert_eq!(undeclared.cause(), "result in undeclared Write chunk 1 (Procedure::write_chunks)");

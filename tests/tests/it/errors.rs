@@ -186,7 +186,7 @@ fn too_long_differs_from_no_free_buffer() {
     let first = client.first();
     let error = client.alloc(first, 4097).map(drop).unwrap_err();
     assert_eq!(error, CallError::TooLong { needed: 4097, limit: 4096, knob: Knob::BULK_BUFFERS });
-    assert_eq!(error.to_string(), format!("4097 bytes, headers included, exceeds 4096 ({})", Knob::BULK_BUFFERS));
+    assert_eq!(error.to_string(), format!("message or chunk of 4097 bytes exceeds 4096 ({})", Knob::BULK_BUFFERS));
     let held = [client.alloc(first, 4096).unwrap(), client.alloc(first, 1).unwrap()];
     let error = client.alloc(first, 4000).map(drop).unwrap_err();
     assert_eq!(error, CallError::NoMemory { needed: 4000, knob: Knob::BULK_BUFFERS });

@@ -49,7 +49,7 @@ pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileE
         println!("cargo::rerun-if-changed={}", path.display());
     }
     let mut schema = load(path, None)?;
-    if !schema.programs.is_empty() && watched(path, &out).is_none() {
+    if !options.types_only && !schema.programs.is_empty() && watched(path, &out).is_none() {
         let placement = placement_of(path);
         schema.warnings.push(format!(
             "no {0}: nothing may travel in chunks. Cargo does not notice a new one here, where the output is below: write \

@@ -84,6 +84,7 @@ impl Problems {
         self.list.sort_by_key(|problem| (problem.in_placement, problem.at.start));
         Errors {
             files: [Some(xdr), placement].into_iter().flatten().cloned().collect(),
+            warnings: self.warnings(xdr),
             list: self.list,
             count: self.count,
         }
@@ -99,6 +100,8 @@ pub struct Errors {
     files: Vec<Source>,
     list: Vec<Problem>,
     count: usize,
+    /// Perhaps their cause.
+    warnings: Vec<String>,
 }
 
 impl std::error::Error for Errors {}
@@ -129,8 +132,9 @@ impl fmt::Display for Errors {
             f.write_str(&Renderer::plain().render(&[report]))?;
         }
         match self.count - self.list.len() {
-            0 => Ok(()),
-            more => write!(f, "\n\n{more} more errors"),
+            0 => {}
+            more => write!(f, "\n\n{more} more errors")?,
         }
+        self.warnings.iter().try_for_each(|warning| write!(f, "\n\nwarning: {warning}"))
     }
 }

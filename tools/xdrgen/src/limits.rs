@@ -36,7 +36,9 @@ pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
         let rust = known.named(TypeId(index)).rust;
         if rust > MAX_BYTES {
             let message = format!("`{}` is {rust} bytes by value, at most {MAX_BYTES} are possible", def.name.text);
-            problems.add(&def.name.at, message).help("an array of variable length, `<n>`, stays in the message");
+            problems
+                .add(&def.name.at, message)
+                .help("`<n>`, an array of variable length, stays in the message; its encoding starts with its length");
         }
         for (name, ty) in written(def) {
             if known.has_empty_elements(ty) {

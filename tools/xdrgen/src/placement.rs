@@ -53,8 +53,10 @@ pub(crate) fn apply(schema: &mut Schema, file: Option<&Source>, problems: &mut P
                 }
             }
             name => {
-                let (at, of) = (reader.version(schema, None, name, &key.span()), reader.read(value));
-                reader.add(&mut entries, at, of);
+                if let Some(at) = reader.version(schema, None, name, &key.span()) {
+                    let of = reader.read(value);
+                    reader.add(&mut entries, Some(at), of);
+                }
             }
         }
     }

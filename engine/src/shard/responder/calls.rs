@@ -225,7 +225,7 @@ impl Responder {
                 let program = ProgramNumber(program);
                 let line = format_args!(
                     "{peer}: procedure {procedure} of program {program} is cached, but its caller has no identity: a retransmission runs again \
-                     (a credential of the client, or another function of Procedure::cached)"
+                     (ClientConfig::credential, or another function of Procedure::cached or typed::Cache)"
                 );
                 cx.warn("calls without an identity", line);
             }

@@ -18,7 +18,7 @@ use model::Model;
 /// What is generated, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
-    types_only: bool,
+    pub(crate) types_only: bool,
     xdr: String,
     engine: String,
 }
