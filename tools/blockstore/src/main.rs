@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::config::{AcceptConfig, MemoryConfig, PollConfig, WireConfig};
@@ -203,8 +203,7 @@ fn main() -> ExitCode {
 
 fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
-    let (cores, addresses) = (options.cores.len(), options.listen.len());
-    ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
+    let (first, shards) = program::shards(&options.listen, &options.cores)?;
     // Signals from now on are handled below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     // A write beyond `ulimit -f` then fails instead of ending the process.
@@ -215,8 +214,8 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     let uring = uses_uring(options.io)?;
     if options.config.print_config {
         // Most devices need no coarser alignment for O_DIRECT.
-        let config = config(options, matches, if uring && !options.buffered { PAGE } else { 1 })?;
-        print!("{}", rpcrdma_config::to_toml(&config.shard, &config.accept));
+        let (shard, accept) = config(options, matches, if uring && !options.buffered { PAGE } else { 1 })?;
+        print!("{}", rpcrdma_config::to_toml(&shard, &accept));
         return Ok(());
     }
     let mut store = Store::open(&options.file, options.size, options.read_only)?;
@@ -231,8 +230,8 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
             Err(error) => eprintln!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
         }
     }
-    let mut config = config(options, matches, align)?;
-    let first = options.listen.first().context("--listen: no address")?;
+    let (shard, accept) = config(options, matches, align)?;
+    let mut config = ServerConfig { shard, accept, stats: options.stats.clone(), ..shards };
     let store = Arc::new(store);
     let (server, how) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);
@@ -258,8 +257,8 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One shard per core, or per address; buffers for outstanding blocks, which start at multiples of `align`.
-fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result<ServerConfig> {
+/// Buffers for outstanding blocks, which start at multiples of `align`.
+fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result<(Config, AcceptConfig)> {
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
     let shard = Config {
         wire: WireConfig { host_auth: options.trust.policy()?, ..WireConfig::default() },
@@ -268,16 +267,7 @@ fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result
         ..Config::default()
     };
     let given = rpcrdma_config::given(matches, &[("idle", "poll.idle")]);
-    let (shard, accept) = options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?;
-    Ok(ServerConfig {
-        shard,
-        accept,
-        shards: if options.cores.is_empty() { options.listen.len() } else { options.cores.len() },
-        cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
-        stats: options.stats.clone(),
-        more_addresses: options.listen.iter().skip(1).cloned().collect(),
-        ..ServerConfig::default()
-    })
+    Ok(options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?)
 }
 
 /// Hints for a host without io_uring.

@@ -5,7 +5,9 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rpcrdma::Server;
+use anyhow::Context;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, Server};
 
 /// First word on standard output once clients may connect.
 pub const READY: &str = "listening";
@@ -27,6 +29,20 @@ pub fn exit(prefix: &str, outcome: Result<(), impl Display>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// First address of a server, and its shards: one per core, or per address without `cores`.
+///
+/// # Errors
+/// No address, or an address without a core.
+pub fn shards<'a>(listen: &'a [Address], cores: &[usize]) -> anyhow::Result<(&'a Address, ServerConfig)> {
+    let (first, others) = listen.split_first().context("--listen: no address")?;
+    let (count, addresses) = (cores.len(), listen.len());
+    let few = format!("--cores: {count} cores for the {addresses} addresses of --listen");
+    anyhow::ensure!(count == 0 || count >= addresses, few);
+    let shards = if count == 0 { addresses } else { count };
+    let (cores, more_addresses) = ((count > 0).then(|| cores.to_vec()), others.to_vec());
+    Ok((first, ServerConfig { shards, cores, more_addresses, ..ServerConfig::default() }))
 }
 
 /// Drains a server for at most 10 seconds. Returns a line about its calls.

@@ -117,13 +117,13 @@ fn main() -> ExitCode {
 
 fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
-    let config = config(options, matches)?;
+    let (shard, accept) = config(options, matches)?;
     if options.config.print_config {
-        print!("{}", rpcrdma_config::to_toml(&config.shard, &config.accept));
+        print!("{}", rpcrdma_config::to_toml(&shard, &accept));
         return Ok(());
     }
-    let (cores, addresses) = (options.cores.len(), options.listen.len());
-    ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
+    let (first, config) = program::shards(&options.listen, &options.cores)?;
+    let config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
     // Signals from now on are handled below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     // Clients choose the modes.
@@ -147,8 +147,6 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     let mount_port = mount::serve(&export, options.mount_port)?;
     let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
     let pool = pool.context("--workers")?;
-    let (first, others) = options.listen.split_first().context("--listen: no address")?;
-    let config = ServerConfig { more_addresses: others.to_vec(), ..config };
     let server = Server::start(first, nfs::services(&export, pool.as_ref()), &config)?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
@@ -186,8 +184,8 @@ fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration>
     Ok(Registration::new(mappings)?)
 }
 
-/// One shard per core, or per address; buffers for `--clients` times `CREDITS` calls.
-fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
+/// Buffers for `--clients` times `CREDITS` calls.
+fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, AcceptConfig)> {
     let calls = CREDITS as usize * usize::from(options.clients);
     let shard = Config {
         limits: LimitsConfig {
@@ -218,15 +216,7 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
         ("fpdu", "iwarp.fpdu_size"),
     ];
     let given = rpcrdma_config::given(matches, &knobs);
-    let (shard, accept) = options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?;
-    Ok(ServerConfig {
-        shard,
-        accept,
-        shards: if options.cores.is_empty() { options.listen.len() } else { options.cores.len() },
-        cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
-        stats: options.stats.clone(),
-        ..ServerConfig::default()
-    })
+    Ok(options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?)
 }
 
 /// Raises the limit of open files, and returns it.
