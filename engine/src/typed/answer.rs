@@ -167,8 +167,7 @@ impl Place for Ways<'_> {
             (false, false) => Ok(Placed::Inline),
             (false, true) if item == 0 && len <= self.inline_data => Ok(Placed::At(self.head)),
             (false, true) => Err(unwritten(self.inline_data)),
-            (true, true) if self.chunks.send(item, len) => Ok(Placed::Apart),
-            (true, true) => Err(unwritten(0)),
+            (true, true) => self.chunks.send(item, len).map(|()| Placed::Apart).map_err(unwritten),
             (true, false) => match self.chunks.copy(item, bulk.bytes()) {
                 Ok(()) => Ok(Placed::Apart),
                 Err(refusal) => {

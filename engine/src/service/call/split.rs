@@ -157,15 +157,10 @@ impl Results<'_> {
         Ok(result.writer(index)?.put(bytes)?)
     }
 
-    /// Sends the first `len` bytes of a chunk that holds at least as many. False if it holds fewer.
-    pub(crate) fn send(&mut self, index: usize, len: usize) -> bool {
-        self.chunks.get_mut(index).is_some_and(|result| {
-            let is_there = len <= result.len;
-            if is_there {
-                result.truncate(len);
-            }
-            is_there
-        })
+    /// Sends the first `len` bytes of a chunk. If it holds fewer, returns their number.
+    pub(crate) fn send(&mut self, index: usize, len: usize) -> Result<(), usize> {
+        let result = self.chunks.get_mut(index).ok_or(0_usize)?;
+        (len <= result.len).then(|| result.truncate(len)).ok_or(result.len)
     }
 
     /// Sends nothing in the chunks from `index` on.
