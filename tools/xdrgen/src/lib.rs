@@ -17,7 +17,8 @@
 //! - `struct *NAME { … }`, a pointer to a structure (RFC 1833 §3.1);
 //! - a name behind the last brace of a type (RFC 5531 §9), and constants that are texts: both have no effect.
 //!
-//! A value takes at most 32 KiB, without what it borrows from the message: longer arrays are those of variable length.
+//! A value takes at most 32 KiB, and 128 KiB with each level of its nested types, without what it borrows from the
+//! message: longer arrays are those of variable length.
 //! Elements take at least a word of XDR. A procedure has at most 12 arguments.
 //!
 //! Lines of the C preprocessor:

@@ -5,27 +5,36 @@ use crate::schema::{Form, Name, Schema, Type, TypeDef, TypeId};
 
 /// Most bytes of a type. Its values are decoded on the stack of a shard, in a few copies.
 const MAX_BYTES: u64 = 32 << 10;
+/// Most bytes of a type and of the types nested in it, each level once: all are on the stack at once.
+const MAX_NESTED: u64 = 4 * MAX_BYTES;
 /// Most arguments of a procedure: the longest tuple that `rpcrdma-xdr` encodes.
 const MAX_ARGUMENTS: usize = 12;
 
-/// Least bytes of XDR, and most bytes of the Rust type, roughly.
+/// Least bytes of XDR, and most bytes of the Rust type, roughly; those of all levels of nested types.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     xdr: u64,
     rust: u64,
+    nested: u64,
 }
 
 impl Extent {
     const fn of(xdr: u64, rust: u64) -> Self {
-        Self { xdr, rust }
+        Self { xdr, rust, nested: 0 }
     }
 
     fn and(self, next: Self) -> Self {
-        Self::of(self.xdr.saturating_add(next.xdr), self.rust.saturating_add(next.rust))
+        let nested = self.nested.max(next.nested);
+        Self { nested, ..Self::of(self.xdr.saturating_add(next.xdr), self.rust.saturating_add(next.rust)) }
     }
 
     fn or(self, other: Self) -> Self {
-        Self::of(self.xdr.min(other.xdr), self.rust.max(other.rust))
+        Self { nested: self.nested.max(other.nested), ..Self::of(self.xdr.min(other.xdr), self.rust.max(other.rust)) }
+    }
+
+    /// The extent of what holds this.
+    fn within(self, xdr: u64, rust: u64) -> Self {
+        Self { xdr, rust, nested: self.nested.saturating_add(self.rust) }
     }
 }
 
@@ -33,9 +42,13 @@ impl Extent {
 pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
     let mut known = Extents { schema, known: vec![None; schema.types.len()] };
     for (index, def) in schema.types.iter().enumerate() {
-        let rust = known.named(TypeId(index)).rust;
-        if rust > MAX_BYTES {
-            let message = format!("`{}` is {rust} bytes by value, at most {MAX_BYTES} are possible", def.name.text);
+        let Extent { rust, nested, .. } = known.named(TypeId(index));
+        let (what, bytes, most) = match rust > MAX_BYTES {
+            true => ("is", rust, MAX_BYTES),
+            false => ("and the types in it are", nested.saturating_add(rust), MAX_NESTED),
+        };
+        if bytes > most {
+            let message = format!("`{}` {what} {bytes} bytes by value, at most {most} are possible", def.name.text);
             problems
                 .add(&def.name.at, message)
                 .help("`<n>`, an array of variable length, stays in the message; its encoding starts with its length");
@@ -88,29 +101,42 @@ impl Extents<'_> {
             Type::Int | Type::UnsignedInt | Type::Float | Type::Bool => Extent::of(4, 4),
             Type::Hyper | Type::UnsignedHyper | Type::Double => Extent::of(8, 8),
             Type::FixedOpaque(len) => Extent::of(u64::from(*len), u64::from(*len)),
-            Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) | Type::List(_) => Extent::of(4, 24),
-            Type::Optional(inner) => Extent::of(4, self.of(inner).rust.saturating_add(8)),
+            Type::Opaque { .. } | Type::Text { .. } => Extent::of(4, 24),
+            Type::Array(inner, _) => self.of(inner).within(4, 24),
+            Type::List(id) => self.named(*id).within(4, 24),
+            Type::Optional(inner) => {
+                let of = self.of(inner);
+                of.within(4, of.rust.saturating_add(8))
+            }
             Type::FixedArray(inner, count) => {
                 let (of, count) = (self.of(inner), u64::from(*count));
-                Extent::of(of.xdr.saturating_mul(count), of.rust.saturating_mul(count))
+                of.within(of.xdr.saturating_mul(count), of.rust.saturating_mul(count))
             }
             Type::Named(id) => self.named(*id),
         }
+    }
+
+    /// The same as a field.
+    fn nested(&mut self, ty: &Type) -> Extent {
+        let of = self.of(ty);
+        of.within(of.xdr, of.rust)
     }
 
     fn named(&mut self, id: TypeId) -> Extent {
         if let Some(extent) = self.known[id.0] {
             return extent;
         }
+        // A list has its own type as its last field.
+        self.known[id.0] = Some(Extent::default());
         let extent = match &self.schema.types[id.0].form {
             Form::Enum(_) => Extent::of(4, 4),
-            Form::Alias(ty) => self.of(ty),
+            Form::Alias(ty) => self.nested(ty),
             Form::Struct { fields, .. } => {
-                fields.iter().fold(Extent::default(), |all, field| all.and(self.of(&field.ty)))
+                fields.iter().fold(Extent::default(), |all, field| all.and(self.nested(&field.ty)))
             }
             Form::Union(union) => {
                 let cases = union.arms.iter().map(|arm| &arm.field).chain(&union.default);
-                let arms = cases.map(|arm| arm.as_ref().map_or_else(Extent::default, |field| self.of(&field.ty)));
+                let arms = cases.map(|arm| arm.as_ref().map_or_else(Extent::default, |field| self.nested(&field.ty)));
                 Extent::of(4, 8).and(arms.reduce(Extent::or).unwrap_or_default())
             }
         };

@@ -293,6 +293,10 @@ fn values_by_value_are_bounded() {
         ("typedef opaque a[4096]; typedef a b[128];", "`b` is 524288 bytes by value, at most 32768 are possible"),
         ("typedef string s<>; struct a { s x[2000]; };", "`a` is 48000 bytes by value, at most 32768 are possible"),
         (
+            "typedef opaque a[30000]; struct b { a x; }; struct c { b x; }; struct d { c x; };",
+            "`d` and the types in it are 150000 bytes by value, at most 131072 are possible",
+        ),
+        (
             "typedef int a[5000]; program p { version v { void f(a, a) = 1; } = 1; } = 1;",
             "arguments of `f` are 40000 bytes by value, at most 32768 are possible",
         ),
