@@ -466,12 +466,12 @@ macro_rules! names {
                 answer.send(&(arg + typed_names::$signature::NUMBER as i32))
             })*
 
-            fn into(&self, call: Deferred<typed_names::Into>) {
+            fn into_(&self, call: Deferred<typed_names::Into>) {
                 let sum = call.args() + typed_names::Into::NUMBER as i32;
                 call.send(&sum);
             }
 
-            fn clone(&self, call: Deferred<typed_names::Clone>) -> impl Future<Output = ()> + 'static {
+            fn clone_(&self, call: Deferred<typed_names::Clone>) -> impl Future<Output = ()> + 'static {
                 let sum = call.args() + typed_names::Clone::NUMBER as i32;
                 async move { call.send(&sum) }
             }
@@ -485,7 +485,7 @@ macro_rules! names {
         /// Calls each procedure, and returns the results less the argument.
         fn call_names(of: &mut typed_names::Client<Client>) -> Vec<i32> {
             let mut numbers = vec![$(of.$method(&100).expect("a reply").results().expect("a sum") - 100),*];
-            for response in [of.into(&100).map(|of| of.results()), of.clone(&100).map(|of| of.results())] {
+            for response in [of.into_(&100).map(|of| of.results()), of.clone_(&100).map(|of| of.results())] {
                 numbers.push(response.expect("a reply").expect("a sum") - 100);
             }
             numbers.push(of.future(&100).expect("a reply").results().expect("a sum") - 100);
@@ -494,7 +494,7 @@ macro_rules! names {
     };
 }
 names! {
-    send: Send, sync: Sync, sized: Sized, to_owned: ToOwned, as_ref: AsRef, drop: Drop, s: S_, t: T_, f: F_,
+    send: Send, sync: Sync, sized: Sized, to_owned_: ToOwned, as_ref: AsRef, drop: Drop, s: S_, t: T_, f: F_,
     r#fn: Fn, copy: Copy, run: Run, add: Add
 }
 

@@ -111,15 +111,16 @@ pub fn load(path: &Path, placement: Option<&Path>) -> Result<Schema, CompileErro
     Ok(schema)
 }
 
-/// Files that look like the missing placement file of `path`: of no specification, or with another extension.
+/// Files that look like the missing placement file of `path`: of no specification, or with its name alone.
 fn misnamed(path: &Path) -> impl Iterator<Item = PathBuf> {
-    let others =
-        ["toml", "placement"].map(|extension| path.with_extension(extension).file_name().map(ToOwned::to_owned));
+    let plain = path.with_extension("toml").file_name().map(ToOwned::to_owned);
     let files = fs::read_dir(directory(path)).into_iter().flatten().flatten().map(|entry| entry.path());
     files.filter(move |file| {
-        let stem = file.to_str().and_then(|file| file.strip_suffix(".placement.toml"));
-        others.contains(&file.file_name().map(ToOwned::to_owned))
-            || stem.is_some_and(|stem| !Path::new(&format!("{stem}.x")).exists())
+        let Some(name) = file.file_name().and_then(|name| name.to_str()) else { return false };
+        let of_another = |stem| file.with_file_name(format!("{stem}.x")).exists();
+        let is_used = name.strip_suffix(".placement.toml").is_some_and(of_another);
+        let is_data = name.ends_with("ml") || name.ends_with(".placement");
+        file.file_name() == plain.as_deref() || (name.contains("placement") && is_data && !is_used)
     })
 }
 
@@ -143,11 +144,13 @@ mod tests {
     fn placement_files_of_other_names_are_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let write = |name: &str| fs::write(dir.path().join(name), "").expect("written");
-        ["a.x", "b.x", "b.placement.toml", "Cargo.toml", "c.placement.toml", "a.toml"].into_iter().for_each(write);
+        ["a.x", "b.x", "b.placement.toml", "Cargo.toml", "c.placement.toml", "a.toml", "a_placement.toml"]
+            .into_iter()
+            .for_each(write);
         let x = dir.path().join("a.x");
         let mut found: Vec<_> = misnamed(&x).filter_map(|file| file.file_name().map(ToOwned::to_owned)).collect();
         found.sort();
-        assert_eq!(found, ["a.toml", "c.placement.toml"]);
+        assert_eq!(found, ["a.toml", "a_placement.toml", "c.placement.toml"]);
         let schema = load(&x, None).expect("a schema");
         assert!(schema.warnings.iter().all(|line| line.contains("a.placement.toml would be")), "{schema:?}");
         write("a.placement.toml");

@@ -250,6 +250,10 @@ impl Reader<'_> {
             if u64::from(*given.get_ref()) > size.max {
                 self.error(&given.span(), format!("{} exceeds {}, the types' bound", given.get_ref(), size.max));
             }
+            if u64::from(*given.get_ref()) < size.min {
+                let message = format!("{} is less than {}, the shortest of all {what}", given.get_ref(), size.min);
+                self.error(&given.span(), message);
+            }
             return *given.get_ref();
         }
         if let Ok(max) = u32::try_from(size.max) {

@@ -285,7 +285,7 @@ impl Resolver<'_> {
                 self.problems.add(&case.at, message).related(&first.at, "first here");
             }
         }
-        if union.arms.is_empty() && union.default.is_none() {
+        if union.arms.is_empty() {
             self.problems.add(&name.at, format!("union `{}` has no case", name.text));
         }
     }

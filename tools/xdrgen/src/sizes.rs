@@ -8,6 +8,8 @@ pub(crate) const UNBOUNDED: u64 = u64::MAX;
 /// Worst case of a value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Size {
+    /// Least bytes, eligible items left out.
+    pub(crate) min: u64,
     /// Most bytes, eligible items left out.
     pub(crate) max: u64,
     /// An item that makes `max` unbounded.
@@ -23,8 +25,12 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    fn bytes(max: u64) -> Self {
-        Self { max, ..Self::default() }
+    fn bytes(bytes: u64) -> Self {
+        Self::between(bytes, bytes)
+    }
+
+    fn between(min: u64, max: u64) -> Self {
+        Self { min, max, ..Self::default() }
     }
 
     /// This value, then another one.
@@ -34,6 +40,7 @@ impl Size {
             _ => self.head.max(self.max.saturating_add(next.head)),
         };
         Self {
+            min: self.min.saturating_add(next.min),
             max: self.max.saturating_add(next.max),
             open: self.open.or(next.open),
             count: self.count.saturating_add(next.count),
@@ -46,6 +53,7 @@ impl Size {
     /// This value or another one.
     fn or(self, other: Self) -> Self {
         Self {
+            min: self.min.min(other.min),
             max: self.max.max(other.max),
             open: self.open.or(other.open),
             count: self.count.max(other.count),
@@ -90,10 +98,10 @@ impl<'s> Sizes<'s> {
             Type::FixedOpaque(len) => Size::bytes(u64::from(*len).next_multiple_of(4)),
             Type::Opaque { max, is_bulk: true } | Type::Text { max, is_bulk: true } => {
                 let max_len = max.map_or(UNBOUNDED, u64::from);
-                Size { max: 4, open: None, count: 1, max_len, head: 4, always: true }
+                Size { count: 1, max_len, head: 4, always: true, ..Size::bytes(4) }
             }
             Type::Opaque { max, .. } | Type::Text { max, .. } => {
-                Size::bytes(max.map_or(UNBOUNDED, |max| 4 + u64::from(max).next_multiple_of(4)))
+                Size::between(4, max.map_or(UNBOUNDED, |max| 4 + u64::from(max).next_multiple_of(4)))
             }
             Type::FixedArray(inner, len) => self.repeat(inner, u64::from(*len), 0),
             Type::Array(inner, max) => self.repeat(inner, max.map_or(UNBOUNDED, u64::from), 4),
@@ -113,9 +121,10 @@ impl<'s> Sizes<'s> {
             self.repeated[id.0] = true;
         }
         if count == UNBOUNDED {
-            return Size::bytes(UNBOUNDED);
+            return Size::between(length, UNBOUNDED);
         }
-        Size { open: size.open, ..Size::bytes(size.max.saturating_mul(count).saturating_add(length)) }
+        let min = if length == 0 { size.min.saturating_mul(count) } else { length };
+        Size { open: size.open, ..Size::between(min, size.max.saturating_mul(count).saturating_add(length)) }
     }
 
     /// Whether each type is inside an array, list or optional data that has eligible items.

@@ -14,6 +14,9 @@ const MAX_INLINE_RESULT: u32 = 4096;
 const TAKEN: [&str; 12] =
     ["Binding", "Bindings", "Client", "Err", "F", "Ok", "Refusal", "Result", "S", "Server", "Signature", "T"];
 
+/// Methods of the prelude's traits that a call would find before a client's.
+const FOUND_FIRST: [&str; 4] = ["clone", "into", "to_owned", "try_into"];
+
 /// A module for each version of each program.
 pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> Vec<TokenStream> {
     let versions = || schema.programs.iter().flat_map(|program| program.versions.iter().map(move |of| (program, of)));
@@ -62,7 +65,7 @@ impl<'s> Module<'s> {
     fn new(model: &'s Model, engine: &'s TokenStream, program: &Program, version: &'s Version) -> Self {
         let names: Vec<_> = version.procedures.iter().map(|procedure| &*procedure.name.text).collect();
         let prefix = common_prefix(&names);
-        let (mut types, mut methods) = (Scope::with(&TAKEN), Scope::default());
+        let (mut types, mut methods) = (Scope::with(&TAKEN), Scope::with(&FOUND_FIRST));
         let calls = version.procedures.iter().filter(|procedure| !is_null(procedure)).map(|procedure| {
             let text = &procedure.name.text[prefix..];
             let (signature, method) = (types.camel(text), methods.snake(text));
@@ -163,6 +166,8 @@ impl<'s> Module<'s> {
                 },
                 Run::Async => quote! {
                     #doc
+                    ///
+                    /// The future cannot borrow `self`: clone what it needs, such as an `Arc`, into it.
                     fn #method(&self, call: typed::Deferred<#signature>) -> impl ::core::future::Future<Output = ()> + 'static {
                         async move { #refuse; }
                     }

@@ -260,7 +260,7 @@ fn errors_of_names_and_numbers() {
         ("union a switch (int i) { case 1: int x; case 2: int x; };", "`x`: the arm name is used twice"),
         ("union a switch (int i) { case 1: int x; case 1: int y; };", "case `1` comes twice"),
         ("union a switch (int i) { default: int x; default: int y; };", "the union by `i` has two defaults"),
-        ("union a switch (int i) { };", "union `a` has no case"),
+        ("union a switch (int i) { default: int x; };", "union `a` has no case"),
         ("union a switch (bool i) { case 2: void; };", "`2` is no value of `i`"),
         ("union a switch (unsigned i) { case -1: void; };", "`-1` is no value of `i`"),
         ("enum e { A }; union a switch (e i) { case 1: void; };", "`1` is no value of `i`"),

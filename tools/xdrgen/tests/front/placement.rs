@@ -131,6 +131,7 @@ fn refused() {
             "unknown variant `here`, expected one of `shard`, `workers`, `deferred`, `async`",
         ),
         ("[FILES_V1.WRITE]\nmax_reply = 1", "1 exceeds 0, the types' bound"),
+        ("[FILES_V1.READ]\nmax_call = 3", "3 is less than 8, the shortest of all calls"),
         ("[FILES_V1.READ]\nmax_inline_result = 1", "1 exceeds 0, all eligible results"),
         ("[bounds]\nname = 4\n[FILES_V1.READ]\n", "replies of `READ` have no limit: `read_ok.data` has no bound"),
         ("[bounds]\n'read_ok.data' = 4", "calls of `READ` have no limit: `name` has no bound"),
