@@ -241,7 +241,7 @@ pub enum Defect {
     #[error("memory of others: chunks are from `alloc` of this connection, calls from `prepare` of this client")]
     ForeignMemory,
     #[error(
-        "handler would block the shard that it waits for (Procedure::on_workers, Procedure::deferred, Client::start)"
+        "handler would block the shard that it waits for (Client::start, Client::alloc_async; on a server also Procedure::on_workers)"
     )]
     OwnShard,
     #[error(
@@ -268,8 +268,8 @@ fn hint(error: &ErrorBody) -> &'static str {
     match error {
         ErrorBody::System => " (peer lacks memory, is draining or has failed: see its log)",
         ErrorBody::BadXdr => {
-            " (malformed, or a chunk exceeds what the peer takes: Procedure::read_chunks, Procedure::write_chunks and \
-             memory.bulk_buffers of the peer)"
+            " (malformed; or a chunk exceeds what the peer takes: Procedure::read_chunks, Procedure::write_chunks and \
+             memory.bulk_buffers of the peer; or, in version 1, one is missing or too short for a result)"
         }
         ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. } => {
             " (limit of this side: memory.bulk_buffers)"

@@ -172,8 +172,8 @@ pub enum Refusal {
     },
     /// A Write chunk of the caller is too short for its result. The answer is a transport error.
     ///
-    /// The caller then retransmits the call with a longer chunk, or with a Reply chunk for the results. It does so at
-    /// most twice, with the same XID. The handler runs again each time. For a call that must not run twice, the handler
+    /// In version 2 the caller then retransmits the call with a longer chunk, or with a Reply chunk for the results. It
+    /// does so at most twice, with the same XID. Version 1 has no such error: the call fails. The handler runs again each time. For a call that must not run twice, the handler
     /// computes the length first, or the procedure is `Procedure::cached`.
     #[error("Write chunk {index} is too short for {needed} bytes")]
     ShortChunk {
@@ -254,8 +254,8 @@ impl Refusal {
         let Self::Failed { what, needed, limit } = self else { return format!("handler returned Refusal::{self:?}") };
         match what {
             Failing::Reply => format!(
-                "inline results of at least {needed} bytes exceed {limit} (Procedure::max_reply; of typed procedures \
-                 max_reply and max_inline_result in the placement file)"
+                "inline results of at least {needed} bytes exceed {limit} (Procedure::max_reply, or max_reply and \
+                 max_inline_result in the placement file; or the caller offers a Write chunk)"
             ),
             Failing::Switch => "result is the `Default` arm with a switch of another arm".to_owned(),
             Failing::Bound => format!("length {needed} in the results exceeds {limit}, the bound in the `.x` file"),

@@ -32,11 +32,11 @@ pub(super) const CHECKSUMMED: usize = 256;
 pub struct DuplicateRequestCacheConfig {
     /// Most calls, running or finished; about 160 bytes each.
     ///
-    /// The running calls of one client take at most half of what those of others leave.
+    /// The running calls of one client take about half of what those of others leave, at most.
     pub entries: usize,
     /// Most bytes of replies.
     ///
-    /// From 1024 `entries` on, a reply of more than a sixteenth is not kept.
+    /// From 4096 `entries` on, a reply of more than a sixteenth is not kept.
     pub bytes: usize,
     /// Lifetime of a finished call.
     ///
@@ -239,8 +239,8 @@ pub struct DuplicateRequestCache {
 impl DuplicateRequestCache {
     /// An empty cache, of at least one entry; allocates as it fills.
     pub fn new(config: DuplicateRequestCacheConfig) -> Self {
-        // Few parts: each holds its share of calls, for any keys.
-        let parts = (config.entries / 64).clamp(1, 16);
+        // Few parts: each holds its share of calls, and about as much of each client's, for any keys.
+        let parts = (config.entries / 256).clamp(1, 16);
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
@@ -330,8 +330,8 @@ impl DuplicateRequestCache {
 }
 
 impl Part {
-    /// Whether a client has as many running calls as there are free entries: any number of clients leave some. Counts
-    /// them only where they may be so many.
+    /// Whether a client has as many running calls as there are free entries: few clients leave some. Counts them only
+    /// where they may be so many.
     fn has_its_share(&self, client: &Client, entries: usize) -> bool {
         let running = self.calls.len() - self.finished.len();
         if running < entries - running {

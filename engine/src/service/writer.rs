@@ -256,8 +256,8 @@ mod tests {
         let cause = Refusal::from(inline).cause();
         assert_eq!(
             cause,
-            "inline results of at least 17 bytes exceed 16 (Procedure::max_reply; of typed procedures max_reply and \
-                    max_inline_result in the placement file)"
+            "inline results of at least 17 bytes exceed 16 (Procedure::max_reply, or max_reply and max_inline_result \
+                    in the placement file; or the caller offers a Write chunk)"
         );
     }
 
