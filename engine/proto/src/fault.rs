@@ -173,8 +173,9 @@ pub enum Refusal {
     /// A Write chunk of the caller is too short for its result. The answer is a transport error.
     ///
     /// In version 2 the caller then retransmits the call with a longer chunk, or with a Reply chunk for the results. It
-    /// does so at most twice, with the same XID. Version 1 has no such error: the call fails. The handler runs again each time. For a call that must not run twice, the handler
-    /// computes the length first, or the procedure is `Procedure::cached`.
+    /// does so at most twice, with the same XID. Version 1 has no such error: the call fails. The handler runs again
+    /// each time. For a call that must not run twice, the handler computes the length first, or the procedure is
+    /// `Procedure::cached`.
     #[error("Write chunk {index} is too short for {needed} bytes")]
     ShortChunk {
         /// Index of the chunk, from 0.

@@ -43,9 +43,9 @@ impl<'a, P: Signature> Answer<'a, P> {
 
     /// Writer of the first eligible result, in the memory sent.
     ///
-    /// That is a Write chunk, or the reply. Its room is what the caller accepts; in the reply, without the longest other
-    /// results, and 0 if unbounded ones come before. The results name the bytes written by [`Bulk::placed`]. A second
-    /// writer starts again.
+    /// That is a Write chunk, or the reply. Its room is what the caller accepts; in the reply, without the longest
+    /// other results, and 0 if unbounded ones come before. The results name the bytes written by [`Bulk::placed`]. A
+    /// second writer starts again.
     ///
     /// # Errors
     /// The procedure has no such result, or the call holds [lent](Self::lend) memory.

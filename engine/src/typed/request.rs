@@ -140,9 +140,9 @@ impl<P: Signature> Request<P> {
 
     /// Offers a Write chunk of `len` bytes for the next eligible result.
     ///
-    /// `len` is not 0. If the result is longer, in version 2 the client retransmits the call with a longer chunk, and the
-    /// handler [runs again](Refusal::ShortChunk); in version 1 the call fails. For a procedure that must not run twice,
-    /// offer its longest result.
+    /// `len` is not 0. If the result is longer, in version 2 the client retransmits the call with a longer chunk, and
+    /// the handler [runs again](Refusal::ShortChunk); in version 1 the call fails. For a procedure that must not run
+    /// twice, offer its longest result.
     pub fn room(mut self, len: u32) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Bytes(len));
         self

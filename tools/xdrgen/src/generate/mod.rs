@@ -75,9 +75,10 @@ impl Options {
 ///
 /// # Names
 /// Types are in `UpperCamelCase`, fields and procedures in `snake_case`, constants in `SCREAMING_SNAKE_CASE`. In
-/// `READ3args`, `args` is a word. A keyword becomes `r#keyword`, or `keyword_` where Rust has no raw form. Of names that
-/// would clash, the later one gets a `_`; so do types named as those of Rust's prelude, and procedures as its methods. Values of an enum and procedures
-/// of a version lose their common prefix. It ends with `_`, with a digit, or in front of a `_` of one of the names.
+/// `READ3args`, `args` is a word. A keyword becomes `r#keyword`, or `keyword_` where Rust has no raw form. Of names
+/// that would clash, the later one gets a `_`; so do types named as those of Rust's prelude, and procedures as its
+/// methods. Values of an enum and procedures of a version lose their common prefix. It ends with `_`, with a digit, or
+/// in front of a `_` of one of the names.
 ///
 /// # Panics
 /// A path in `options` is no path.
