@@ -33,7 +33,7 @@ const PROT: [(&str, &str); 2] = [
     ),
     (
         "prot.placement.toml",
-        "eligible = [\"data\"]\nbounds = { data = 1000 }\nONE.ALL = { max_call = 1, max_reply = 1 }\n",
+        "eligible = [\"data\"]\nbounds = { data = 1000 }\nONE.ALL = { max_call = 64, max_reply = 64 }\n",
     ),
 ];
 
