@@ -18,6 +18,12 @@ impl CallId {
     pub fn xid(self) -> u32 {
         self.0
     }
+
+    /// The call of an XID.
+    #[doc(hidden)]
+    pub fn of_xid(xid: u32) -> Self {
+        Self(xid)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

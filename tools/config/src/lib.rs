@@ -20,10 +20,15 @@
 //! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
 //! [`program`] has what the `main` functions share.
 
+#[cfg(feature = "clap")]
+mod args;
+#[cfg(feature = "clap")]
 pub mod program;
 
+#[cfg(feature = "clap")]
+pub use args::{ConfigArgs, Named, given};
+
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use rpcrdma::IdlePolicy;
@@ -32,17 +37,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Prefix of the variables.
-const PREFIX: &str = "RPCRDMA_";
 /// Value of a knob without one.
 const UNSET: &str = "unset";
 /// Its form in files, for errors.
 const UNSET_FORM: &str = "(in a file: \"unset\")";
 /// Longest name or value in an error, in characters.
 const SHOWN: usize = 64;
-/// Groups of all programs, then those of one role.
-const GROUPS: [&str; 9] =
-    ["memory", "limits", "timeouts", "wire", "device", "iwarp", "poll", ConnectConfig::GROUP, AcceptConfig::GROUP];
 
 /// Knobs of a server or of a client.
 pub trait Role: Serialize + DeserializeOwned {
@@ -79,7 +79,8 @@ fn is_of_other_role<R: Role>(knob: &str) -> bool {
 }
 
 /// Idle policy by name: `--idle` of the programs, and the knob `poll.idle`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Idle {
     /// Poll always; for dedicated cores, which are always busy
     Poll,
@@ -95,6 +96,17 @@ impl Idle {
     /// Empty polls of [`Idle::Yield`] before it sleeps.
     pub const YIELDS: u32 = 16;
 
+    /// The policy of this name.
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "poll" => Self::Poll,
+            "adaptive" => Self::Adaptive,
+            "yield" => Self::Yield,
+            "event" => Self::Event,
+            _ => return None,
+        })
+    }
+
     /// The policy with its default number of polls.
     pub fn policy(self) -> IdlePolicy {
         match self {
@@ -104,88 +116,6 @@ impl Idle {
             Self::Event => IdlePolicy::Event,
         }
     }
-}
-
-/// Names of an option's values.
-pub trait Named: clap::ValueEnum {
-    /// Name on the command line.
-    fn name(&self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-}
-
-impl<T: clap::ValueEnum> Named for T {}
-
-/// Heading of these options in help texts.
-const HEADING: &str = "Configuration";
-
-/// Options of every program.
-#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
-pub struct ConfigArgs {
-    /// Read knobs from this file, in TOML; the environment (RPCRDMA_MEMORY_RECEIVES=8192) overrides it
-    #[arg(long, value_name = "FILE", help_heading = HEADING)]
-    pub config: Option<PathBuf>,
-    /// Set a knob, such as memory.receives=8192; overrides file and environment
-    #[arg(long, value_name = "GROUP.KNOB=VALUE", help_heading = HEADING)]
-    pub set: Vec<String>,
-    /// Print the configuration in force, in TOML, and exit
-    #[arg(long, help_heading = HEADING)]
-    pub print_config: bool,
-}
-
-impl ConfigArgs {
-    /// Reads file and environment.
-    ///
-    /// # Errors
-    /// The file, or the argument of `--set`, cannot be read.
-    pub fn load(&self) -> Result<Settings, SettingError> {
-        self.load_with(std::env::vars_os())
-    }
-
-    /// The same with these variables.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub fn load_with(&self, variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, SettingError> {
-        let mut all = self.config.as_deref().map_or(Ok(Vec::new()), file)?;
-        let named = |(name, value): (OsString, _)| Some((name.into_string().ok()?, value));
-        let mut variables: Vec<_> = variables.filter_map(named).collect();
-        variables.sort();
-        for (name, text) in variables {
-            let Some(rest) = name.strip_prefix(PREFIX).map(str::to_lowercase) else { continue };
-            let group = GROUPS.into_iter().find(|group| rest.starts_with(&format!("{group}_")));
-            // Other programs use the prefix, too.
-            if let Some(group) = group {
-                let knob = format!("{group}.{}", &rest[group.len() + 1..]);
-                let text = text.into_string().map_err(|text| SettingError::Value {
-                    source_: name.clone(),
-                    knob: knob.clone(),
-                    value: short(&text.to_string_lossy(), SHOWN),
-                    why: "wanted text in UTF-8".to_owned(),
-                })?;
-                all.push(Setting { source: name, is_argument: false, knob, values: values(&text) });
-            }
-        }
-        for text in &self.set {
-            let (knob, value) = text.split_once('=').ok_or_else(|| SettingError::NoValue(short(text, SHOWN)))?;
-            let knob = knob.trim().to_owned();
-            all.push(Setting { source: "--set".to_owned(), is_argument: true, knob, values: values(value.trim()) });
-        }
-        Ok(Settings(all))
-    }
-
-    /// The same options as arguments, for a child process of role `R`.
-    pub fn arguments<R: Role>(&self) -> Vec<String> {
-        let config = self.config.iter().map(|path| format!("--config={}", path.display()));
-        let set = self.set.iter().filter(|text| !is_of_other_role::<R>(text));
-        config.chain(set.map(|text| format!("--set={text}"))).collect()
-    }
-}
-
-/// The knobs of the given options. `options`: each with its knob.
-pub fn given<'a>(matches: &clap::ArgMatches, options: &[(&str, &'a str)]) -> Vec<&'a str> {
-    let is_given = |option| matches.value_source(option) == Some(clap::parser::ValueSource::CommandLine);
-    options.iter().filter(|(option, _)| is_given(option)).map(|&(_, knob)| knob).collect()
 }
 
 /// A knob with the readings of its text; the first valid one counts.
@@ -324,6 +254,14 @@ fn groups_of<R: Role>(config: &Config, role: &R) -> Map<String, Value> {
     groups
 }
 
+/// All knobs of this name, as `group.knob`.
+pub fn knobs_named(name: &str) -> Vec<String> {
+    let mut groups = groups_of(&Config::default(), &ConnectConfig::default());
+    groups.extend(groups_of(&Config::default(), &AcceptConfig::default()));
+    let has = |knobs: &Value| knobs.as_object().is_some_and(|knobs| knobs.contains_key(name));
+    groups.iter().filter(|(_, knobs)| has(knobs)).map(|(group, _)| format!("{group}.{name}")).collect()
+}
+
 /// The configurations of these groups.
 fn read<R: Role>(mut groups: Map<String, Value>) -> Result<(Config, R), String> {
     let text = |error: serde_json::Error| error.to_string();
@@ -332,6 +270,21 @@ fn read<R: Role>(mut groups: Map<String, Value>) -> Result<(Config, R), String> 
 }
 
 impl Settings {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no TOML of groups.
+    pub fn read(&mut self, path: &Path) -> Result<(), SettingError> {
+        self.0.extend(file(path)?);
+        Ok(())
+    }
+
+    /// Sets a knob, `group.knob`, as `text` says. `source` is for errors. It is checked when all are applied.
+    pub fn set(&mut self, source: &str, knob: &str, text: &str) {
+        let (source, knob, values) = (source.to_owned(), knob.to_owned(), values(text));
+        self.0.push(Setting { source, is_argument: false, knob, values });
+    }
+
     /// Applies them to a program's defaults, and checks the result.
     ///
     /// `options` are the knobs that options of the program have set. They override file and environment, which may
@@ -420,7 +373,7 @@ impl Setting {
 /// The value; the plain name of an idle policy gets its default number of polls.
 fn with_fields(knob: &str, value: &Value) -> Value {
     let name = value.as_str().filter(|_| knob == "poll.idle");
-    let idle = name.and_then(|name| <Idle as clap::ValueEnum>::from_str(name, false).ok());
+    let idle = name.and_then(Idle::named);
     idle.and_then(|idle| serde_json::to_value(idle.policy()).ok()).unwrap_or_else(|| value.clone())
 }
 

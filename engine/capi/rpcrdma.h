@@ -1,0 +1,622 @@
+// ONC RPC over RDMA (RFC 8166), protocol versions 1 and 2.
+//
+// Functions that return int return 0 or a count, or a negative code of errno.h. Those that return a pointer return NULL
+// after a failure. rpcrdma_error has the text. What `Safety` says is the caller's duty: it cannot be checked.
+//
+// No function unwinds. None may be called in a signal handler, or after fork in a child that does not exec.
+
+#ifndef RPCRDMA_H
+#define RPCRDMA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+
+// The procedure runs on workers (`server.workers`): its handler may block.
+#define RPCRDMA_ON_WORKERS 1
+
+// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks.
+#define RPCRDMA_CACHED 2
+
+// Calls have no reply.
+#define RPCRDMA_ONE_WAY 4
+
+// Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
+#define RPCRDMA_OWN_RESULTS 8
+
+// Reduced arguments have no length among the inline arguments.
+#define RPCRDMA_UNCOUNTED 16
+
+// `PROG_UNAVAIL` of RFC 5531 §9.
+#define RPCRDMA_PROG_UNAVAIL 1
+
+// `PROC_UNAVAIL`.
+#define RPCRDMA_PROC_UNAVAIL 3
+
+// `GARBAGE_ARGS`: the arguments cannot be decoded.
+#define RPCRDMA_GARBAGE_ARGS 4
+
+// `SYSTEM_ERR`: the server has failed.
+#define RPCRDMA_SYSTEM_ERR 5
+
+// No reply, for procedures of `RPCRDMA_ONE_WAY`.
+#define RPCRDMA_NO_REPLY 6
+
+// `AUTH_ERROR`: add the `auth_stat`.
+#define RPCRDMA_AUTH_ERROR 256
+
+// Memory that the application has mapped. Any thread uses it.
+typedef struct rpcrdma_arena rpcrdma_arena;
+
+// Memory of a chunk, registered with the device. One thread at a time uses it.
+typedef struct rpcrdma_buffer rpcrdma_buffer;
+
+// A call at the server. Its handler uses it; a deferred one, any one thread at a time.
+typedef struct rpcrdma_call rpcrdma_call;
+
+// A client whose calls block, with a thread of its own. One thread at a time uses it.
+typedef struct rpcrdma_client rpcrdma_client;
+
+// Knobs of servers and clients, by the names of `tuning.md`. One thread at a time uses it.
+typedef struct rpcrdma_config rpcrdma_config;
+
+// A client that its thread polls. Only the thread that made it uses it.
+typedef struct rpcrdma_local_client rpcrdma_local_client;
+
+// A server that its thread polls. Only the thread that made it uses it.
+typedef struct rpcrdma_local_server rpcrdma_local_server;
+
+// The reply of a call. One thread at a time uses it.
+typedef struct rpcrdma_reply rpcrdma_reply;
+
+// A call that a client makes. One thread at a time uses it.
+typedef struct rpcrdma_request rpcrdma_request;
+
+// A server with threads of its own. Any thread uses it.
+typedef struct rpcrdma_server rpcrdma_server;
+
+// Procedures of a server, or of a client that takes calls. One thread at a time uses it.
+typedef struct rpcrdma_services rpcrdma_services;
+
+// Answers a call at once: writes its results, and returns 0.
+//
+// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
+// Another result refuses the call: an `RPCRDMA_` status, or the negative code of a function that has failed for this
+// call. No exception of C++ may leave it: the process ends.
+typedef int (*rpcrdma_handler)(void *context, rpcrdma_call *call);
+
+// Takes a call, to be answered by `rpcrdma_call_answer`, now or later, on any thread.
+//
+// It runs on a shard and must not block.
+typedef void (*rpcrdma_deferred_handler)(void *context, rpcrdma_call *call);
+
+// A procedure of a table: `{.number = 1, .handler = get, .max_reply = 16}`.
+//
+// It has a handler, or a deferred one. All else may be 0.
+typedef struct {
+    // Procedure number.
+    uint32_t number;
+    // `RPCRDMA_ON_WORKERS` and others, or 0.
+    uint32_t flags;
+    // Answers at once.
+    rpcrdma_handler handler;
+    // Answers later.
+    rpcrdma_deferred_handler deferred;
+    // First argument of both. Any thread may use it.
+    void *context;
+    // Most bytes of inline results; 0: 256.
+    size_t max_reply;
+    // Most Read chunks of a call: eligible arguments (RFC 8166 §6). Most bytes of each.
+    uint32_t read_chunks;
+    // Most Write chunks of a call: eligible results. Most bytes of each.
+    uint32_t write_chunks;
+    // Most bytes of a Read chunk.
+    size_t max_read;
+    // Most bytes of a Write chunk.
+    size_t max_write;
+} rpcrdma_procedure;
+
+// Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
+typedef int (*rpcrdma_task)(void *context, unsigned int shard);
+
+// What a call's header says.
+typedef struct {
+    // Transaction ID.
+    uint32_t xid;
+    // Program number.
+    uint32_t program;
+    // Program version.
+    uint32_t version;
+    // Procedure number.
+    uint32_t procedure;
+    // Read chunks of the call.
+    uint32_t read_chunks;
+    // Flavor of the credential (RFC 5531 §8.2).
+    uint32_t credential_flavor;
+    // Body of the credential, in place.
+    const void *credential;
+    // Its bytes.
+    size_t credential_len;
+} rpcrdma_call_info;
+
+// Gets the end of a call: `error` is 0, or negative, as `rpcrdma_client_call` returns it.
+//
+// The reply is valid until the function returns, or `rpcrdma_reply_keep`. The function may start calls, and poll. No
+// exception of C++ may leave it: the process ends.
+typedef void (*rpcrdma_done)(void *context, uint64_t token, int error, rpcrdma_reply *reply);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Version of the library, such as `0.1.0`.
+const char *rpcrdma_version(void);
+
+// Text of this thread's last failure. Never NULL. It is valid until the thread's next failure.
+const char *rpcrdma_error(void);
+
+// Passes each line of the log to `function`, from any thread, as soon as it is written.
+//
+// `level` is 1 (error) to 4 (debug); lines above `most` are not written. Once per process. `context` is its first
+// argument.
+//
+// Returns 0, or -EBUSY if the process has a log already.
+//
+// # Safety
+// `function` may be called with `context` on any thread, until the process ends.
+int rpcrdma_log(void (*function)(void *context, int level, const char *line), void *context, int most);
+
+// Ends a handle of any kind, but not a call's. NULL is ignored.
+//
+// A server or client closes its connections at once; `rpcrdma_drain` lets calls finish first. It blocks until their
+// threads have ended. A configuration, services, and an arena may end before the servers and clients that were started
+// with them.
+//
+// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got.
+//
+// # Safety
+// `handle` is NULL or came from this library, and nobody uses it any more.
+int rpcrdma_free(void *handle);
+
+// A configuration with the defaults of all knobs. NULL without memory. `rpcrdma_free` ends it.
+rpcrdma_config *rpcrdma_config_new(void);
+
+// Sets a knob to the value that `value` says, as in a TOML file or behind `--set`.
+//
+// `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
+// all. Beside those, there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a
+// socket for `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`
+// (`ID:KEY` in hexadecimal digits, required of the peer).
+//
+// Returns 0, or -EINVAL: the text names the knob, and what it takes.
+//
+// # Safety
+// `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.
+int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *value);
+
+// Reads a TOML file of knobs, as programs do with `--config`.
+//
+// Returns 0, or -EINVAL: the text names the file, the line or the knob.
+//
+// # Safety
+// As for `rpcrdma_config_set`.
+int rpcrdma_config_load(rpcrdma_config *config, const char *path);
+
+// Has a client take calls from its server, in the reverse direction (RFC 8167). The services are copied.
+//
+// Returns 0 or a negative code.
+//
+// # Safety
+// As for `rpcrdma_config_set`.
+int rpcrdma_config_callbacks(rpcrdma_config *config, rpcrdma_services *services);
+
+// Registers the application's memory with the devices of servers and clients.
+//
+// Returns 0 or a negative code.
+//
+// # Safety
+// As for `rpcrdma_config_set`.
+int rpcrdma_config_arena(rpcrdma_config *config, rpcrdma_arena *arena);
+
+// Services without procedures. NULL without memory. `rpcrdma_free` ends them.
+rpcrdma_services *rpcrdma_services_new(void);
+
+// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied.
+//
+// Returns 0, or -EINVAL: the text names the procedure and the cause. The procedures before it are added.
+//
+// # Safety
+// `services` as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their contexts on
+// any thread.
+int rpcrdma_services_add(rpcrdma_services *services,
+                         uint32_t program,
+                         uint32_t version,
+                         const rpcrdma_procedure *table,
+                         size_t count,
+                         size_t size);
+
+// Gives each shard of a server a task: `poll` runs in each turn, on the shard's thread.
+//
+// It submits I/O, checks for completions, and answers deferred calls, whose replies go out in the same turn. It does
+// not block. A shard that sleeps wakes when the descriptor is readable that `descriptor` returns, such as of an
+// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. A server
+// with a task has no workers. A client's task does not run.
+//
+// Returns 0 or a negative code.
+//
+// # Safety
+// As for `rpcrdma_services_add`.
+int rpcrdma_services_task(rpcrdma_services *services, rpcrdma_task poll, rpcrdma_task descriptor, void *context);
+
+// Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
+//
+// An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
+// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a failure:
+// the text names the call, the limit and the remedy.
+//
+// # Safety
+// `address` ends with a zero byte; the handles as for `rpcrdma_free`.
+rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *services, rpcrdma_config *config);
+
+// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
+//
+// A handler on a shard must not block for such a call: `RPCRDMA_ON_WORKERS`, or a deferred call on another thread.
+// `config` may be NULL. NULL after a failure.
+//
+// # Safety
+// The handles as for `rpcrdma_free`; the call was not answered.
+rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
+                                         rpcrdma_call *call,
+                                         uint32_t program,
+                                         uint32_t version,
+                                         rpcrdma_config *config);
+
+// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
+// server ends.
+//
+// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many.
+//
+// # Safety
+// `server` as for `rpcrdma_free`.
+int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
+
+// Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
+//
+// As for `rpcrdma_server_start`.
+//
+// # Safety
+// As for `rpcrdma_server_start`.
+rpcrdma_local_server *rpcrdma_local_server_start(const char *address,
+                                                 rpcrdma_services *services,
+                                                 rpcrdma_config *config);
+
+// Turns a polled server once, with bounded work. Never blocks.
+//
+// Returns 1 if there was work, 0 if there was none, or a negative code.
+//
+// # Safety
+// `server` as for `rpcrdma_free`.
+int rpcrdma_local_server_poll(rpcrdma_local_server *server);
+
+// Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
+//
+// Returns 1 once it is drained, 0 before, or a negative code.
+//
+// # Safety
+// `server` as for `rpcrdma_free`.
+int rpcrdma_local_server_drain(rpcrdma_local_server *server);
+
+// The descriptor of a polled server or client, for epoll: readable while it is armed and has work. It closes with the
+// handle.
+//
+// # Safety
+// `handle` as for `rpcrdma_free`.
+int rpcrdma_fd(void *handle);
+
+// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll.
+//
+// Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
+// `rpcrdma_disarm` follows. Whatever comes in between makes the descriptor readable.
+//
+// # Safety
+// `handle` as for `rpcrdma_free`.
+int rpcrdma_arm(void *handle, int milliseconds);
+
+// Ends what `rpcrdma_arm` has prepared. Returns 0 or a negative code.
+//
+// # Safety
+// `handle` as for `rpcrdma_free`.
+int rpcrdma_disarm(void *handle);
+
+// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
+// bytes, with the zero byte at the end.
+//
+// Returns the length of the whole, or a negative code.
+//
+// # Safety
+// `handle` as for `rpcrdma_free`; `room` has `len` bytes.
+int rpcrdma_stats(void *handle, char *room, size_t len);
+
+// Writes the call's header to `info`. Returns 0 or a negative code.
+//
+// # Safety
+// `call` is NULL, or a call that was not answered; `info` is writable.
+int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info);
+
+// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its address. At most `len` bytes,
+// with the zero byte at the end.
+//
+// Returns the length of the whole, or a negative code.
+//
+// # Safety
+// As for `rpcrdma_call_header`; `room` has `len` bytes.
+int rpcrdma_call_peer(rpcrdma_call *call, char *room, size_t len);
+
+// The inline arguments, in place; their bytes in `len`. NULL after a failure.
+//
+// # Safety
+// As for `rpcrdma_call_header`.
+const void *rpcrdma_call_args(rpcrdma_call *call, size_t *len);
+
+// The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
+// the unreduced arguments in `position`. NULL if there is no such chunk.
+//
+// # Safety
+// As for `rpcrdma_call_header`.
+const void *rpcrdma_call_read_chunk(rpcrdma_call *call, unsigned int index, size_t *len, size_t *position);
+
+// Takes the memory of Read chunk `index`, to be kept beyond the call, or lent as a result. It is only read.
+//
+// The caller frees it. NULL if there is no such chunk.
+//
+// # Safety
+// As for `rpcrdma_call_header`.
+rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int index);
+
+// Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
+// keeps what was written.
+//
+// NULL if they exceed `max_reply` of the procedure. The handler may then return -EMSGSIZE: the caller gets SYSTEM_ERR.
+//
+// # Safety
+// As for `rpcrdma_call_header`.
+void *rpcrdma_call_reply(rpcrdma_call *call, size_t len);
+
+// The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
+//
+// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. NULL if
+// the caller offers no such chunk: the result then belongs to the inline results.
+//
+// # Safety
+// As for `rpcrdma_call_header`.
+void *rpcrdma_call_write_chunk(rpcrdma_call *call, unsigned int index, size_t *room);
+
+// Sends the first `len` bytes of Write chunk `index`.
+//
+// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that: the client then retransmits the call
+// with a longer chunk, and the handler runs again.
+//
+// # Safety
+// As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
+int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size_t len);
+
+// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that was
+// taken, or a part of either. The buffer ends, also after a failure.
+//
+// Returns 0, -ENOENT if the caller offers no such chunk, or -EMSGSIZE if it is shorter.
+//
+// # Safety
+// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.
+int rpcrdma_call_result(rpcrdma_call *call, unsigned int index, rpcrdma_buffer *buffer);
+
+// Answers a deferred call, from any thread. The call ends.
+//
+// `status` is 0 for the results written, an `RPCRDMA_` status, or the negative code of a function that has failed for
+// this call. Nothing happens if the connection has closed.
+//
+// Returns 0; -EBADF if it was answered before, as far as that can be seen; -EINVAL for a call that its handler answers
+// by its result.
+//
+// # Safety
+// As for `rpcrdma_call_header`. Nobody writes its results any more.
+int rpcrdma_call_answer(rpcrdma_call *call, int status);
+
+// 1 if the connection of a deferred call has closed, so that nobody awaits the reply; else 0, or a negative code. Such
+// a call is answered all the same.
+//
+// # Safety
+// As for `rpcrdma_call_header`.
+int rpcrdma_call_is_disconnected(rpcrdma_call *call);
+
+// A buffer of `len` bytes for a chunk of a client's call, registered with the client's device.
+//
+// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
+// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left (ENOBUFS),
+// or never has (EMSGSIZE): `memory.bulk_buffers`.
+//
+// # Safety
+// `client` as for `rpcrdma_free`.
+rpcrdma_buffer *rpcrdma_alloc(void *client, size_t len);
+
+// The bytes of a buffer; their number in `len`. NULL after a failure. Those of `rpcrdma_call_take_read_chunk` and of
+// `rpcrdma_arena_part` are only read.
+//
+// # Safety
+// `buffer` as for `rpcrdma_free`.
+void *rpcrdma_buffer_data(rpcrdma_buffer *buffer, size_t *len);
+
+// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only read.
+//
+// Returns 0, or -EINVAL if it has fewer.
+//
+// # Safety
+// `buffer` as for `rpcrdma_free`.
+int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
+
+// Adopts memory that the application has mapped, to send it as results (`rpcrdma_call_result`).
+//
+// `base` and `len` are multiples of 4096. `release` is called once when no server, client or buffer uses it any more,
+// on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`.
+//
+// NULL after a failure; `release` is called then, too.
+//
+// # Safety
+// The memory stays mapped until `release` is called, and no part of it changes while it is lent.
+rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *context), void *context);
+
+// A buffer of `len` bytes from byte `start` of the application's memory.
+//
+// NULL if it has fewer.
+//
+// # Safety
+// `arena` as for `rpcrdma_free`.
+rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena, size_t start, size_t len);
+
+// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
+//
+// `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
+// ECONNREFUSED, ETIMEDOUT, EINVAL.
+//
+// # Safety
+// `address` ends with a zero byte; `config` as for `rpcrdma_free`.
+rpcrdma_client *rpcrdma_client_connect(const char *address, uint32_t program, uint32_t version, rpcrdma_config *config);
+
+// A handle of the same connection for another thread.
+//
+// # Safety
+// `client` as for `rpcrdma_free`.
+rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
+
+// Makes a call, and blocks until its end. The request ends.
+//
+// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN (`limits.max_calls`),
+// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES (it refused the
+// credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any case, unless it is
+// NULL; `rpcrdma_free` ends it.
+//
+// # Safety
+// `client` and `request` as for `rpcrdma_free`; `reply` is writable.
+int rpcrdma_client_call(rpcrdma_client *client, rpcrdma_request *request, rpcrdma_reply **reply);
+
+// Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
+//
+// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open.
+//
+// # Safety
+// `client` as for `rpcrdma_free`; `room` has `len` bytes.
+int rpcrdma_close_reason(void *client, char *room, size_t len);
+
+// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread: nothing
+// happens unless it is polled.
+//
+// As for `rpcrdma_client_connect`.
+//
+// # Safety
+// As for `rpcrdma_client_connect`.
+rpcrdma_local_client *rpcrdma_local_client_connect(const char *address,
+                                                   uint32_t program,
+                                                   uint32_t version,
+                                                   rpcrdma_config *config);
+
+// A call in the memory that it is sent from, so that its arguments are not copied: `args` gets room for `len` bytes,
+// which are zero. `rpcrdma_request_new` makes one that copies.
+//
+// NULL after a failure: ENOBUFS (poll, and try again), EMSGSIZE.
+//
+// # Safety
+// `client` as for `rpcrdma_free`; `args` is writable.
+rpcrdma_request *rpcrdma_local_client_request(rpcrdma_local_client *client,
+                                              uint32_t procedure,
+                                              size_t len,
+                                              void **args);
+
+// Starts a call; `rpcrdma_local_client_poll` reports its end with `token`, once. The request ends, also after a failure.
+//
+// Returns 0; `xid`, unless it is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended
+// already.
+//
+// # Safety
+// `client` and `request` as for `rpcrdma_free`; `xid` is writable.
+int rpcrdma_local_client_start(rpcrdma_local_client *client,
+                               rpcrdma_request *request,
+                               uint64_t token,
+                               uint32_t *xid);
+
+// Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
+//
+// Returns 0 or a negative code.
+//
+// # Safety
+// `client` as for `rpcrdma_free`.
+int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
+
+// Turns the client once, and passes each call that has ended to `done`. Never blocks.
+//
+// Returns 1 if there was work, 0 if there was none, or a negative code.
+//
+// # Safety
+// `client` as for `rpcrdma_free`; `done` may be called with `context`.
+int rpcrdma_local_client_poll(rpcrdma_local_client *client, rpcrdma_done done, void *context);
+
+// A call of `procedure`, with `len` bytes of XDR encoded arguments, which are copied.
+//
+// `rpcrdma_client_call` and `rpcrdma_local_client_start` end it, or `rpcrdma_free`. NULL after a failure.
+//
+// # Safety
+// `args` has `len` bytes.
+rpcrdma_request *rpcrdma_request_new(uint32_t procedure, const void *args, size_t len);
+
+// Adds a Read chunk: an argument from a buffer of `rpcrdma_alloc`, which the server reads by RDMA. It is the argument
+// at byte `position` of the arguments, without XDR round-up. The buffer ends, also after a failure.
+//
+// Returns 0 or a negative code.
+//
+// # Safety
+// `request` and `buffer` as for `rpcrdma_free`.
+int rpcrdma_request_read_chunk(rpcrdma_request *request, size_t position, rpcrdma_buffer *buffer);
+
+// Adds a Write chunk: room for the next eligible result, which the server writes by RDMA.
+//
+// It is `buffer` of `rpcrdma_alloc`, which ends; or, if `buffer` is NULL, `len` bytes of the client's memory.
+//
+// Returns 0 or a negative code.
+//
+// # Safety
+// As for `rpcrdma_request_read_chunk`.
+int rpcrdma_request_write_chunk(rpcrdma_request *request, rpcrdma_buffer *buffer, uint32_t len);
+
+// Sets the time-out in milliseconds (negative: none, the default), and the most bytes of inline results (0: what fits
+// into one message).
+//
+// Returns 0 or a negative code.
+//
+// # Safety
+// As for `rpcrdma_request_read_chunk`.
+int rpcrdma_request_limits(rpcrdma_request *request, int milliseconds, size_t max_reply);
+
+// The inline results, in place; their bytes in `len`. NULL for a call that has failed.
+//
+// # Safety
+// `reply` as for `rpcrdma_free`.
+const void *rpcrdma_reply_results(rpcrdma_reply *reply, size_t *len);
+
+// Takes the buffer of Write chunk `index` (`is_result`: 1), as long as its data; or that of Read chunk `index`
+// (`is_result`: 0), for the next call. Also of a failed call, where the server can no longer reach it.
+//
+// NULL if there is none.
+//
+// # Safety
+// `reply` as for `rpcrdma_free`.
+rpcrdma_buffer *rpcrdma_reply_take(rpcrdma_reply *reply, int is_result, unsigned int index);
+
+// Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
+//
+// # Safety
+// `reply` is the callback's.
+rpcrdma_reply *rpcrdma_reply_keep(rpcrdma_reply *reply);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* RPCRDMA_H */

@@ -1,0 +1,165 @@
+//! Knobs by name.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rpcrdma::auth::{AuthPolicy, PreSharedKey};
+use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
+use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::{Arena, Services};
+use rpcrdma_config::{Role, Settings, knobs_named};
+
+use crate::failure::Failure;
+
+/// Machine name of `AUTH_SYS` credentials: servers do not use it.
+const MACHINE: &str = "localhost";
+/// Source of settings, for errors.
+const SOURCE: &str = "rpcrdma_config_set";
+
+/// Knobs of servers and clients.
+#[derive(Default)]
+pub(crate) struct Knobs {
+    settings: Settings,
+    own: Own,
+    /// Memory of the application.
+    pub(crate) arenas: Vec<Arena>,
+    /// What a client serves in the reverse direction.
+    pub(crate) callbacks: Option<Arc<Services>>,
+}
+
+/// What has a function's argument in Rust, and a name here.
+#[derive(Default)]
+struct Own {
+    shards: Option<usize>,
+    cores: Option<Vec<usize>>,
+    workers: usize,
+    stats: Option<PathBuf>,
+    credential: Credential,
+    host_auth: AuthPolicy,
+}
+
+impl Own {
+    /// Sets `name`. `None` if it is another's.
+    fn set(&mut self, name: &str, text: &str) -> Option<Result<(), Failure>> {
+        Some(match name {
+            "server.shards" => number(name, text).map(|count| self.shards = Some(count)),
+            "server.cores" => numbers(name, text).map(|cores| self.cores = Some(cores)),
+            "server.workers" => number(name, text).map(|count| self.workers = count),
+            "server.stats" => {
+                self.stats = (!text.is_empty()).then(|| text.into());
+                Ok(())
+            }
+            "client.auth_sys" => auth_sys(name, text).map(|credential| self.credential = credential),
+            "wire.host_key" => host_key(name, text).map(|policy| self.host_auth = policy),
+            _ => return None,
+        })
+    }
+}
+
+impl Knobs {
+    pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<(), Failure> {
+        let found = match name.contains('.') {
+            true => vec![name.to_owned()],
+            false => named(name),
+        };
+        let name = match &found[..] {
+            [one] => one,
+            [] => return Err(Failure::argument(format_args!("no knob {name} (tuning.md has all)"))),
+            several => return Err(Failure::argument(format_args!("{name} is {}: say which", several.join(" or ")))),
+        };
+        if let Some(done) = self.own.set(name, text) {
+            return done;
+        }
+        let mut next = self.settings.clone();
+        next.set(SOURCE, name, text);
+        self.check(next)
+    }
+
+    /// Adds a file's.
+    pub(crate) fn load(&mut self, path: &Path) -> Result<(), Failure> {
+        let mut next = self.settings.clone();
+        next.read(path).map_err(Failure::argument)?;
+        self.check(next)
+    }
+
+    /// Takes these if they are valid. What depends on other knobs is checked at the start.
+    fn check(&mut self, next: Settings) -> Result<(), Failure> {
+        let server = next.apply(&Config::default(), &AcceptConfig::default(), &[]).map(drop);
+        let client = next.apply(&Config::default(), &ConnectConfig::default(), &[]).map(drop);
+        server.and(client).map_err(Failure::argument)?;
+        self.settings = next;
+        Ok(())
+    }
+
+    fn shard<R: Role>(&self, defaults: Config, role: &R) -> Result<(Config, R), Failure> {
+        let (mut shard, role) = self.settings.apply(&defaults, role, &[]).map_err(Failure::argument)?;
+        shard.memory.arenas.clone_from(&self.arenas);
+        shard.wire.host_auth.clone_from(&self.own.host_auth);
+        Ok((shard, role))
+    }
+
+    /// Configuration of a server with this many addresses.
+    pub(crate) fn server(&self, addresses: usize) -> Result<ServerConfig, Failure> {
+        let (shard, accept) = self.shard(Config::default(), &AcceptConfig::default())?;
+        let cores = self.own.cores.as_ref().map(Vec::len);
+        let workers = Some(self.own.workers).filter(|count| *count > 0);
+        Ok(ServerConfig {
+            shard,
+            accept,
+            shards: self.own.shards.or(cores).unwrap_or(addresses),
+            cores: self.own.cores.clone(),
+            workers: workers.map(|count| WorkerConfig { count, ..WorkerConfig::default() }),
+            stats: self.own.stats.clone(),
+            ..ServerConfig::default()
+        })
+    }
+
+    pub(crate) fn client(&self, program: u32, version: u32) -> Result<ClientConfig, Failure> {
+        let config = ClientConfig::new(program, version);
+        let (shard, connect) = self.shard(config.shard, &config.connect)?;
+        let (credential, services) = (self.own.credential.clone(), self.callbacks.clone());
+        Ok(ClientConfig { shard, connect, credential, services, ..ClientConfig::new(program, version) })
+    }
+}
+
+/// Names of [`Own`] knobs.
+const OWN: [&str; 6] =
+    ["server.shards", "server.cores", "server.workers", "server.stats", "client.auth_sys", "wire.host_key"];
+
+/// Full names of a knob.
+fn named(name: &str) -> Vec<String> {
+    let own = OWN.into_iter().filter(|own| own.split_once('.').is_some_and(|(_, last)| last == name));
+    knobs_named(name).into_iter().chain(own.map(str::to_owned)).collect()
+}
+
+fn number<T: FromStr>(name: &str, text: &str) -> Result<T, Failure> {
+    let wrong = |_| Failure::argument(format_args!("{name} = {text}: wanted a whole number"));
+    text.trim().parse().map_err(wrong)
+}
+
+fn numbers<T: FromStr>(name: &str, text: &str) -> Result<Vec<T>, Failure> {
+    text.split(',').map(|part| number(name, part)).collect()
+}
+
+/// `UID:GID[:GID,…]`.
+fn auth_sys(name: &str, text: &str) -> Result<Credential, Failure> {
+    let wrong = || Failure::argument(format_args!("{name} = {text}: wanted UID:GID or UID:GID:GID,GID"));
+    let mut parts = text.splitn(3, ':');
+    let uid = number(name, parts.next().ok_or_else(wrong)?)?;
+    let gid = number(name, parts.next().ok_or_else(wrong)?)?;
+    let gids: Vec<u32> = parts.next().map_or(Ok(Vec::new()), |text| numbers(name, text))?;
+    Credential::sys(MACHINE, uid, gid, &gids).map_err(|error| Failure::argument(format_args!("{name}: {error}")))
+}
+
+/// `ID:KEY`, the key in hexadecimal digits.
+fn host_key(name: &str, text: &str) -> Result<AuthPolicy, Failure> {
+    let wrong = || Failure::argument(format_args!("{name}: wanted ID:KEY, the key in hexadecimal digits"));
+    let (id, key) = text.split_once(':').ok_or_else(wrong)?;
+    let digits = |at: usize| key.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok()).ok_or_else(wrong);
+    let key = (0..key.len()).step_by(2).map(digits).collect::<Result<Vec<u8>, Failure>>()?;
+    let key = PreSharedKey::new(id, &key).map_err(|error| Failure::argument(format_args!("{name}: {error}")))?;
+    Ok(AuthPolicy::Required(Arc::new(key)))
+}

@@ -1,0 +1,168 @@
+//! Failures: a code for the caller, and a text for the thread.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+
+use rpcrdma::client::ConnectError;
+use rpcrdma::{CallError, Refusal, StartError, StartErrorKind};
+use rustix::io::Errno;
+
+/// A failed call into the library.
+pub(crate) struct Failure {
+    code: Errno,
+    text: String,
+}
+
+impl Failure {
+    #[cold]
+    pub(crate) fn new(code: Errno, text: impl Display) -> Self {
+        Self { code, text: text.to_string() }
+    }
+
+    /// An argument is wrong.
+    #[cold]
+    pub(crate) fn argument(text: impl Display) -> Self {
+        Self::new(Errno::INVAL, text)
+    }
+
+    /// The code, negative; the text becomes the thread's.
+    #[cold]
+    pub(crate) fn report(self) -> c_int {
+        let text = self.text.replace('\0', " ");
+        LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+        -self.code.raw_os_error()
+    }
+}
+
+/// For failures that the text alone explains.
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        let code = match error.kind() {
+            StartErrorKind::Config | StartErrorKind::Core => Errno::INVAL,
+            StartErrorKind::Address => Errno::ADDRNOTAVAIL,
+            StartErrorKind::Memory => Errno::NOMEM,
+            StartErrorKind::Device => Errno::NODEV,
+            _ => Errno::IO,
+        };
+        Self::new(code, chain(&error))
+    }
+}
+
+impl From<ConnectError> for Failure {
+    fn from(error: ConnectError) -> Self {
+        let code = match &error {
+            ConnectError::TimedOut { .. } => Errno::TIMEDOUT,
+            ConnectError::Fabric(error) if !error.is_unreachable() => Errno::INVAL,
+            ConnectError::Start(_) => return error.to_string().into(),
+            _ => Errno::CONNREFUSED,
+        };
+        Self::new(code, chain(&error))
+    }
+}
+
+impl From<String> for Failure {
+    fn from(text: String) -> Self {
+        Self::new(Errno::IO, text)
+    }
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Self {
+        Self::new(code_of(&error), error)
+    }
+}
+
+/// The code of a failed call.
+pub(crate) fn code_of(error: &CallError) -> Errno {
+    match error {
+        CallError::TimedOut { .. } => Errno::TIMEDOUT,
+        CallError::Cancelled { .. } => Errno::CANCELED,
+        CallError::ConnectionLost { .. } => Errno::CONNRESET,
+        CallError::Closed => Errno::NOTCONN,
+        CallError::TooManyCalls { .. } => Errno::AGAIN,
+        CallError::NoMemory { .. } | CallError::NoReplyBuffer { .. } => Errno::NOBUFS,
+        CallError::TooLong { .. } => Errno::MSGSIZE,
+        CallError::NoReverse => Errno::OPNOTSUPP,
+        CallError::MalformedReply(_) | CallError::Transport(_) => Errno::PROTO,
+        CallError::Refused(Refusal::Authentication(_)) => Errno::ACCESS,
+        CallError::Refused(_) => Errno::REMOTEIO,
+        _ => Errno::INVAL,
+    }
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let more = source.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        next = source.source();
+    }
+    text
+}
+
+thread_local! {
+    /// Text of the thread's last failure.
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// The thread's last failure; empty before the first. Valid until the next one.
+pub(crate) fn last() -> *const c_char {
+    LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr())).unwrap_or(CStr::as_ptr(c""))
+}
+
+/// What a function of the interface returns.
+pub(crate) trait Outcome: Sized {
+    /// After a failure with this code, which is negative.
+    fn failed(code: c_int) -> Self;
+}
+
+impl Outcome for c_int {
+    fn failed(code: c_int) -> Self {
+        code
+    }
+}
+
+impl Outcome for isize {
+    fn failed(code: c_int) -> Self {
+        code as Self
+    }
+}
+
+impl<T> Outcome for *mut T {
+    fn failed(_: c_int) -> Self {
+        null_mut()
+    }
+}
+
+impl<T> Outcome for *const T {
+    fn failed(_: c_int) -> Self {
+        std::ptr::null()
+    }
+}
+
+/// The body of a function of the interface: reports its failure, and ends an unwinding.
+#[inline(always)]
+pub(crate) fn entry<T: Outcome>(name: &'static str, body: impl FnOnce() -> Result<T, Failure>) -> T {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => value,
+        Ok(Err(failure)) => T::failed(failure.report()),
+        Err(panic) => T::failed(panicked(name, &*panic)),
+    }
+}
+
+/// The panic hook has printed its place.
+#[cold]
+fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> c_int {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = format!("{name}: panic: {}", text.unwrap_or("without a text"));
+    log::error!("{text}");
+    Failure::new(Errno::IO, text).report()
+}

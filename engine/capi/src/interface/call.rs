@@ -1,0 +1,275 @@
+#![expect(unsafe_code, reason = "functions of C")]
+//! A call at the server: arguments, results, answer.
+//!
+//! Arguments and the room for results stay in place until the call is answered.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use rpcrdma::service::CallInfo;
+use rustix::io::Errno;
+
+use crate::arguments::{copy, store};
+use crate::failure::{Failure, entry};
+use crate::handle::{hold, lend, take};
+use crate::memory::Memory;
+use crate::types::{rpcrdma_buffer, rpcrdma_call};
+
+/// What a call's header says.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct rpcrdma_call_info {
+    /// Transaction ID.
+    pub xid: u32,
+    /// Program number.
+    pub program: u32,
+    /// Program version.
+    pub version: u32,
+    /// Procedure number.
+    pub procedure: u32,
+    /// Read chunks of the call.
+    pub read_chunks: u32,
+    /// Flavor of the credential (RFC 5531 §8.2).
+    pub credential_flavor: u32,
+    /// Body of the credential, in place.
+    pub credential: *const c_void,
+    /// Its bytes.
+    pub credential_len: usize,
+}
+
+/// Writes the call's header to `info`. Returns 0 or a negative code.
+///
+/// # Safety
+/// `call` is NULL, or a call that was not answered; `info` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_header(call: *mut rpcrdma_call, info: *mut rpcrdma_call_info) -> c_int {
+    entry("rpcrdma_call_header", || {
+        // SAFETY: the caller's promise.
+        let call = unsafe { lend(call) }?;
+        let header = call.info();
+        let (flavor, body) = header.credential();
+        let value = rpcrdma_call_info {
+            xid: header.xid(),
+            program: header.program(),
+            version: header.version(),
+            procedure: header.procedure(),
+            read_chunks: call.read_chunks() as u32,
+            credential_flavor: flavor,
+            credential: body.as_ptr().cast(),
+            credential_len: body.len(),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { store(info, value) };
+        Ok(0)
+    })
+}
+
+/// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its address. At most `len` bytes,
+/// with the zero byte at the end.
+///
+/// Returns the length of the whole, or a negative code.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`; `room` has `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c_char, len: usize) -> c_int {
+    entry("rpcrdma_call_peer", || {
+        // SAFETY: the caller's promise.
+        let call = unsafe { lend(call) }?;
+        let peer = |info: CallInfo<'_>| match (info.peer_identity(), info.peer_host()) {
+            (Some(identity), _) => identity.to_owned(),
+            (None, host) => host.map_or_else(String::new, |host| host.to_string()),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { copy(&peer(call.info()), room, len) }
+    })
+}
+
+/// The inline arguments, in place; their bytes in `len`. NULL after a failure.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_args(call: *mut rpcrdma_call, len: *mut usize) -> *const c_void {
+    entry("rpcrdma_call_args", || {
+        // SAFETY: the caller's promise.
+        let call = unsafe { lend(call) }?;
+        let args = call.args();
+        // SAFETY: the caller's promise.
+        unsafe { store(len, args.len()) };
+        Ok(args.as_ptr().cast())
+    })
+}
+
+/// The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
+/// the unreduced arguments in `position`. NULL if there is no such chunk.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_read_chunk(
+    call: *mut rpcrdma_call,
+    index: c_uint,
+    len: *mut usize,
+    position: *mut usize,
+) -> *const c_void {
+    entry("rpcrdma_call_read_chunk", || {
+        // SAFETY: the caller's promise.
+        let call = unsafe { lend(call) }?;
+        let index = index as usize;
+        let none = || Failure::argument(format_args!("the call has no Read chunk {index}"));
+        let data = call.read_chunk(index).ok_or_else(none)?;
+        // SAFETY: the caller's promise.
+        unsafe { store(len, data.len()) };
+        // SAFETY: the caller's promise.
+        unsafe { store(position, call.read_chunk_at(index).unwrap_or(0)) };
+        Ok(data.as_ptr().cast())
+    })
+}
+
+/// Takes the memory of Read chunk `index`, to be kept beyond the call, or lent as a result. It is only read.
+///
+/// The caller frees it. NULL if there is no such chunk.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, index: c_uint) -> *mut rpcrdma_buffer {
+    entry("rpcrdma_call_take_read_chunk", || {
+        // SAFETY: the caller's promise.
+        let mut call = unsafe { lend(call) }?;
+        let none = || Failure::argument(format_args!("the call has no Read chunk {index}"));
+        Ok(hold(Memory::Shared(call.take_read_chunk(index as usize).ok_or_else(none)?)))
+    })
+}
+
+/// Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
+/// keeps what was written.
+///
+/// NULL if they exceed `max_reply` of the procedure. The handler may then return -EMSGSIZE: the caller gets SYSTEM_ERR.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize) -> *mut c_void {
+    entry("rpcrdma_call_reply", || {
+        // SAFETY: the caller's promise.
+        let mut call = unsafe { lend(call) }?;
+        match call.reply_mut(len) {
+            Ok(room) => Ok(room.as_mut_ptr().cast()),
+            Err(error) => Err(call.fail(Errno::MSGSIZE, error)),
+        }
+    })
+}
+
+/// The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
+///
+/// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. NULL if
+/// the caller offers no such chunk: the result then belongs to the inline results.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_write_chunk(
+    call: *mut rpcrdma_call,
+    index: c_uint,
+    room: *mut usize,
+) -> *mut c_void {
+    entry("rpcrdma_call_write_chunk", || {
+        // SAFETY: the caller's promise.
+        let mut call = unsafe { lend(call) }?;
+        match call.result_writer(index as usize).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
+            Ok((memory, bytes)) => {
+                // SAFETY: the caller's promise.
+                unsafe { store(room, bytes) };
+                Ok(memory.cast())
+            }
+            Err(error) => Err(call.fail(Errno::NOENT, error)),
+        }
+    })
+}
+
+/// Sends the first `len` bytes of Write chunk `index`.
+///
+/// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that: the client then retransmits the call
+/// with a longer chunk, and the handler runs again.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call, index: c_uint, len: usize) -> c_int {
+    entry("rpcrdma_call_write_chunk_filled", || {
+        // SAFETY: the caller's promise.
+        let mut call = unsafe { lend(call) }?;
+        let mut writer = match call.result_writer(index as usize) {
+            Ok(writer) => writer,
+            Err(error) => return Err(call.fail(Errno::NOENT, error)),
+        };
+        if len > writer.room() {
+            // Fails, and says why.
+            let error = writer.put_zeroes(len).expect_err("there is no room");
+            return Err(call.fail(Errno::MSGSIZE, error));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { writer.advance(len) };
+        Ok(0)
+    })
+}
+
+/// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that was
+/// taken, or a part of either. The buffer ends, also after a failure.
+///
+/// Returns 0, -ENOENT if the caller offers no such chunk, or -EMSGSIZE if it is shorter.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_result(
+    call: *mut rpcrdma_call,
+    index: c_uint,
+    buffer: *mut rpcrdma_buffer,
+) -> c_int {
+    entry("rpcrdma_call_result", || {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { take(buffer) }?;
+        // SAFETY: the caller's promise.
+        let mut call = unsafe { lend(call) }?;
+        let has = call.write_chunk_capacity(index as usize).is_some();
+        match call.set_result(index as usize, buffer.into_shared()) {
+            Ok(()) => Ok(0),
+            Err(error) => Err(call.fail(if has { Errno::MSGSIZE } else { Errno::NOENT }, error)),
+        }
+    })
+}
+
+/// Answers a deferred call, from any thread. The call ends.
+///
+/// `status` is 0 for the results written, an `RPCRDMA_` status, or the negative code of a function that has failed for
+/// this call. Nothing happens if the connection has closed.
+///
+/// Returns 0; -EBADF if it was answered before, as far as that can be seen; -EINVAL for a call that its handler answers
+/// by its result.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`. Nobody writes its results any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_answer(call: *mut rpcrdma_call, status: c_int) -> c_int {
+    entry("rpcrdma_call_answer", || {
+        // SAFETY: the caller's promise.
+        unsafe { take(call) }?.answer(status);
+        Ok(0)
+    })
+}
+
+/// 1 if the connection of a deferred call has closed, so that nobody awaits the reply; else 0, or a negative code. Such
+/// a call is answered all the same.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_is_disconnected(call: *mut rpcrdma_call) -> c_int {
+    entry("rpcrdma_call_is_disconnected", || {
+        // SAFETY: the caller's promise.
+        let call = unsafe { lend(call) }?;
+        Ok(c_int::from(call.is_disconnected()))
+    })
+}

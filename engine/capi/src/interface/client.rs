@@ -1,0 +1,102 @@
+#![expect(unsafe_code, reason = "functions of C")]
+//! Clients whose calls block.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use rpcrdma::Client;
+
+use crate::any::{Any, any};
+use crate::arguments::{copy, store};
+use crate::failure::entry;
+use crate::handle::{foreign, hold, lend, take};
+use crate::interface::knobs;
+use crate::request::Ended;
+use crate::types::*;
+
+/// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
+///
+/// `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
+/// ECONNREFUSED, ETIMEDOUT, EINVAL.
+///
+/// # Safety
+/// `address` ends with a zero byte; `config` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_client_connect(
+    address: *const c_char,
+    program: u32,
+    version: u32,
+    config: *mut rpcrdma_config,
+) -> *mut rpcrdma_client {
+    entry("rpcrdma_client_connect", || {
+        // SAFETY: the caller's promise.
+        let address = unsafe { crate::arguments::address(address) }?;
+        // SAFETY: the caller's promise.
+        let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
+        Ok(hold(Client::connect(&address, config)?))
+    })
+}
+
+/// A handle of the same connection for another thread.
+///
+/// # Safety
+/// `client` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *mut rpcrdma_client {
+    entry("rpcrdma_client_share", || {
+        // SAFETY: the caller's promise.
+        let client = unsafe { lend(client) }?;
+        Ok(hold(client.clone()))
+    })
+}
+
+/// Makes a call, and blocks until its end. The request ends.
+///
+/// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN (`limits.max_calls`),
+/// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES (it refused the
+/// credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any case, unless it is
+/// NULL; `rpcrdma_free` ends it.
+///
+/// # Safety
+/// `client` and `request` as for `rpcrdma_free`; `reply` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_client_call(
+    client: *mut rpcrdma_client,
+    request: *mut rpcrdma_request,
+    reply: *mut *mut rpcrdma_reply,
+) -> c_int {
+    entry("rpcrdma_client_call", || {
+        // SAFETY: the caller's promise.
+        unsafe { store(reply, std::ptr::null_mut()) };
+        // SAFETY: the caller's promise.
+        let call = unsafe { take(request) }?.into_call()?;
+        // SAFETY: the caller's promise.
+        let mut client = unsafe { lend(client) }?;
+        let ended = Ended::new(client.call(call));
+        let code = ended.code();
+        if !reply.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { store(reply, hold(ended)) };
+        }
+        Ok(code)
+    })
+}
+
+/// Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
+///
+/// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open.
+///
+/// # Safety
+/// `client` as for `rpcrdma_free`; `room` has `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_close_reason(client: *mut c_void, room: *mut c_char, len: usize) -> c_int {
+    entry("rpcrdma_close_reason", || {
+        // SAFETY: the caller's promise.
+        let reason = match unsafe { any(client) }? {
+            Any::Client(client) => client.close_reason().map(ToString::to_string),
+            Any::LocalClient(local) => local.client.close_reason(local.connection()).map(ToString::to_string),
+            Any::Server(_) | Any::LocalServer(_) => return Err(foreign()),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { copy(&reason.unwrap_or_default(), room, len) }
+    })
+}

@@ -1,0 +1,96 @@
+#![expect(unsafe_code, reason = "functions of C")]
+//! Configuration by name.
+
+use std::ffi::{c_char, c_int};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::arguments::text;
+use crate::config::Knobs;
+use crate::failure::entry;
+use crate::handle::{hold, lend, share};
+use crate::types::{rpcrdma_arena, rpcrdma_config, rpcrdma_services};
+
+/// A configuration with the defaults of all knobs. NULL without memory. `rpcrdma_free` ends it.
+#[unsafe(no_mangle)]
+pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
+    entry("rpcrdma_config_new", || Ok(hold(Knobs::default())))
+}
+
+/// Sets a knob to the value that `value` says, as in a TOML file or behind `--set`.
+///
+/// `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
+/// all. Beside those, there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a
+/// socket for `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`
+/// (`ID:KEY` in hexadecimal digits, required of the peer).
+///
+/// Returns 0, or -EINVAL: the text names the knob, and what it takes.
+///
+/// # Safety
+/// `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_config_set(
+    config: *mut rpcrdma_config,
+    name: *const c_char,
+    value: *const c_char,
+) -> c_int {
+    entry("rpcrdma_config_set", || {
+        // SAFETY: the caller's promise.
+        let mut config = unsafe { lend(config) }?;
+        // SAFETY: the caller's promise.
+        let (name, value) = (unsafe { text("name", name) }?, unsafe { text("value", value) }?);
+        config.set(name, value).map(|()| 0)
+    })
+}
+
+/// Reads a TOML file of knobs, as programs do with `--config`.
+///
+/// Returns 0, or -EINVAL: the text names the file, the line or the knob.
+///
+/// # Safety
+/// As for `rpcrdma_config_set`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_config_load(config: *mut rpcrdma_config, path: *const c_char) -> c_int {
+    entry("rpcrdma_config_load", || {
+        // SAFETY: the caller's promise.
+        let mut config = unsafe { lend(config) }?;
+        // SAFETY: the caller's promise.
+        let path = unsafe { text("path", path) }?;
+        config.load(Path::new(path)).map(|()| 0)
+    })
+}
+
+/// Has a client take calls from its server, in the reverse direction (RFC 8167). The services are copied.
+///
+/// Returns 0 or a negative code.
+///
+/// # Safety
+/// As for `rpcrdma_config_set`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_config_callbacks(
+    config: *mut rpcrdma_config,
+    services: *mut rpcrdma_services,
+) -> c_int {
+    entry("rpcrdma_config_callbacks", || {
+        // SAFETY: the caller's promise.
+        let (mut config, services) = (unsafe { lend(config) }?, unsafe { lend(services) }?);
+        config.callbacks = Some(Arc::new(services.services()));
+        Ok(0)
+    })
+}
+
+/// Registers the application's memory with the devices of servers and clients.
+///
+/// Returns 0 or a negative code.
+///
+/// # Safety
+/// As for `rpcrdma_config_set`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_config_arena(config: *mut rpcrdma_config, arena: *mut rpcrdma_arena) -> c_int {
+    entry("rpcrdma_config_arena", || {
+        // SAFETY: the caller's promise.
+        let (mut config, arena) = (unsafe { lend(config) }?, unsafe { share(arena) }?);
+        config.arenas.push(arena.arena.clone());
+        Ok(0)
+    })
+}

@@ -1,0 +1,90 @@
+#![expect(unsafe_code, reason = "functions of C")]
+//! Version, errors, log, and the end of handles.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::failure::{self, Failure, entry};
+use crate::handle::{self, Kind, mark_of};
+use crate::log::{Sink, install};
+use crate::types::*;
+
+/// Version of the library, such as `0.1.0`.
+#[unsafe(no_mangle)]
+pub extern "C" fn rpcrdma_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// Text of this thread's last failure. Never NULL. It is valid until the thread's next failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn rpcrdma_error() -> *const c_char {
+    failure::last()
+}
+
+/// Passes each line of the log to `function`, from any thread, as soon as it is written.
+///
+/// `level` is 1 (error) to 4 (debug); lines above `most` are not written. Once per process. `context` is its first
+/// argument.
+///
+/// Returns 0, or -EBUSY if the process has a log already.
+///
+/// # Safety
+/// `function` may be called with `context` on any thread, until the process ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_log(
+    function: Option<unsafe extern "C" fn(context: *mut c_void, level: c_int, line: *const c_char)>,
+    context: *mut c_void,
+    most: c_int,
+) -> c_int {
+    entry("rpcrdma_log", || {
+        let function = function.ok_or_else(|| Failure::argument("function is NULL"))?;
+        // SAFETY: the caller's promise.
+        let sink = unsafe { Sink::new(function, context) };
+        install(sink, most).map(|()| 0)
+    })
+}
+
+/// Ends a handle of any kind, but not a call's. NULL is ignored.
+///
+/// A server or client closes its connections at once; `rpcrdma_drain` lets calls finish first. It blocks until their
+/// threads have ended. A configuration, services, and an arena may end before the servers and clients that were started
+/// with them.
+///
+/// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got.
+///
+/// # Safety
+/// `handle` is NULL or came from this library, and nobody uses it any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
+    entry("rpcrdma_free", || {
+        if handle.is_null() {
+            return Ok(0);
+        }
+        // SAFETY: the caller's promise.
+        let mark = unsafe { mark_of(handle) }?;
+        macro_rules! end {
+            ($($kind:ty),*) => {
+                match mark {
+                    // SAFETY: it is of this kind; the caller's promise.
+                    $(mark if mark == <$kind>::MARK => drop(unsafe { handle::take(handle.cast::<$kind>()) }?),)*
+                    mark if mark == rpcrdma_call::MARK => {
+                        return Err(Failure::argument("a call ends with rpcrdma_call_answer"));
+                    }
+                    _ => return Err(handle::foreign()),
+                }
+            };
+        }
+        end!(
+            rpcrdma_config,
+            rpcrdma_services,
+            rpcrdma_server,
+            rpcrdma_local_server,
+            rpcrdma_client,
+            rpcrdma_local_client,
+            rpcrdma_request,
+            rpcrdma_reply,
+            rpcrdma_buffer,
+            rpcrdma_arena
+        );
+        Ok(0)
+    })
+}

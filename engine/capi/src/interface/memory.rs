@@ -1,0 +1,106 @@
+#![expect(unsafe_code, reason = "functions of C")]
+//! Buffers of chunks, and memory of the application.
+
+use std::ffi::{c_int, c_void};
+
+use crate::any::{Any, any};
+use crate::arguments::store;
+use crate::failure::{Failure, entry};
+use crate::handle::{foreign, hold, lend, share};
+use crate::memory::{Adopted, Memory};
+use crate::types::*;
+
+/// A buffer of `len` bytes for a chunk of a client's call, registered with the client's device.
+///
+/// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
+/// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left (ENOBUFS),
+/// or never has (EMSGSIZE): `memory.bulk_buffers`.
+///
+/// # Safety
+/// `client` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut rpcrdma_buffer {
+    entry("rpcrdma_alloc", || {
+        // SAFETY: the caller's promise.
+        let buffer = match unsafe { any(client) }? {
+            Any::Client(mut client) => client.alloc(len)?,
+            Any::LocalClient(mut local) => {
+                let connection = local.connection();
+                local.client.alloc(connection, len)?
+            }
+            Any::Server(_) | Any::LocalServer(_) => return Err(foreign()),
+        };
+        Ok(hold(Memory::Own(buffer)))
+    })
+}
+
+/// The bytes of a buffer; their number in `len`. NULL after a failure. Those of `rpcrdma_call_take_read_chunk` and of
+/// `rpcrdma_arena_part` are only read.
+///
+/// # Safety
+/// `buffer` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *mut usize) -> *mut c_void {
+    entry("rpcrdma_buffer_data", || {
+        // SAFETY: the caller's promise.
+        let (data, bytes) = unsafe { lend(buffer) }?.bytes();
+        // SAFETY: the caller's promise.
+        unsafe { store(len, bytes) };
+        Ok(data.cast())
+    })
+}
+
+/// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only read.
+///
+/// Returns 0, or -EINVAL if it has fewer.
+///
+/// # Safety
+/// `buffer` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, start: usize, len: usize) -> c_int {
+    entry("rpcrdma_buffer_window", || {
+        // SAFETY: the caller's promise.
+        unsafe { lend(buffer) }?.set_window(start, len).map(|()| 0)
+    })
+}
+
+/// Adopts memory that the application has mapped, to send it as results (`rpcrdma_call_result`).
+///
+/// `base` and `len` are multiples of 4096. `release` is called once when no server, client or buffer uses it any more,
+/// on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`.
+///
+/// NULL after a failure; `release` is called then, too.
+///
+/// # Safety
+/// The memory stays mapped until `release` is called, and no part of it changes while it is lent.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_arena_new(
+    base: *mut c_void,
+    len: usize,
+    release: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    context: *mut c_void,
+) -> *mut rpcrdma_arena {
+    entry("rpcrdma_arena_new", || {
+        // SAFETY: the caller's promise.
+        Ok(hold(unsafe { Adopted::new(base, len, release, context) }?))
+    })
+}
+
+/// A buffer of `len` bytes from byte `start` of the application's memory.
+///
+/// NULL if it has fewer.
+///
+/// # Safety
+/// `arena` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_arena_part(
+    arena: *mut rpcrdma_arena,
+    start: usize,
+    len: usize,
+) -> *mut rpcrdma_buffer {
+    entry("rpcrdma_arena_part", || {
+        // SAFETY: the caller's promise.
+        let arena = unsafe { share(arena) }?;
+        Ok::<_, Failure>(hold(arena.part(start, len)?))
+    })
+}

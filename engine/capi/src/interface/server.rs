@@ -1,0 +1,232 @@
+#![expect(unsafe_code, reason = "functions of C")]
+//! Servers, with threads of their own or polled; what polled servers and clients have in common.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use rpcrdma::server::LocalServer;
+use rpcrdma::{Address, Server};
+use rustix::io::Errno;
+
+use crate::any::{Any, any};
+use crate::arguments::{addresses, copy};
+use crate::failure::{Failure, entry};
+use crate::handle::{hold, lend, share, take};
+use crate::interface::knobs;
+use crate::types::*;
+
+/// Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
+///
+/// An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
+/// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a failure:
+/// the text names the call, the limit and the remedy.
+///
+/// # Safety
+/// `address` ends with a zero byte; the handles as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_server_start(
+    address: *const c_char,
+    services: *mut rpcrdma_services,
+    config: *mut rpcrdma_config,
+) -> *mut rpcrdma_server {
+    entry("rpcrdma_server_start", || {
+        // SAFETY: the caller's promise.
+        let addresses = unsafe { addresses(address) }?;
+        // SAFETY: the caller's promise.
+        let services = unsafe { lend(services) }?;
+        // SAFETY: the caller's promise.
+        let mut config = unsafe { knobs(config, |knobs| knobs.server(addresses.len())) }?;
+        let (first, others) = addresses.split_first().ok_or_else(|| Failure::argument("address is empty"))?;
+        config.more_addresses = others.to_vec();
+        let server = match services.application() {
+            Some(make) => Server::start_with(first, move |setup| Ok(make(setup)), &config),
+            None => Server::start(first, services.services(), &config),
+        };
+        Ok(hold(server?))
+    })
+}
+
+/// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
+///
+/// A handler on a shard must not block for such a call: `RPCRDMA_ON_WORKERS`, or a deferred call on another thread.
+/// `config` may be NULL. NULL after a failure.
+///
+/// # Safety
+/// The handles as for `rpcrdma_free`; the call was not answered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_server_call_back(
+    server: *mut rpcrdma_server,
+    call: *mut rpcrdma_call,
+    program: u32,
+    version: u32,
+    config: *mut rpcrdma_config,
+) -> *mut rpcrdma_client {
+    entry("rpcrdma_server_call_back", || {
+        // SAFETY: the caller's promise.
+        let (server, call) = (unsafe { share(server) }?, unsafe { lend(call) }?);
+        // SAFETY: the caller's promise.
+        let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
+        let client = server.call_back(call.info().caller(), config);
+        Ok(hold(client.ok_or_else(|| Failure::argument("the call is another server's"))?))
+    })
+}
+
+/// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
+/// server ends.
+///
+/// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many.
+///
+/// # Safety
+/// `server` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milliseconds: u32) -> c_int {
+    entry("rpcrdma_server_drain", || {
+        // SAFETY: the caller's promise.
+        let server = unsafe { take(server) }?;
+        let drained = server.drain(Duration::from_millis(milliseconds.into()));
+        drained.map(|_| 0).map_err(|left| Failure::new(Errno::TIMEDOUT, left))
+    })
+}
+
+/// Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
+///
+/// As for `rpcrdma_server_start`.
+///
+/// # Safety
+/// As for `rpcrdma_server_start`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_local_server_start(
+    address: *const c_char,
+    services: *mut rpcrdma_services,
+    config: *mut rpcrdma_config,
+) -> *mut rpcrdma_local_server {
+    entry("rpcrdma_local_server_start", || {
+        // SAFETY: the caller's promise.
+        let address: Address = unsafe { crate::arguments::address(address) }?;
+        // SAFETY: the caller's promise.
+        let services = unsafe { lend(services) }?;
+        // SAFETY: the caller's promise.
+        let config = unsafe { knobs(config, |knobs| knobs.server(1)) }?;
+        if services.application().is_some() {
+            return Err(Failure::argument("the services have a task: a polled server's thread does that work itself"));
+        }
+        Ok(hold(LocalServer::start(&address, services.services(), &config)?))
+    })
+}
+
+/// Turns a polled server once, with bounded work. Never blocks.
+///
+/// Returns 1 if there was work, 0 if there was none, or a negative code.
+///
+/// # Safety
+/// `server` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_server) -> c_int {
+    entry("rpcrdma_local_server_poll", || {
+        // SAFETY: the caller's promise.
+        let busy = unsafe { lend(server) }?.poll();
+        Ok(c_int::from(busy))
+    })
+}
+
+/// Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
+///
+/// Returns 1 once it is drained, 0 before, or a negative code.
+///
+/// # Safety
+/// `server` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_local_server_drain(server: *mut rpcrdma_local_server) -> c_int {
+    entry("rpcrdma_local_server_drain", || {
+        // SAFETY: the caller's promise.
+        let mut server = unsafe { lend(server) }?;
+        server.begin_drain();
+        Ok(c_int::from(server.is_drained()))
+    })
+}
+
+/// The descriptor of a polled server or client, for epoll: readable while it is armed and has work. It closes with the
+/// handle.
+///
+/// # Safety
+/// `handle` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
+    entry("rpcrdma_fd", || {
+        // SAFETY: the caller's promise.
+        match unsafe { any(handle) }? {
+            Any::LocalServer(server) => Ok(server.as_fd().as_raw_fd()),
+            Any::LocalClient(local) => Ok(local.client.as_fd().as_raw_fd()),
+            Any::Server(_) | Any::Client(_) => Err(has_threads()),
+        }
+    })
+}
+
+/// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll.
+///
+/// Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
+/// `rpcrdma_disarm` follows. Whatever comes in between makes the descriptor readable.
+///
+/// # Safety
+/// `handle` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_arm(handle: *mut c_void, milliseconds: c_int) -> c_int {
+    entry("rpcrdma_arm", || {
+        let longest = Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::from(u32::MAX)));
+        // SAFETY: the caller's promise.
+        let sleep = match unsafe { any(handle) }? {
+            Any::LocalServer(mut server) => server.arm(longest),
+            Any::LocalClient(mut local) => local.arm(longest),
+            Any::Server(_) | Any::Client(_) => return Err(has_threads()),
+        };
+        let round_up = |sleep: Duration| c_int::try_from(sleep.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
+        Ok(sleep.map_or(-Errno::AGAIN.raw_os_error(), round_up))
+    })
+}
+
+/// Ends what `rpcrdma_arm` has prepared. Returns 0 or a negative code.
+///
+/// # Safety
+/// `handle` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
+    entry("rpcrdma_disarm", || {
+        // SAFETY: the caller's promise.
+        match unsafe { any(handle) }? {
+            Any::LocalServer(mut server) => server.disarm(),
+            Any::LocalClient(mut local) => local.client.disarm(),
+            Any::Server(_) | Any::Client(_) => return Err(has_threads()),
+        }
+        Ok(0)
+    })
+}
+
+/// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
+/// bytes, with the zero byte at the end.
+///
+/// Returns the length of the whole, or a negative code.
+///
+/// # Safety
+/// `handle` as for `rpcrdma_free`; `room` has `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, len: usize) -> c_int {
+    entry("rpcrdma_stats", || {
+        // SAFETY: the caller's promise.
+        let stats = match unsafe { any(handle) }? {
+            Any::Server(server) => server.stats(),
+            Any::LocalServer(mut server) => vec![server.stats()],
+            Any::Client(client) => client.stats().into_iter().collect(),
+            Any::LocalClient(mut local) => vec![local.client.stats()],
+        };
+        let text = serde_json::to_string(&stats).map_err(|error| Failure::new(Errno::IO, error))?;
+        // SAFETY: the caller's promise.
+        unsafe { copy(&text, room, len) }
+    })
+}
+
+/// A server or client that nobody polls.
+#[cold]
+fn has_threads() -> Failure {
+    Failure::argument("the handle has a thread that polls it: rpcrdma_local_server and rpcrdma_local_client have none")
+}

@@ -1,0 +1,65 @@
+#![expect(unsafe_code, reason = "functions of C")]
+//! Tables of procedures.
+
+use std::ffi::{c_int, c_void};
+
+use crate::failure::entry;
+use crate::handle::{hold, lend};
+use crate::services::{Table, rpcrdma_procedure, rpcrdma_task};
+use crate::types::rpcrdma_services;
+
+/// Services without procedures. NULL without memory. `rpcrdma_free` ends them.
+#[unsafe(no_mangle)]
+pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
+    entry("rpcrdma_services_new", || Ok(hold(Table::default())))
+}
+
+/// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied.
+///
+/// Returns 0, or -EINVAL: the text names the procedure and the cause. The procedures before it are added.
+///
+/// # Safety
+/// `services` as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their contexts on
+/// any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_services_add(
+    services: *mut rpcrdma_services,
+    program: u32,
+    version: u32,
+    table: *const rpcrdma_procedure,
+    count: usize,
+    size: usize,
+) -> c_int {
+    entry("rpcrdma_services_add", || {
+        // SAFETY: the caller's promise.
+        let mut services = unsafe { lend(services) }?;
+        // SAFETY: the caller's promise.
+        let procedures = unsafe { crate::arguments::table(table, count, size) }?;
+        procedures.iter().try_for_each(|procedure| services.add(program, version, procedure)).map(|()| 0)
+    })
+}
+
+/// Gives each shard of a server a task: `poll` runs in each turn, on the shard's thread.
+///
+/// It submits I/O, checks for completions, and answers deferred calls, whose replies go out in the same turn. It does
+/// not block. A shard that sleeps wakes when the descriptor is readable that `descriptor` returns, such as of an
+/// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. A server
+/// with a task has no workers. A client's task does not run.
+///
+/// Returns 0 or a negative code.
+///
+/// # Safety
+/// As for `rpcrdma_services_add`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_services_task(
+    services: *mut rpcrdma_services,
+    poll: rpcrdma_task,
+    descriptor: rpcrdma_task,
+    context: *mut c_void,
+) -> c_int {
+    entry("rpcrdma_services_task", || {
+        // SAFETY: the caller's promise.
+        let mut services = unsafe { lend(services) }?;
+        services.set_task(poll, descriptor, context).map(|()| 0)
+    })
+}

@@ -1,0 +1,34 @@
+//! The C interface of `rpcrdma`: `rpcrdma.h` has its functions.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `interface/` | the functions, by subject |
+//! | `types` | the opaque types, and what each stands for |
+//! | `handle`, `any` | handles, and checks of their use |
+//! | `failure` | codes, texts, the end of an unwinding |
+//! | `arguments` | texts, and places for results |
+//! | `config`, `services`, `call`, `memory`, `request`, `polled`, `log` | what the handles stand for |
+
+#![expect(non_camel_case_types, reason = "names of C")]
+
+mod any;
+mod arguments;
+mod call;
+mod config;
+mod failure;
+mod handle;
+mod interface;
+mod log;
+mod memory;
+mod polled;
+mod request;
+mod services;
+mod types;
+
+pub use interface::*;
+pub use services::{
+    RPCRDMA_AUTH_ERROR, RPCRDMA_CACHED, RPCRDMA_GARBAGE_ARGS, RPCRDMA_NO_REPLY, RPCRDMA_ON_WORKERS, RPCRDMA_ONE_WAY,
+    RPCRDMA_OWN_RESULTS, RPCRDMA_PROC_UNAVAIL, RPCRDMA_PROG_UNAVAIL, RPCRDMA_SYSTEM_ERR, RPCRDMA_UNCOUNTED,
+    rpcrdma_deferred_handler, rpcrdma_handler, rpcrdma_procedure, rpcrdma_task,
+};
+pub use types::*;

@@ -1,0 +1,62 @@
+#![expect(unsafe_code, reason = "the log's function is of C")]
+//! The log, passed to a function.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+
+use log::{LevelFilter, Log, Metadata, Record};
+use rustix::io::Errno;
+
+use crate::failure::Failure;
+
+type Function = unsafe extern "C" fn(context: *mut c_void, level: c_int, line: *const c_char);
+
+/// Where lines go.
+pub(crate) struct Sink {
+    function: Function,
+    context: *mut c_void,
+}
+
+impl Sink {
+    /// # Safety
+    /// Any thread may call `function` with `context`.
+    pub(crate) unsafe fn new(function: Function, context: *mut c_void) -> Self {
+        Self { function, context }
+    }
+}
+
+// SAFETY: any thread may call the function.
+unsafe impl Send for Sink {}
+// SAFETY: as above, at once.
+unsafe impl Sync for Sink {}
+
+impl Log for Sink {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let line = record.args().to_string().replace('\0', " ");
+            let line = CString::new(line).unwrap_or_default();
+            // SAFETY: promised to `new`.
+            unsafe { (self.function)(self.context, record.level() as c_int, line.as_ptr()) }
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Makes it the log of the process.
+pub(crate) fn install(sink: Sink, most: c_int) -> Result<(), Failure> {
+    let most = match most {
+        ..=0 => LevelFilter::Off,
+        1 => LevelFilter::Error,
+        2 => LevelFilter::Warn,
+        3 => LevelFilter::Info,
+        4 => LevelFilter::Debug,
+        _ => LevelFilter::Trace,
+    };
+    log::set_logger(Box::leak(Box::new(sink))).map_err(|error| Failure::new(Errno::BUSY, error))?;
+    log::set_max_level(most);
+    Ok(())
+}

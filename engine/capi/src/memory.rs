@@ -1,0 +1,118 @@
+#![expect(unsafe_code, reason = "takes the word of C about memory that it has mapped")]
+//! Memory of chunks: the library's, and the application's.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use rpcrdma::{Arena, Buf, Frozen};
+use rpcrdma_mempool::{Class, GivenMemory, Pool};
+use rustix::io::Errno;
+
+use crate::failure::Failure;
+
+/// A buffer: written by its holder, or shared and only read.
+pub(crate) enum Memory {
+    Own(Buf),
+    Shared(Frozen),
+}
+
+impl Memory {
+    /// Its bytes: address and length.
+    pub(crate) fn bytes(&mut self) -> (*mut u8, usize) {
+        match self {
+            Self::Own(buf) => (buf.as_mut_ptr(), buf.len()),
+            Self::Shared(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
+        }
+    }
+
+    /// Moves its window.
+    pub(crate) fn set_window(&mut self, start: usize, len: usize) -> Result<(), Failure> {
+        let (Self::Own(_) | Self::Shared(_)) = self;
+        let capacity = match self {
+            Self::Own(buf) => buf.capacity(),
+            Self::Shared(bytes) => bytes.len(),
+        };
+        if start.checked_add(len).is_none_or(|end| end > capacity) {
+            return Err(Failure::argument(format_args!("{len} bytes from {start} exceed the buffer's {capacity}")));
+        }
+        match self {
+            Self::Own(buf) => buf.set_window(start, len),
+            Self::Shared(bytes) => *bytes = bytes.part(start, len),
+        }
+        Ok(())
+    }
+
+    /// For a chunk of a client's call.
+    pub(crate) fn into_own(self) -> Result<Buf, Failure> {
+        match self {
+            Self::Own(buf) => Ok(buf),
+            Self::Shared(_) => Err(Failure::argument("the buffer is only read: use one of rpcrdma_alloc")),
+        }
+    }
+
+    /// For a result of a server.
+    pub(crate) fn into_shared(self) -> Frozen {
+        match self {
+            Self::Own(buf) => buf.freeze(),
+            Self::Shared(bytes) => bytes,
+        }
+    }
+}
+
+/// Tells the application that its memory is free.
+struct Release {
+    function: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    context: *mut c_void,
+}
+
+// SAFETY: the interface says that any thread may call it.
+unsafe impl Send for Release {}
+// SAFETY: a reference does nothing with it.
+unsafe impl Sync for Release {}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        if let Some(function) = self.function {
+            // SAFETY: its author promises that it may be called, once.
+            unsafe { function(self.context) }
+        }
+    }
+}
+
+/// The application's memory, whole.
+pub(crate) struct Adopted {
+    pub(crate) arena: Arena,
+    bytes: Frozen,
+}
+
+impl Adopted {
+    /// Adopts memory.
+    ///
+    /// # Errors
+    /// It does not start at a page, or is no whole number of pages.
+    ///
+    /// # Safety
+    /// As [`GivenMemory::new`], until `function` is called.
+    pub(crate) unsafe fn new(
+        base: *mut c_void,
+        len: usize,
+        function: Option<unsafe extern "C" fn(context: *mut c_void)>,
+        context: *mut c_void,
+    ) -> Result<Self, Failure> {
+        let base = NonNull::new(base.cast()).ok_or_else(|| Failure::argument("the memory is NULL"))?;
+        let release = Release { function, context };
+        // SAFETY: the caller's promise.
+        let given = unsafe { GivenMemory::new(base, len, release) };
+        let arena = given.map_err(Failure::argument)?.into_arena("memory of the application");
+        let pool = Pool::of_pages(arena.clone(), Class { size: len, count: 1 }).map_err(Failure::argument)?;
+        let whole = pool.alloc(len).ok_or_else(|| Failure::new(Errno::NOMEM, "the memory is in use"))?;
+        Ok(Self { arena, bytes: whole.freeze() })
+    }
+
+    /// A part, to be sent as a result.
+    pub(crate) fn part(&self, start: usize, len: usize) -> Result<Memory, Failure> {
+        let mut part = Memory::Shared(self.bytes.part(0, self.bytes.len()));
+        part.set_window(start, len)?;
+        Ok(part)
+    }
+}

@@ -1,0 +1,42 @@
+//! A client that its thread polls.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use rpcrdma::client::{CallId, Connection, Done, LocalClient};
+
+/// A client with one connection, and calls that ended and were not reported yet.
+pub(crate) struct Polled {
+    pub(crate) client: LocalClient,
+    ended: VecDeque<Done>,
+}
+
+impl Polled {
+    pub(crate) fn new(client: LocalClient) -> Self {
+        Self { client, ended: VecDeque::new() }
+    }
+
+    pub(crate) fn connection(&self) -> Connection {
+        self.client.first()
+    }
+
+    /// One turn. True if there was work.
+    pub(crate) fn turn(&mut self) -> bool {
+        self.client.poll(|done| self.ended.push_back(done))
+    }
+
+    /// The next call that ended.
+    pub(crate) fn next(&mut self) -> Option<Done> {
+        self.ended.pop_front()
+    }
+
+    /// As [`LocalClient::arm`]; a call that was not reported is work, too.
+    pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
+        self.client.arm(longest).filter(|_| self.ended.is_empty())
+    }
+
+    pub(crate) fn cancel(&mut self, call: CallId) {
+        self.client.cancel(self.client.first(), call);
+    }
+}

@@ -1,0 +1,239 @@
+#![expect(unsafe_code, reason = "a table of C has function pointers, and contexts that its functions share")]
+//! Procedures whose handlers are functions of C.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
+use rpcrdma::service::{Application, MAX_CHUNKS, MAX_PROCEDURE, ShardSetup, ShardTask};
+use rpcrdma::{Procedure, Refusal, Services};
+
+use crate::call::Call;
+use crate::failure::Failure;
+use crate::handle::{Borrowed, during, hold};
+use crate::types::rpcrdma_call;
+
+/// Answers a call at once: writes its results, and returns 0.
+///
+/// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
+/// Another result refuses the call: an `RPCRDMA_` status, or the negative code of a function that has failed for this
+/// call. No exception of C++ may leave it: the process ends.
+pub type rpcrdma_handler = Option<unsafe extern "C" fn(context: *mut c_void, call: *mut rpcrdma_call) -> c_int>;
+
+/// Takes a call, to be answered by `rpcrdma_call_answer`, now or later, on any thread.
+///
+/// It runs on a shard and must not block.
+pub type rpcrdma_deferred_handler = Option<unsafe extern "C" fn(context: *mut c_void, call: *mut rpcrdma_call)>;
+
+/// The procedure runs on workers (`server.workers`): its handler may block.
+pub const RPCRDMA_ON_WORKERS: u32 = 1;
+/// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks.
+pub const RPCRDMA_CACHED: u32 = 2;
+/// Calls have no reply.
+pub const RPCRDMA_ONE_WAY: u32 = 4;
+/// Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
+pub const RPCRDMA_OWN_RESULTS: u32 = 8;
+/// Reduced arguments have no length among the inline arguments.
+pub const RPCRDMA_UNCOUNTED: u32 = 16;
+
+/// A procedure of a table: `{.number = 1, .handler = get, .max_reply = 16}`.
+///
+/// It has a handler, or a deferred one. All else may be 0.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rpcrdma_procedure {
+    /// Procedure number.
+    pub number: u32,
+    /// `RPCRDMA_ON_WORKERS` and others, or 0.
+    pub flags: u32,
+    /// Answers at once.
+    pub handler: rpcrdma_handler,
+    /// Answers later.
+    pub deferred: rpcrdma_deferred_handler,
+    /// First argument of both. Any thread may use it.
+    pub context: *mut c_void,
+    /// Most bytes of inline results; 0: 256.
+    pub max_reply: usize,
+    /// Most Read chunks of a call: eligible arguments (RFC 8166 §6). Most bytes of each.
+    pub read_chunks: u32,
+    /// Most Write chunks of a call: eligible results. Most bytes of each.
+    pub write_chunks: u32,
+    /// Most bytes of a Read chunk.
+    pub max_read: usize,
+    /// Most bytes of a Write chunk.
+    pub max_write: usize,
+}
+
+/// Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
+pub type rpcrdma_task = Option<unsafe extern "C" fn(context: *mut c_void, shard: c_uint) -> c_int>;
+
+/// A pointer that functions of C get back.
+#[derive(Clone, Copy)]
+struct Context(*mut c_void);
+
+// SAFETY: the interface says that functions with it run on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above, at once.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The whole of it, which closures then capture.
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Procedures, and a task of each shard.
+#[derive(Default)]
+pub(crate) struct Table {
+    services: Services,
+    cache: Option<Arc<DuplicateRequestCache>>,
+    task: Option<Task>,
+}
+
+#[derive(Clone, Copy)]
+struct Task {
+    poll: unsafe extern "C" fn(*mut c_void, c_uint) -> c_int,
+    descriptor: rpcrdma_task,
+    context: Context,
+}
+
+impl Table {
+    pub(crate) fn services(&self) -> Services {
+        self.services.clone()
+    }
+
+    /// Adds a procedure.
+    pub(crate) fn add(&mut self, program: u32, version: u32, of: &rpcrdma_procedure) -> Result<(), Failure> {
+        let number = of.number;
+        let wrong = |text: &str| Err(Failure::argument(format_args!("procedure {number}: {text}")));
+        let context = Context(of.context);
+        let procedure: Procedure = match (of.handler, of.deferred) {
+            (Some(handler), None) => Procedure::new(move |call| {
+                // SAFETY: the handle that has it lives as long as the closure runs, which borrows the call.
+                let call = Call::now(unsafe { Borrowed::new(call) });
+                // SAFETY: the table's author promises that it may be called.
+                let run = |call| unsafe { handler(context.get(), call) };
+                let (status, call) = during(call, run);
+                call.outcome(status)
+            }),
+            (None, Some(deferred)) => Procedure::deferred(move |call| {
+                let handle = hold(Call::later(call));
+                // SAFETY: as above.
+                unsafe { deferred(context.get(), handle) }
+            }),
+            (None, None) => return wrong("it has no handler"),
+            (Some(_), Some(_)) => return wrong("it has a handler and a deferred handler"),
+        };
+        if number > MAX_PROCEDURE {
+            return wrong(&format!("the highest number is {MAX_PROCEDURE}"));
+        }
+        if of.read_chunks.max(of.write_chunks) as usize > MAX_CHUNKS {
+            return wrong(&format!("at most {MAX_CHUNKS} Read chunks and {MAX_CHUNKS} Write chunks"));
+        }
+        let has = |flag: u32| of.flags & flag != 0;
+        if of.flags >= 2 * RPCRDMA_UNCOUNTED {
+            return wrong("unknown flags");
+        }
+        let mut procedure = procedure.max_reply(if of.max_reply == 0 { 256 } else { of.max_reply });
+        if of.read_chunks > 0 {
+            procedure = procedure.read_chunks(of.read_chunks as usize, of.max_read);
+        }
+        if of.write_chunks > 0 {
+            procedure = procedure.write_chunks(of.write_chunks as usize, of.max_write);
+        }
+        if has(RPCRDMA_UNCOUNTED) {
+            procedure = procedure.uncounted();
+        }
+        if has(RPCRDMA_OWN_RESULTS) {
+            procedure = procedure.results_from_handler();
+        }
+        if has(RPCRDMA_ONE_WAY) {
+            procedure = procedure.one_way();
+        }
+        if has(RPCRDMA_CACHED) {
+            if of.write_chunks > 0 {
+                return wrong("a cached procedure has no Write chunks");
+            }
+            let new = || Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+            procedure = procedure.cached(Arc::clone(self.cache.get_or_insert_with(new)), by_credential);
+        }
+        if has(RPCRDMA_ON_WORKERS) {
+            if of.deferred.is_some() {
+                return wrong("a deferred handler runs on the shard, not on workers");
+            }
+            procedure = procedure.on_workers();
+        }
+        self.services.add(program, version, number, procedure);
+        Ok(())
+    }
+
+    /// Gives each shard a task.
+    pub(crate) fn set_task(
+        &mut self,
+        poll: rpcrdma_task,
+        descriptor: rpcrdma_task,
+        context: *mut c_void,
+    ) -> Result<(), Failure> {
+        let poll = poll.ok_or_else(|| Failure::argument("the task has no function"))?;
+        self.task = Some(Task { poll, descriptor, context: Context(context) });
+        Ok(())
+    }
+
+    /// What each shard runs, if it has a task.
+    pub(crate) fn application(&self) -> Option<impl Fn(&ShardSetup<'_>) -> Application + Send + Sync + 'static> {
+        let (task, services) = (self.task?, self.services.clone());
+        Some(move |setup: &ShardSetup<'_>| {
+            let task = OfShard { task, shard: setup.index as c_uint };
+            Application { services: services.to_local(), task: Some(Box::new(task)) }
+        })
+    }
+}
+
+struct OfShard {
+    task: Task,
+    shard: c_uint,
+}
+
+impl ShardTask for OfShard {
+    fn poll(&mut self) -> bool {
+        // SAFETY: its author promises that it may be called on any shard.
+        unsafe { (self.task.poll)(self.task.context.get(), self.shard) != 0 }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let descriptor = self.task.descriptor?;
+        // SAFETY: as above.
+        let fd = unsafe { descriptor(self.task.context.get(), self.shard) };
+        // SAFETY: the interface says that it stays open while the server lives.
+        (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+}
+
+/// The refusal that a status stands for.
+pub(crate) fn refusal(status: c_int) -> Refusal {
+    match status {
+        RPCRDMA_PROG_UNAVAIL => Refusal::ProgramUnavailable,
+        RPCRDMA_PROC_UNAVAIL => Refusal::ProcedureUnavailable,
+        RPCRDMA_GARBAGE_ARGS => Refusal::GarbageArguments,
+        RPCRDMA_NO_REPLY => Refusal::NoReply,
+        auth if (RPCRDMA_AUTH_ERROR..RPCRDMA_AUTH_ERROR + 256).contains(&auth) => {
+            Refusal::Authentication((auth - RPCRDMA_AUTH_ERROR) as u32)
+        }
+        _ => Refusal::SystemError,
+    }
+}
+
+/// `PROG_UNAVAIL` of RFC 5531 §9.
+pub const RPCRDMA_PROG_UNAVAIL: c_int = 1;
+/// `PROC_UNAVAIL`.
+pub const RPCRDMA_PROC_UNAVAIL: c_int = 3;
+/// `GARBAGE_ARGS`: the arguments cannot be decoded.
+pub const RPCRDMA_GARBAGE_ARGS: c_int = 4;
+/// `SYSTEM_ERR`: the server has failed.
+pub const RPCRDMA_SYSTEM_ERR: c_int = 5;
+/// No reply, for procedures of `RPCRDMA_ONE_WAY`.
+pub const RPCRDMA_NO_REPLY: c_int = 6;
+/// `AUTH_ERROR`: add the `auth_stat`.
+pub const RPCRDMA_AUTH_ERROR: c_int = 256;

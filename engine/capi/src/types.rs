@@ -1,0 +1,68 @@
+//! The opaque types of the interface, and what each stands for.
+#![forbid(unsafe_code)]
+
+use std::thread::LocalKey;
+
+use rpcrdma::server::LocalServer;
+use rpcrdma::{Client, Server};
+
+use crate::call::Call;
+use crate::config::Knobs;
+use crate::handle::{Kind, Spare};
+use crate::memory::{Adopted, Memory};
+use crate::polled::Polled;
+use crate::request::{Ended, Request};
+use crate::services::Table;
+
+/// Knobs of servers and clients, by the names of `tuning.md`. One thread at a time uses it.
+pub struct rpcrdma_config(());
+/// Procedures of a server, or of a client that takes calls. One thread at a time uses it.
+pub struct rpcrdma_services(());
+/// A server with threads of its own. Any thread uses it.
+pub struct rpcrdma_server(());
+/// A server that its thread polls. Only the thread that made it uses it.
+pub struct rpcrdma_local_server(());
+/// A call at the server. Its handler uses it; a deferred one, any one thread at a time.
+pub struct rpcrdma_call(());
+/// A client whose calls block, with a thread of its own. One thread at a time uses it.
+pub struct rpcrdma_client(());
+/// A client that its thread polls. Only the thread that made it uses it.
+pub struct rpcrdma_local_client(());
+/// A call that a client makes. One thread at a time uses it.
+pub struct rpcrdma_request(());
+/// The reply of a call. One thread at a time uses it.
+pub struct rpcrdma_reply(());
+/// Memory of a chunk, registered with the device. One thread at a time uses it.
+pub struct rpcrdma_buffer(());
+/// Memory that the application has mapped. Any thread uses it.
+pub struct rpcrdma_arena(());
+
+macro_rules! kinds {
+    ($($name:ident, $value:ty, $number:literal, bound: $bound:literal;)*) => {
+        $(impl Kind for $name {
+            type Value = $value;
+            const NAME: &'static str = stringify!($name);
+            const MARK: u64 = 0x7270_6372_646d_6100 | $number << 2;
+            const BOUND: bool = $bound;
+
+            fn spare() -> &'static LocalKey<Spare<Self>> {
+                thread_local!(static SPARE: Spare<$name> = const { Spare::new() });
+                &SPARE
+            }
+        })*
+    };
+}
+
+kinds! {
+    rpcrdma_config, Knobs, 1, bound: false;
+    rpcrdma_services, Table, 2, bound: false;
+    rpcrdma_server, Server, 3, bound: false;
+    rpcrdma_local_server, LocalServer, 4, bound: true;
+    rpcrdma_call, Call, 5, bound: false;
+    rpcrdma_client, Client, 6, bound: false;
+    rpcrdma_local_client, Polled, 7, bound: true;
+    rpcrdma_request, Request, 8, bound: false;
+    rpcrdma_reply, Ended, 9, bound: false;
+    rpcrdma_buffer, Memory, 10, bound: false;
+    rpcrdma_arena, Adopted, 11, bound: false;
+}
