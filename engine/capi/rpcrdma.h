@@ -518,6 +518,21 @@ rpcrdma_local_client *rpcrdma_local_client_connect(const char *address,
                                                    uint32_t version,
                                                    rpcrdma_config *config);
 
+// As `rpcrdma_local_client_connect`, but does not block: poll it until `rpcrdma_local_client_is_established` is not 0.
+//
+// # Safety
+// As for `rpcrdma_client_connect`.
+rpcrdma_local_client *rpcrdma_local_client_begin(const char *address,
+                                                 uint32_t program,
+                                                 uint32_t version,
+                                                 rpcrdma_config *config);
+
+// 1 once calls may be started, 0 while the client connects, -ENOTCONN if its connection has ended: the text says why.
+//
+// # Safety
+// `client` as for `rpcrdma_free`.
+int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
+
 // A call in the memory that it is sent from, so that its arguments are not copied: `args` gets room for `len` bytes,
 // which are zero. `rpcrdma_request_new` makes one that copies.
 //

@@ -144,7 +144,7 @@ pub(crate) unsafe fn mark_of(pointer: *mut c_void) -> Result<u64, Failure> {
     let wrong = |text| Failure::argument(format_args!("the handle {text}"));
     let pointer = NonNull::new(pointer.cast::<AtomicU64>()).ok_or_else(|| wrong("is NULL"))?;
     if !pointer.is_aligned() || !checked::knows(pointer) {
-        return Err(checked::wrong("not a handle"));
+        return Err(checked::wrong("freed already, or not a handle"));
     }
     // SAFETY: the caller promises that it points to a slot, which begins with its mark.
     let mark = unsafe { pointer.as_ref() };
@@ -161,7 +161,7 @@ unsafe fn slot<'a, K: Kind>(pointer: *mut K) -> Result<&'a Slot<K>, Failure> {
         return Err(Failure::argument(format_args!("{} is NULL", K::NAME)));
     };
     if !pointer.is_aligned() || !checked::knows(pointer) {
-        return Err(checked::wrong(format_args!("{}: not a handle of this kind", K::NAME)));
+        return Err(checked::wrong(format_args!("{}: freed already, or not a handle", K::NAME)));
     }
     // SAFETY: the caller promises that it points to a slot, live or spare. Slots are shared, with interior mutability.
     Ok(unsafe { pointer.as_ref() })
@@ -301,6 +301,7 @@ impl<T: ?Sized> DerefMut for Borrowed<T> {
 mod checked {
     use std::fmt::Display;
 
+    #[cfg(not(feature = "checked"))]
     use rustix::io::Errno;
 
     use crate::failure::Failure;

@@ -2,6 +2,7 @@
 //! The log, passed to a function.
 
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::io::Errno;
@@ -46,6 +47,9 @@ impl Log for Sink {
     fn flush(&self) {}
 }
 
+/// The sink, once it is the log of the process.
+static SINK: OnceLock<Sink> = OnceLock::new();
+
 /// Makes it the log of the process.
 pub(crate) fn install(sink: Sink, most: c_int) -> Result<(), Failure> {
     let most = match most {
@@ -56,7 +60,9 @@ pub(crate) fn install(sink: Sink, most: c_int) -> Result<(), Failure> {
         4 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
-    log::set_logger(Box::leak(Box::new(sink))).map_err(|error| Failure::new(Errno::BUSY, error))?;
+    SINK.set(sink).map_err(|_| Failure::new(Errno::BUSY, "rpcrdma_log was called before"))?;
+    let sink = SINK.get().ok_or_else(|| Failure::new(Errno::BUSY, "no log"))?;
+    log::set_logger(sink).map_err(|error| Failure::new(Errno::BUSY, error))?;
     log::set_max_level(most);
     Ok(())
 }

@@ -77,6 +77,17 @@ impl LocalClient<AnyFabric> {
         check(&config.shard, config.services.as_deref(), 1)?;
         Self::with_fabric(address.open(&config.shard)?, address, config)
     }
+
+    /// As [`connect`](Self::connect), but [begins](Self::begin_connect) to connect, without blocking.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn begin(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
+        check(&config.shard, config.services.as_deref(), 1)?;
+        let mut client = Self::open(address.open(&config.shard)?, config)?;
+        client.begin_connect(address)?;
+        Ok(client)
+    }
 }
 
 impl<F: Fabric> LocalClient<F> {

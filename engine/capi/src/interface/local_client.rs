@@ -5,9 +5,10 @@ use std::ffi::{c_char, c_int, c_void};
 
 use rpcrdma::LocalClient;
 use rpcrdma::client::CallId;
+use rustix::io::Errno;
 
 use crate::arguments::store;
-use crate::failure::entry;
+use crate::failure::{Failure, entry};
 use crate::handle::{during, hold, lend, take};
 use crate::interface::knobs;
 use crate::polled::Polled;
@@ -41,6 +42,42 @@ pub unsafe extern "C" fn rpcrdma_local_client_connect(
         // SAFETY: the caller's promise.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
         Ok(hold(Polled::new(LocalClient::connect(&address, config)?)))
+    })
+}
+
+/// As `rpcrdma_local_client_connect`, but does not block: poll it until `rpcrdma_local_client_is_established` is not 0.
+///
+/// # Safety
+/// As for `rpcrdma_client_connect`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_local_client_begin(
+    address: *const c_char,
+    program: u32,
+    version: u32,
+    config: *mut rpcrdma_config,
+) -> *mut rpcrdma_local_client {
+    entry("rpcrdma_local_client_begin", || {
+        // SAFETY: the caller's promise.
+        let address = unsafe { crate::arguments::address(address) }?;
+        // SAFETY: the caller's promise.
+        let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
+        Ok(hold(Polled::new(LocalClient::begin(&address, config)?)))
+    })
+}
+
+/// 1 once calls may be started, 0 while the client connects, -ENOTCONN if its connection has ended: the text says why.
+///
+/// # Safety
+/// `client` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdma_local_client) -> c_int {
+    entry("rpcrdma_local_client_is_established", || {
+        // SAFETY: the caller's promise.
+        let local = unsafe { lend(client) }?;
+        match local.client.close_reason(local.connection()) {
+            Some(reason) => Err(Failure::new(Errno::NOTCONN, reason)),
+            None => Ok(c_int::from(local.client.is_established(local.connection()))),
+        }
     })
 }
 

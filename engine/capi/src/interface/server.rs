@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use rpcrdma::Server;
 use rpcrdma::server::LocalServer;
-use rpcrdma::{Address, Server};
 use rustix::io::Errno;
 
 use crate::any::{Any, any};
@@ -103,7 +103,8 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 ) -> *mut rpcrdma_local_server {
     entry("rpcrdma_local_server_start", || {
         // SAFETY: the caller's promise.
-        let address: Address = unsafe { crate::arguments::address(address) }?;
+        let addresses = unsafe { addresses(address) }?;
+        let [address] = &addresses[..] else { return Err(Failure::argument("a polled server has one address")) };
         // SAFETY: the caller's promise.
         let services = unsafe { lend(services) }?;
         // SAFETY: the caller's promise.
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
         if services.application().is_some() {
             return Err(Failure::argument("the services have a task: a polled server's thread does that work itself"));
         }
-        Ok(hold(LocalServer::start(&address, services.services(), &config)?))
+        Ok(hold(LocalServer::start(address, services.services(), &config)?))
     })
 }
 

@@ -1,0 +1,95 @@
+//! What calls cost through Rust, as `tests/c/cost.c` does it through C: both ends on one thread, polled in turn.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+
+use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
+use rpcrdma::server::{LocalServer, ServerConfig};
+use rpcrdma::{Address, IdlePolicy, Procedure, Refusal, Services};
+
+const PROGRAM: u32 = 0x2000_0001;
+const BULK: usize = 4096;
+
+#[inline(never)]
+fn client_side_start(client: &mut LocalClient, procedure: u32) -> Result<(), Box<dyn Error>> {
+    let connection = client.first();
+    let mut call = client.prepare(procedure, if procedure == 1 { 64 } else { 0 })?;
+    call = match procedure {
+        1 => {
+            call.args_mut().fill(7);
+            call
+        }
+        2 => {
+            let mut data = client.alloc(connection, BULK)?;
+            data.copy_from_slice(&[0; BULK]);
+            ClientCall::read_chunk(call, 0, data)
+        }
+        _ => call.write_chunk(BULK as u32),
+    };
+    client.start(connection, call, 1);
+    Ok(())
+}
+
+#[inline(never)]
+fn client_side_poll(client: &mut LocalClient, procedure: u32) -> bool {
+    let mut is_done = false;
+    client.poll(|done| {
+        let reply = done.result.expect("a reply");
+        assert!(procedure != 1 || reply.results().len() == 64, "{} bytes", reply.results().len());
+        is_done = true;
+    });
+    is_done
+}
+
+#[inline(never)]
+fn server_side(server: &mut LocalServer) -> bool {
+    server.poll()
+}
+
+fn services() -> Services {
+    let mut services = Services::new();
+    let echo = Procedure::new(|call| {
+        let (args, mut results) = call.args_and_writer();
+        Ok(results.put(args)?)
+    });
+    let take = Procedure::new(|call| match call.read_chunk(0) {
+        Some(data) if data.len() == BULK => Ok(()),
+        _ => Err(Refusal::GarbageArguments),
+    });
+    let give = Procedure::new(|call| Ok(call.result_writer(0)?.put(&[0; BULK])?));
+    services.add(PROGRAM, 1, 1, echo);
+    services.add(PROGRAM, 1, 2, take.read_chunks(1, BULK).uncounted());
+    services.add(PROGRAM, 1, 3, give.write_chunks(1, BULK));
+    services
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let calls: u64 = arguments.next().map_or(Ok(1000), |text| text.parse())?;
+    let procedure = match arguments.next().as_deref() {
+        None => 1,
+        Some("write") => 2,
+        Some(_) => 3,
+    };
+    let address: Address = "soft:cost".parse()?;
+    let mut config = ServerConfig::default();
+    config.shard.poll.idle = IdlePolicy::Event;
+    let mut server = LocalServer::start(&address, services(), &config)?;
+    let mut config = ClientConfig::new(PROGRAM, 1);
+    config.shard.poll.idle = IdlePolicy::Event;
+    let mut client = LocalClient::begin(&address, config)?;
+    while !client.is_established(client.first()) {
+        server_side(&mut server);
+        client_side_poll(&mut client, procedure);
+    }
+    for _ in 0..calls {
+        client_side_start(&mut client, procedure)?;
+        loop {
+            server_side(&mut server);
+            if client_side_poll(&mut client, procedure) {
+                break;
+            }
+        }
+    }
+    Ok(())
+}

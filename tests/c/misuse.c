@@ -1,0 +1,245 @@
+// Wrong use of each function, by the rows of misuse_rows.h.
+//
+//   misuse            runs all rows; of the checked build, those that do not end the process
+//   misuse --count    prints the number of certain misuses
+//   misuse --certain N  runs the Nth certain misuse, which ends the process in the checked build
+#include <errno.h>
+#include <pthread.h>
+#include <rpcrdma.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define ADDRESS "soft:misuse"
+#define PROGRAM 0x20000001
+#define CHECK(x)                                                                                                       \
+    do                                                                                                                 \
+        if (!(x)) {                                                                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    while (0)
+
+static struct {
+    rpcrdma_config *config, *config2;
+    rpcrdma_services *services, *services2, *with_task;
+    rpcrdma_server *server, *drained;
+    rpcrdma_local_server *local_server;
+    rpcrdma_client *client;
+    rpcrdma_local_client *local_client;
+    rpcrdma_call *call, *answered;
+    rpcrdma_buffer *buffer, *part;
+    rpcrdma_request *request;
+    rpcrdma_reply *failed;
+    rpcrdma_arena *arena;
+    void *memory, *freed;
+    int freed_in_callback, answered_in_handler;
+    rpcrdma_reply *kept_twice;
+    pthread_mutex_t lock;
+} S = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void count_line(void *context, int level, const char *line) {
+    (void)context, (void)level, (void)line;
+}
+
+static int empty(void *context, rpcrdma_call *call) {
+    (void)context;
+    S.answered_in_handler = rpcrdma_call_answer(call, 0);
+    return 0;
+}
+
+// Keeps the first call, and answers the others.
+static void keep(void *context, rpcrdma_call *call) {
+    (void)context;
+    pthread_mutex_lock(&S.lock);
+    int first = !S.call;
+    if (first)
+        S.call = call;
+    pthread_mutex_unlock(&S.lock);
+    if (!first) {
+        CHECK(!rpcrdma_call_answer(call, 0));
+        S.answered = call;
+    }
+}
+
+// Never answers.
+static void forget(void *context, rpcrdma_call *call) {
+    (void)context, (void)call;
+}
+
+static int no_work(void *context, unsigned shard) {
+    (void)context, (void)shard;
+    return 0;
+}
+
+static const rpcrdma_procedure TABLE[] = {
+    {.number = 1, .handler = empty},
+    {.number = 2, .deferred = keep, .write_chunks = 1, .max_write = 1 << 16},
+    {.number = 3, .deferred = forget},
+};
+
+static int add(rpcrdma_procedure procedure) {
+    rpcrdma_services *services = rpcrdma_services_new();
+    int result = rpcrdma_services_add(services, 1, 1, &procedure, 1, sizeof procedure);
+    CHECK(!rpcrdma_free(services));
+    return result;
+}
+
+static void *free_local_client(void *unused) {
+    (void)unused;
+    return (void *)(intptr_t)rpcrdma_free(S.local_client);
+}
+
+static void *poll_local_client(void *unused) {
+    (void)unused;
+    return (void *)(intptr_t)rpcrdma_local_client_poll(S.local_client, NULL, NULL);
+}
+
+static void *poll_local_server(void *unused) {
+    (void)unused;
+    return (void *)(intptr_t)rpcrdma_local_server_poll(S.local_server);
+}
+
+static void *drain_local_server(void *unused) {
+    (void)unused;
+    return (void *)(intptr_t)rpcrdma_local_server_drain(S.local_server);
+}
+
+// The result of a function on another thread.
+static int elsewhere(void *(*function)(void *)) {
+    pthread_t thread;
+    void *result;
+    CHECK(!pthread_create(&thread, NULL, function, NULL));
+    CHECK(!pthread_join(thread, &result));
+    return (int)(intptr_t)result;
+}
+
+// A request with a chunk of another client.
+static rpcrdma_request *foreign_chunk(void) {
+    rpcrdma_request *request = rpcrdma_request_new(1, NULL, 0);
+    CHECK(!rpcrdma_request_read_chunk(request, 0, rpcrdma_alloc(S.local_client, 64)));
+    return request;
+}
+
+// A request that nobody answers.
+static rpcrdma_request *timed(void) {
+    rpcrdma_request *request = rpcrdma_request_new(3, NULL, 0);
+    CHECK(!rpcrdma_request_limits(request, 50, 0));
+    return request;
+}
+
+static void done(void *context, uint64_t token, int error, rpcrdma_reply *reply) {
+    (void)token;
+    CHECK(!error);
+    S.freed_in_callback = rpcrdma_free(reply);
+    rpcrdma_reply *kept = rpcrdma_reply_keep(reply);
+    CHECK(kept);
+    S.kept_twice = rpcrdma_reply_keep(reply);
+    CHECK(rpcrdma_reply_results(kept, NULL));
+    CHECK(!rpcrdma_free(kept));
+    *(int *)context = 1;
+}
+
+static void set_up(void) {
+    CHECK(!rpcrdma_log(count_line, NULL, 2));
+    CHECK(!posix_memalign(&S.memory, 4096, 1 << 20));
+    memset(S.memory, 0, 1 << 20);
+    void *mapped = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(mapped != MAP_FAILED);
+    CHECK(S.arena = rpcrdma_arena_new(mapped, 1 << 20, NULL, NULL));
+    CHECK(S.part = rpcrdma_arena_part(S.arena, 4096, 4));
+    CHECK((S.config = rpcrdma_config_new()) && (S.config2 = rpcrdma_config_new()));
+    CHECK(!rpcrdma_config_set(S.config, "poll.idle", "event"));
+    CHECK(!rpcrdma_config_set(S.config, "prefault", "false"));
+    CHECK(!rpcrdma_config_arena(S.config, S.arena));
+    CHECK((S.services = rpcrdma_services_new()) && (S.services2 = rpcrdma_services_new()));
+    CHECK(!rpcrdma_services_add(S.services, PROGRAM, 1, TABLE, 3, sizeof *TABLE));
+    CHECK(S.with_task = rpcrdma_services_new());
+    CHECK(!rpcrdma_services_task(S.with_task, no_work, NULL, NULL));
+    CHECK(S.server = rpcrdma_server_start(ADDRESS, S.services, S.config));
+    CHECK(S.local_server = rpcrdma_local_server_start("soft:misuse-local", S.services, S.config));
+    CHECK(S.client = rpcrdma_client_connect(ADDRESS, PROGRAM, 1, S.config));
+    CHECK(S.local_client = rpcrdma_local_client_connect(ADDRESS, PROGRAM, 1, S.config));
+    CHECK(S.buffer = rpcrdma_alloc(S.client, 64));
+    CHECK(S.request = rpcrdma_request_new(1, NULL, 0));
+    // A call that stays unanswered, with a Write chunk; then one that is answered.
+    rpcrdma_request *request;
+    CHECK(request = rpcrdma_local_client_request(S.local_client, 2, 0, NULL));
+    CHECK(!rpcrdma_request_write_chunk(request, NULL, 64));
+    CHECK(!rpcrdma_local_client_start(S.local_client, request, 1, NULL));
+    for (int kept = 0; !kept;) {
+        CHECK(rpcrdma_local_client_poll(S.local_client, NULL, NULL) >= 0);
+        pthread_mutex_lock(&S.lock);
+        kept = S.call != NULL;
+        pthread_mutex_unlock(&S.lock);
+    }
+    CHECK(!rpcrdma_client_call(S.client, rpcrdma_request_new(2, NULL, 0), NULL));
+    CHECK(!rpcrdma_client_call(S.client, rpcrdma_request_new(1, NULL, 0), NULL));
+    CHECK(rpcrdma_client_call(S.client, rpcrdma_request_new(99, NULL, 0), &S.failed) == -EREMOTEIO);
+    int is_done = 0;
+    CHECK(!rpcrdma_local_client_start(S.local_client, rpcrdma_request_new(1, NULL, 0), 2, NULL));
+    while (!is_done)
+        CHECK(rpcrdma_local_client_poll(S.local_client, done, &is_done) >= 0);
+    CHECK(S.drained = rpcrdma_server_start("soft:misuse-drained", S.services, S.config));
+    CHECK(!rpcrdma_server_drain(S.drained, 1000));
+    S.freed = rpcrdma_config_new();
+    CHECK(!rpcrdma_free(S.freed));
+}
+
+static void tear_down(void) {
+    CHECK(!rpcrdma_call_answer(S.call, 0));
+    void *all[] = {S.failed, S.request, S.buffer, S.part, S.local_client, S.client, S.local_server, S.server,
+                   S.services, S.services2, S.with_task, S.config, S.config2, S.arena};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        CHECK(!rpcrdma_free(all[i]));
+    free(S.memory);
+}
+
+#define ROW(function, number, result, is_certain, expression)                                                          \
+    static intptr_t function##_##number(void) {                                                                        \
+        return (intptr_t)(expression);                                                                                 \
+    }
+#include "misuse_rows.h"
+#undef ROW
+
+static const struct {
+    const char *name, *text;
+    intptr_t result;
+    int is_certain;
+    intptr_t (*run)(void);
+} ROWS[] = {
+#define ROW(function, number, result, is_certain, expression)                                                          \
+    {#function, #expression, result, is_certain, function##_##number},
+#include "misuse_rows.h"
+#undef ROW
+};
+enum { COUNT = sizeof ROWS / sizeof *ROWS };
+
+int main(int argc, char **argv) {
+    int certain = 0, wrong = 0;
+    if (argc > 1 && !strcmp(argv[1], "--count")) {
+        for (int i = 0; i < COUNT; i++)
+            certain += ROWS[i].is_certain;
+        printf("%d\n", certain);
+        return 0;
+    }
+    set_up();
+    int only = argc > 2 ? atoi(argv[2]) : -1;
+    for (int i = 0; i < COUNT; i++) {
+        certain += ROWS[i].is_certain;
+        if (only >= 0 ? !ROWS[i].is_certain || certain != only : CHECKED && ROWS[i].is_certain)
+            continue;
+        intptr_t result = ROWS[i].run();
+        if (result != ROWS[i].result || !*rpcrdma_error()) {
+            fprintf(stderr, "%s: %ld instead of %ld: %s\n", ROWS[i].text, (long)result, (long)ROWS[i].result,
+                    rpcrdma_error());
+            wrong++;
+        }
+    }
+    if (only >= 0)
+        return 3; // It did not end the process.
+    tear_down();
+    printf("%d rows, %d wrong\n", COUNT, wrong);
+    return wrong != 0;
+}

@@ -1,0 +1,232 @@
+// Wrong use of each function: ROW(function, number, result, is_certain, expression).
+//
+// A certain misuse ends the process in the checked build. `tests/c/run` checks that no function is without a row.
+
+ROW(rpcrdma_version, 1, 0, 0, rpcrdma_version() == NULL)
+ROW(rpcrdma_error, 1, 0, 0, rpcrdma_error() == NULL)
+
+ROW(rpcrdma_log, 1, -EINVAL, 0, rpcrdma_log(NULL, NULL, 1))
+ROW(rpcrdma_log, 2, -EBUSY, 0, rpcrdma_log(count_line, NULL, 1))
+
+ROW(rpcrdma_free, 1, 0, 0, rpcrdma_free(NULL))
+ROW(rpcrdma_free, 2, -EBADF, 1, rpcrdma_free(S.freed))
+ROW(rpcrdma_free, 3, -EBADF, 1, rpcrdma_free(S.memory))
+ROW(rpcrdma_free, 4, -EBADF, 1, rpcrdma_free((char *)S.memory + 1))
+ROW(rpcrdma_free, 5, -EINVAL, 0, rpcrdma_free(S.call))
+ROW(rpcrdma_free, 6, -EPERM, 0, elsewhere(free_local_client))
+ROW(rpcrdma_free, 7, -EINVAL, 0, S.freed_in_callback)
+
+ROW(rpcrdma_config_new, 1, 0, 0, rpcrdma_free(rpcrdma_config_new()))
+
+ROW(rpcrdma_config_set, 1, -EINVAL, 0, rpcrdma_config_set(NULL, "limits.credits", "1"))
+ROW(rpcrdma_config_set, 2, -EINVAL, 0, rpcrdma_config_set(S.config, NULL, "1"))
+ROW(rpcrdma_config_set, 3, -EINVAL, 0, rpcrdma_config_set(S.config, "limits.credits", NULL))
+ROW(rpcrdma_config_set, 4, -EINVAL, 0, rpcrdma_config_set(S.config, "limits.nothing", "1"))
+ROW(rpcrdma_config_set, 5, -EINVAL, 0, rpcrdma_config_set(S.config, "nothing", "1"))
+ROW(rpcrdma_config_set, 6, -EINVAL, 0, rpcrdma_config_set(S.config, "", ""))
+ROW(rpcrdma_config_set, 7, -EINVAL, 0, rpcrdma_config_set(S.config, "limits.credits", "0"))
+ROW(rpcrdma_config_set, 8, -EINVAL, 0, rpcrdma_config_set(S.config, "limits.credits", "-1"))
+ROW(rpcrdma_config_set, 9, -EINVAL, 0, rpcrdma_config_set(S.config, "limits.credits", "\xff"))
+ROW(rpcrdma_config_set, 10, -EINVAL, 0, rpcrdma_config_set(S.config, "server.cores", "0,"))
+ROW(rpcrdma_config_set, 11, -EINVAL, 0, rpcrdma_config_set(S.config, "client.auth_sys", "0"))
+ROW(rpcrdma_config_set, 12, -EINVAL, 0, rpcrdma_config_set(S.config, "wire.host_key", "me:0"))
+ROW(rpcrdma_config_set, 13, -EINVAL, 0, rpcrdma_config_set(S.config, "wire.host_key", "me:\xc3\xa4\xc3\xa4"))
+ROW(rpcrdma_config_set, 14, -EBADF, 1, rpcrdma_config_set((rpcrdma_config *)S.services, "limits.credits", "1"))
+
+ROW(rpcrdma_config_load, 1, -EINVAL, 0, rpcrdma_config_load(NULL, "/dev/null"))
+ROW(rpcrdma_config_load, 2, -EINVAL, 0, rpcrdma_config_load(S.config, NULL))
+ROW(rpcrdma_config_load, 3, -EINVAL, 0, rpcrdma_config_load(S.config, "/nowhere/at.all"))
+
+ROW(rpcrdma_config_callbacks, 1, -EINVAL, 0, rpcrdma_config_callbacks(NULL, S.services))
+ROW(rpcrdma_config_callbacks, 2, -EINVAL, 0, rpcrdma_config_callbacks(S.config, NULL))
+ROW(rpcrdma_config_callbacks, 3, -EBADF, 1, rpcrdma_config_callbacks(S.config, (rpcrdma_services *)S.config2))
+
+ROW(rpcrdma_config_arena, 1, -EINVAL, 0, rpcrdma_config_arena(NULL, S.arena))
+ROW(rpcrdma_config_arena, 2, -EINVAL, 0, rpcrdma_config_arena(S.config, NULL))
+
+ROW(rpcrdma_services_new, 1, 0, 0, rpcrdma_free(rpcrdma_services_new()))
+
+ROW(rpcrdma_services_add, 1, -EINVAL, 0, rpcrdma_services_add(NULL, 1, 1, TABLE, 1, sizeof *TABLE))
+ROW(rpcrdma_services_add, 2, -EINVAL, 0, rpcrdma_services_add(S.services, 1, 1, NULL, 1, sizeof *TABLE))
+ROW(rpcrdma_services_add, 3, -EINVAL, 0, rpcrdma_services_add(S.services, 1, 1, TABLE, 0, sizeof *TABLE))
+ROW(rpcrdma_services_add, 4, -EINVAL, 0, rpcrdma_services_add(S.services, 1, 1, TABLE, 1, sizeof *TABLE - 1))
+ROW(rpcrdma_services_add, 5, -EINVAL, 0, add((rpcrdma_procedure){.number = 1}))
+ROW(rpcrdma_services_add, 6, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .deferred = keep}))
+ROW(rpcrdma_services_add, 7, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .number = 100000}))
+ROW(rpcrdma_services_add, 8, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .read_chunks = 99}))
+ROW(rpcrdma_services_add, 9, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .flags = 1u << 31}))
+ROW(rpcrdma_services_add, 10, -EINVAL, 0, add((rpcrdma_procedure){.deferred = keep, .flags = RPCRDMA_ON_WORKERS}))
+ROW(rpcrdma_services_add, 11, -EINVAL, 0,
+    add((rpcrdma_procedure){.handler = empty, .flags = RPCRDMA_CACHED, .write_chunks = 1, .max_write = 1}))
+
+ROW(rpcrdma_services_task, 1, -EINVAL, 0, rpcrdma_services_task(NULL, no_work, NULL, NULL))
+ROW(rpcrdma_services_task, 2, -EINVAL, 0, rpcrdma_services_task(S.services, NULL, NULL, NULL))
+
+ROW(rpcrdma_server_start, 1, 0, 0, rpcrdma_server_start(NULL, S.services, S.config))
+ROW(rpcrdma_server_start, 2, 0, 0, rpcrdma_server_start("", S.services, S.config))
+ROW(rpcrdma_server_start, 3, 0, 0, rpcrdma_server_start("nothing:here", S.services, S.config))
+ROW(rpcrdma_server_start, 4, 0, 0, rpcrdma_server_start("soft:a,", S.services, S.config))
+ROW(rpcrdma_server_start, 5, 0, 0, rpcrdma_server_start(ADDRESS, NULL, S.config))
+ROW(rpcrdma_server_start, 6, 0, 0, rpcrdma_server_start(ADDRESS, S.services, S.config))
+ROW(rpcrdma_server_start, 7, 0, 1, rpcrdma_server_start("soft:b", S.services, (rpcrdma_config *)S.services2))
+
+ROW(rpcrdma_server_call_back, 1, 0, 0, rpcrdma_server_call_back(NULL, S.call, 1, 1, NULL))
+ROW(rpcrdma_server_call_back, 2, 0, 0, rpcrdma_server_call_back(S.server, NULL, 1, 1, NULL))
+ROW(rpcrdma_server_call_back, 3, 0, 1, rpcrdma_server_call_back(S.server, S.answered, 1, 1, NULL))
+
+ROW(rpcrdma_server_drain, 1, -EINVAL, 0, rpcrdma_server_drain(NULL, 1))
+ROW(rpcrdma_server_drain, 2, -EBADF, 1, rpcrdma_server_drain((rpcrdma_server *)S.client, 1))
+ROW(rpcrdma_server_drain, 3, -EBADF, 1, rpcrdma_server_drain(S.drained, 1))
+
+ROW(rpcrdma_local_server_start, 1, 0, 0, rpcrdma_local_server_start(NULL, S.services, S.config))
+ROW(rpcrdma_local_server_start, 2, 0, 0, rpcrdma_local_server_start("soft:a,soft:b", S.services, S.config))
+ROW(rpcrdma_local_server_start, 3, 0, 0, rpcrdma_local_server_start("soft:c", NULL, S.config))
+ROW(rpcrdma_local_server_start, 4, 0, 0, rpcrdma_local_server_start("soft:d", S.with_task, S.config))
+
+ROW(rpcrdma_local_server_poll, 1, -EINVAL, 0, rpcrdma_local_server_poll(NULL))
+ROW(rpcrdma_local_server_poll, 2, -EPERM, 0, elsewhere(poll_local_server))
+ROW(rpcrdma_local_server_poll, 3, -EBADF, 1, rpcrdma_local_server_poll((rpcrdma_local_server *)S.server))
+
+ROW(rpcrdma_local_server_drain, 1, -EINVAL, 0, rpcrdma_local_server_drain(NULL))
+ROW(rpcrdma_local_server_drain, 2, -EPERM, 0, elsewhere(drain_local_server))
+
+ROW(rpcrdma_fd, 1, -EINVAL, 0, rpcrdma_fd(NULL))
+ROW(rpcrdma_fd, 2, -EINVAL, 0, rpcrdma_fd(S.server))
+ROW(rpcrdma_fd, 3, -EBADF, 1, rpcrdma_fd(S.config))
+
+ROW(rpcrdma_arm, 1, -EINVAL, 0, rpcrdma_arm(NULL, 1))
+ROW(rpcrdma_arm, 2, -EINVAL, 0, rpcrdma_arm(S.client, 1))
+
+ROW(rpcrdma_disarm, 1, -EINVAL, 0, rpcrdma_disarm(NULL))
+ROW(rpcrdma_disarm, 2, 0, 0, rpcrdma_disarm(S.local_server))
+
+ROW(rpcrdma_stats, 1, -EINVAL, 0, rpcrdma_stats(NULL, NULL, 0))
+ROW(rpcrdma_stats, 2, -EBADF, 1, rpcrdma_stats(S.services, NULL, 0))
+ROW(rpcrdma_stats, 3, 1, 0, rpcrdma_stats(S.server, NULL, 99) > 99)
+
+ROW(rpcrdma_call_header, 1, -EINVAL, 0, rpcrdma_call_header(NULL, NULL))
+ROW(rpcrdma_call_header, 2, 0, 0, rpcrdma_call_header(S.call, NULL))
+ROW(rpcrdma_call_header, 3, -EBADF, 1, rpcrdma_call_header(S.answered, NULL))
+
+ROW(rpcrdma_call_peer, 1, -EINVAL, 0, rpcrdma_call_peer(NULL, NULL, 0))
+ROW(rpcrdma_call_peer, 2, 0, 0, rpcrdma_call_peer(S.call, NULL, 0))
+
+ROW(rpcrdma_call_args, 1, 0, 0, rpcrdma_call_args(NULL, NULL))
+ROW(rpcrdma_call_args, 2, 0, 1, rpcrdma_call_args(S.answered, NULL))
+
+ROW(rpcrdma_call_read_chunk, 1, 0, 0, rpcrdma_call_read_chunk(NULL, 0, NULL, NULL))
+ROW(rpcrdma_call_read_chunk, 2, 0, 0, rpcrdma_call_read_chunk(S.call, 0, NULL, NULL))
+ROW(rpcrdma_call_read_chunk, 3, 0, 0, rpcrdma_call_read_chunk(S.call, ~0u, NULL, NULL))
+
+ROW(rpcrdma_call_take_read_chunk, 1, 0, 0, rpcrdma_call_take_read_chunk(NULL, 0))
+ROW(rpcrdma_call_take_read_chunk, 2, 0, 0, rpcrdma_call_take_read_chunk(S.call, 0))
+
+ROW(rpcrdma_call_reply, 1, 0, 0, rpcrdma_call_reply(NULL, 4))
+ROW(rpcrdma_call_reply, 2, 0, 0, rpcrdma_call_reply(S.call, 1 << 30))
+ROW(rpcrdma_call_reply, 3, 0, 0, rpcrdma_call_reply(S.call, SIZE_MAX))
+ROW(rpcrdma_call_reply, 4, 1, 0, rpcrdma_call_reply(S.call, 0) != NULL)
+
+ROW(rpcrdma_call_write_chunk, 1, 0, 0, rpcrdma_call_write_chunk(NULL, 0, NULL))
+ROW(rpcrdma_call_write_chunk, 2, 0, 0, rpcrdma_call_write_chunk(S.call, 7, NULL))
+
+ROW(rpcrdma_call_write_chunk_filled, 1, -EINVAL, 0, rpcrdma_call_write_chunk_filled(NULL, 0, 0))
+ROW(rpcrdma_call_write_chunk_filled, 2, -ENOENT, 0, rpcrdma_call_write_chunk_filled(S.call, 7, 0))
+ROW(rpcrdma_call_write_chunk_filled, 3, -EMSGSIZE, 0, rpcrdma_call_write_chunk_filled(S.call, 0, 65))
+ROW(rpcrdma_call_write_chunk_filled, 4, -EMSGSIZE, 0, rpcrdma_call_write_chunk_filled(S.call, 0, SIZE_MAX))
+
+ROW(rpcrdma_call_result, 1, -EINVAL, 0, rpcrdma_call_result(NULL, 0, rpcrdma_arena_part(S.arena, 0, 4)))
+ROW(rpcrdma_call_result, 2, -EINVAL, 0, rpcrdma_call_result(S.call, 0, NULL))
+ROW(rpcrdma_call_result, 3, -ENOENT, 0, rpcrdma_call_result(S.call, 7, rpcrdma_arena_part(S.arena, 0, 4)))
+ROW(rpcrdma_call_result, 4, -EMSGSIZE, 0, rpcrdma_call_result(S.call, 0, rpcrdma_arena_part(S.arena, 0, 65)))
+
+ROW(rpcrdma_call_answer, 1, -EINVAL, 0, rpcrdma_call_answer(NULL, 0))
+ROW(rpcrdma_call_answer, 2, -EBADF, 1, rpcrdma_call_answer(S.answered, 0))
+ROW(rpcrdma_call_answer, 3, -EINVAL, 0, S.answered_in_handler)
+
+ROW(rpcrdma_call_is_disconnected, 1, -EINVAL, 0, rpcrdma_call_is_disconnected(NULL))
+ROW(rpcrdma_call_is_disconnected, 2, 0, 0, rpcrdma_call_is_disconnected(S.call))
+
+ROW(rpcrdma_alloc, 1, 0, 0, rpcrdma_alloc(NULL, 1))
+ROW(rpcrdma_alloc, 2, 0, 0, rpcrdma_alloc(S.client, SIZE_MAX))
+ROW(rpcrdma_alloc, 3, 0, 1, rpcrdma_alloc(S.server, 1))
+
+ROW(rpcrdma_buffer_data, 1, 0, 0, rpcrdma_buffer_data(NULL, NULL))
+ROW(rpcrdma_buffer_data, 2, 0, 1, rpcrdma_buffer_data((rpcrdma_buffer *)S.freed, NULL))
+
+ROW(rpcrdma_buffer_window, 1, -EINVAL, 0, rpcrdma_buffer_window(NULL, 0, 1))
+ROW(rpcrdma_buffer_window, 2, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, 1, SIZE_MAX))
+ROW(rpcrdma_buffer_window, 3, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, SIZE_MAX, 1))
+ROW(rpcrdma_buffer_window, 4, -EINVAL, 0, rpcrdma_buffer_window(S.part, 0, 5))
+
+ROW(rpcrdma_arena_new, 1, 0, 0, rpcrdma_arena_new(NULL, 4096, NULL, NULL))
+ROW(rpcrdma_arena_new, 2, 0, 0, rpcrdma_arena_new((char *)S.memory + 8, 4096, NULL, NULL))
+ROW(rpcrdma_arena_new, 3, 0, 0, rpcrdma_arena_new(S.memory, 0, NULL, NULL))
+ROW(rpcrdma_arena_new, 4, 0, 0, rpcrdma_arena_new(S.memory, 100, NULL, NULL))
+
+ROW(rpcrdma_arena_part, 1, 0, 0, rpcrdma_arena_part(NULL, 0, 1))
+ROW(rpcrdma_arena_part, 2, 0, 0, rpcrdma_arena_part(S.arena, 0, SIZE_MAX))
+ROW(rpcrdma_arena_part, 3, 0, 0, rpcrdma_arena_part(S.arena, SIZE_MAX, 1))
+
+ROW(rpcrdma_client_connect, 1, 0, 0, rpcrdma_client_connect(NULL, 1, 1, NULL))
+ROW(rpcrdma_client_connect, 2, 0, 0, rpcrdma_client_connect("soft:nobody-is-here", 1, 1, S.config))
+ROW(rpcrdma_client_connect, 3, 0, 1, rpcrdma_client_connect(ADDRESS, 1, 1, (rpcrdma_config *)S.services))
+
+ROW(rpcrdma_client_share, 1, 0, 0, rpcrdma_client_share(NULL))
+ROW(rpcrdma_client_share, 2, 0, 1, rpcrdma_client_share((rpcrdma_client *)S.server))
+
+ROW(rpcrdma_client_call, 1, -EINVAL, 0, rpcrdma_client_call(NULL, rpcrdma_request_new(0, NULL, 0), NULL))
+ROW(rpcrdma_client_call, 2, -EINVAL, 0, rpcrdma_client_call(S.client, NULL, NULL))
+ROW(rpcrdma_client_call, 3, -EREMOTEIO, 0, rpcrdma_client_call(S.client, rpcrdma_request_new(99, NULL, 0), NULL))
+ROW(rpcrdma_client_call, 4, -EBADF, 1, rpcrdma_client_call(S.client, (rpcrdma_request *)S.buffer, NULL))
+ROW(rpcrdma_client_call, 5, -EINVAL, 0, rpcrdma_client_call(S.client, foreign_chunk(), NULL))
+ROW(rpcrdma_client_call, 6, -ETIMEDOUT, 0, rpcrdma_client_call(S.client, timed(), NULL))
+
+ROW(rpcrdma_close_reason, 1, -EINVAL, 0, rpcrdma_close_reason(NULL, NULL, 0))
+ROW(rpcrdma_close_reason, 2, 0, 0, rpcrdma_close_reason(S.client, NULL, 0))
+ROW(rpcrdma_close_reason, 3, -EBADF, 1, rpcrdma_close_reason(S.server, NULL, 0))
+
+ROW(rpcrdma_local_client_connect, 1, 0, 0, rpcrdma_local_client_connect("here", 1, 1, NULL))
+ROW(rpcrdma_local_client_connect, 2, 0, 0, rpcrdma_local_client_connect("soft:nobody-is-here", 1, 1, S.config))
+
+ROW(rpcrdma_local_client_begin, 1, 0, 0, rpcrdma_local_client_begin(NULL, 1, 1, NULL))
+ROW(rpcrdma_local_client_begin, 2, 0, 1, rpcrdma_local_client_begin(ADDRESS, 1, 1, (rpcrdma_config *)S.services))
+
+ROW(rpcrdma_local_client_is_established, 1, -EINVAL, 0, rpcrdma_local_client_is_established(NULL))
+ROW(rpcrdma_local_client_is_established, 2, 1, 0, rpcrdma_local_client_is_established(S.local_client))
+
+ROW(rpcrdma_local_client_request, 1, 0, 0, rpcrdma_local_client_request(NULL, 1, 4, NULL))
+ROW(rpcrdma_local_client_request, 2, 0, 0, rpcrdma_local_client_request(S.local_client, 1, SIZE_MAX, NULL))
+
+ROW(rpcrdma_local_client_start, 1, -EINVAL, 0,
+    rpcrdma_local_client_start(NULL, rpcrdma_request_new(0, NULL, 0), 1, NULL))
+ROW(rpcrdma_local_client_start, 2, -EINVAL, 0, rpcrdma_local_client_start(S.local_client, NULL, 1, NULL))
+
+ROW(rpcrdma_local_client_cancel, 1, -EINVAL, 0, rpcrdma_local_client_cancel(NULL, 1))
+ROW(rpcrdma_local_client_cancel, 2, 0, 0, rpcrdma_local_client_cancel(S.local_client, 12345))
+ROW(rpcrdma_local_client_cancel, 3, 0, 0, rpcrdma_local_client_cancel(S.local_client, 0))
+
+ROW(rpcrdma_local_client_poll, 1, -EINVAL, 0, rpcrdma_local_client_poll(NULL, NULL, NULL))
+ROW(rpcrdma_local_client_poll, 2, -EPERM, 0, elsewhere(poll_local_client))
+
+ROW(rpcrdma_request_new, 1, 0, 0, rpcrdma_request_new(1, NULL, 4))
+
+ROW(rpcrdma_request_read_chunk, 1, -EINVAL, 0, rpcrdma_request_read_chunk(NULL, 0, rpcrdma_alloc(S.client, 4)))
+ROW(rpcrdma_request_read_chunk, 2, -EINVAL, 0, rpcrdma_request_read_chunk(S.request, 0, NULL))
+ROW(rpcrdma_request_read_chunk, 3, -EINVAL, 0,
+    rpcrdma_request_read_chunk(S.request, 0, rpcrdma_arena_part(S.arena, 0, 4)))
+
+ROW(rpcrdma_request_write_chunk, 1, -EINVAL, 0, rpcrdma_request_write_chunk(NULL, NULL, 4))
+ROW(rpcrdma_request_write_chunk, 2, -EBADF, 1,
+    rpcrdma_request_write_chunk(S.request, (rpcrdma_buffer *)S.services, 4))
+
+ROW(rpcrdma_request_limits, 1, -EINVAL, 0, rpcrdma_request_limits(NULL, 1, 1))
+
+ROW(rpcrdma_reply_results, 1, 0, 0, rpcrdma_reply_results(NULL, NULL))
+ROW(rpcrdma_reply_results, 2, 0, 0, rpcrdma_reply_results(S.failed, NULL))
+
+ROW(rpcrdma_reply_take, 1, 0, 0, rpcrdma_reply_take(NULL, 1, 0))
+ROW(rpcrdma_reply_take, 2, 0, 0, rpcrdma_reply_take(S.failed, 1, 0))
+ROW(rpcrdma_reply_take, 3, 0, 0, rpcrdma_reply_take(S.failed, 0, ~0u))
+
+ROW(rpcrdma_reply_keep, 1, 0, 0, rpcrdma_reply_keep(NULL))
+ROW(rpcrdma_reply_keep, 2, 0, 0, S.kept_twice)
