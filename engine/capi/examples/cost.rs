@@ -9,6 +9,7 @@ use rpcrdma::{Address, IdlePolicy, Procedure, Refusal, Services};
 
 const PROGRAM: u32 = 0x2000_0001;
 const BULK: usize = 4096;
+static DATA: [u8; BULK] = [7; BULK];
 
 #[inline(never)]
 fn client_side_start(client: &mut LocalClient, procedure: u32) -> Result<(), Box<dyn Error>> {
@@ -21,7 +22,7 @@ fn client_side_start(client: &mut LocalClient, procedure: u32) -> Result<(), Box
         }
         2 => {
             let mut data = client.alloc(connection, BULK)?;
-            data.copy_from_slice(&[0; BULK]);
+            data.copy_from_slice(&DATA);
             ClientCall::read_chunk(call, 0, data)
         }
         _ => call.write_chunk(BULK as u32),
@@ -56,7 +57,7 @@ fn services() -> Services {
         Some(data) if data.len() == BULK => Ok(()),
         _ => Err(Refusal::GarbageArguments),
     });
-    let give = Procedure::new(|call| Ok(call.result_writer(0)?.put(&[0; BULK])?));
+    let give = Procedure::new(|call| Ok(call.result_writer(0)?.put(&DATA)?));
     services.add(PROGRAM, 1, 1, echo);
     services.add(PROGRAM, 1, 2, take.read_chunks(1, BULK).uncounted());
     services.add(PROGRAM, 1, 3, give.write_chunks(1, BULK));

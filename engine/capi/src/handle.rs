@@ -43,6 +43,38 @@ impl<K: Kind> Spare<K> {
     pub(crate) const fn new() -> Self {
         Self(RefCell::new(Vec::new()))
     }
+
+    /// As [`hold`], in one of these slots.
+    #[inline]
+    pub(crate) fn hold(&self, value: K::Value) -> *mut K {
+        let mut slot = self.0.borrow_mut().pop().unwrap_or_else(Slot::freed);
+        slot.thread.set(this_thread::<K>());
+        *slot.value.get_mut() = Some(value);
+        // Release: with the Acquire of `Slot::claim` by another thread, which got the pointer in whatever way.
+        slot.mark.store(K::MARK, Ordering::Release);
+        let pointer = Box::into_raw(slot).cast();
+        checked::add(pointer);
+        pointer
+    }
+
+    /// As [`take`]; the slot is one of these then.
+    ///
+    /// # Errors
+    /// As [`lend`].
+    ///
+    /// # Safety
+    /// As [`take`].
+    #[inline]
+    pub(crate) unsafe fn take(&self, pointer: *mut K) -> Result<K::Value, Failure> {
+        // SAFETY: the caller's promise.
+        let mut slot = unsafe { end(pointer) }?;
+        let value = slot.value.get_mut().take().expect("a live slot has a value");
+        let mut spare = self.0.borrow_mut();
+        if spare.len() < MOST_SPARE {
+            spare.push(slot);
+        }
+        Ok(value)
+    }
 }
 
 /// What a handle points to.
@@ -57,25 +89,34 @@ pub(crate) struct Slot<K: Kind> {
     value: UnsafeCell<Option<K::Value>>,
 }
 
-/// Tells threads apart: no two have it at one time.
+/// Tells threads apart: no two have it at one time. 0 for kinds that any thread uses.
 #[inline(always)]
-fn this_thread() -> usize {
-    thread_local!(static PLACE: Cell<u8> = const { Cell::new(0) });
-    PLACE.with(|place| std::ptr::from_ref(place).addr())
+fn this_thread<K: Kind>() -> usize {
+    if !K::BOUND {
+        return 0;
+    }
+    // The address of a thread-local variable takes a function call in a shared library.
+    #[cfg(target_arch = "x86_64")]
+    {
+        let pointer: usize;
+        // SAFETY: the psABI has the thread pointer there, for reading.
+        unsafe { std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(pure, readonly, nostack, preserves_flags)) };
+        pointer
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        thread_local!(static PLACE: Cell<u8> = const { Cell::new(0) });
+        PLACE.with(|place| std::ptr::from_ref(place).addr())
+    }
 }
 
 /// A new handle. It lives until it is [taken](take).
 #[inline]
 pub(crate) fn hold<K: Kind>(value: K::Value) -> *mut K {
-    let spare = K::spare().try_with(|spare| spare.0.borrow_mut().pop()).ok().flatten();
-    let mut slot = spare.unwrap_or_else(Slot::freed);
-    slot.thread.set(this_thread());
-    *slot.value.get_mut() = Some(value);
-    // Release: with the Acquire of `Slot::claim` by another thread, which got the pointer in whatever way.
-    slot.mark.store(K::MARK, Ordering::Release);
-    let pointer = Box::into_raw(slot).cast();
-    checked::add(pointer);
-    pointer
+    let mut value = Some(value);
+    let held = K::spare().try_with(|spare| value.take().map(|value| spare.hold(value))).ok().flatten();
+    // The thread ends, and has no spare ones any more.
+    held.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| Spare::new().hold(value)))
 }
 
 /// Runs `body` with a handle that lives as long as it runs. Returns its result, and the value.
@@ -83,7 +124,7 @@ pub(crate) fn hold<K: Kind>(value: K::Value) -> *mut K {
 pub(crate) fn during<K: Kind, T>(value: K::Value, body: impl FnOnce(*mut K) -> T) -> (T, K::Value) {
     let slot = Slot::<K> {
         mark: AtomicU64::new(K::MARK),
-        thread: Cell::new(this_thread()),
+        thread: Cell::new(this_thread::<K>()),
         is_boxed: false,
         value: UnsafeCell::new(Some(value)),
     };
@@ -108,7 +149,7 @@ impl<K: Kind> Slot<K> {
         if K::BOUND {
             // No other thread writes it: the caller is the thread that may, or fails.
             let mark = self.mark.load(Ordering::Relaxed);
-            if mark != K::MARK || self.thread.get() != this_thread() {
+            if mark != K::MARK || self.thread.get() != this_thread::<K>() {
                 return Err(self.unusable(mark));
             }
             self.mark.store(K::MARK | IN_USE, Ordering::Relaxed);
@@ -194,7 +235,19 @@ pub(crate) unsafe fn lend<'a, K: Kind>(pointer: *mut K) -> Result<Lent<'a, K>, F
 /// As [`lend`]; and it came from [`hold`].
 #[inline]
 pub(crate) unsafe fn take<K: Kind>(pointer: *mut K) -> Result<K::Value, Failure> {
-    // SAFETY: as the caller's.
+    // SAFETY: the caller's promise.
+    let taken = K::spare().try_with(|spare| unsafe { spare.take(pointer) });
+    // SAFETY: the caller's promise.
+    taken.unwrap_or_else(|_| unsafe { Spare::new().take(pointer) })
+}
+
+/// Ends a handle: takes its slot, which is free then.
+///
+/// # Safety
+/// As [`take`].
+#[inline]
+unsafe fn end<K: Kind>(pointer: *mut K) -> Result<Box<Slot<K>>, Failure> {
+    // SAFETY: the caller's promise.
     let lent = unsafe { lend(pointer) }?;
     if !lent.0.is_boxed {
         return Err(Failure::argument(format_args!("{}: it ends by itself, with the function that got it", K::NAME)));
@@ -203,16 +256,8 @@ pub(crate) unsafe fn take<K: Kind>(pointer: *mut K) -> Result<K::Value, Failure>
     checked::remove(pointer);
     // SAFETY: `hold` made it by `Box::into_raw`. Nobody else has it: it was live, and is claimed now.
     let mut slot = unsafe { Box::from_raw(pointer.cast::<Slot<K>>()) };
-    let value = slot.value.get_mut().take().expect("a live slot has a value");
     *slot.mark.get_mut() = K::MARK | FREED;
-    // Dropped at the end of a thread.
-    let _ = K::spare().try_with(|spare| {
-        let mut spare = spare.0.borrow_mut();
-        if spare.len() < MOST_SPARE {
-            spare.push(slot);
-        }
-    });
-    Ok(value)
+    Ok(slot)
 }
 
 impl<K: Kind> Deref for Lent<'_, K> {

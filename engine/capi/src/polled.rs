@@ -6,15 +6,20 @@ use std::time::Duration;
 
 use rpcrdma::client::{CallId, Connection, Done, LocalClient};
 
+use crate::handle::Spare;
+use crate::types::rpcrdma_request;
+
 /// A client with one connection, and calls that ended and were not reported yet.
 pub(crate) struct Polled {
     pub(crate) client: LocalClient,
     ended: VecDeque<Done>,
+    /// Slots of its requests.
+    pub(crate) requests: Spare<rpcrdma_request>,
 }
 
 impl Polled {
     pub(crate) fn new(client: LocalClient) -> Self {
-        Self { client, ended: VecDeque::new() }
+        Self { client, ended: VecDeque::new(), requests: Spare::new() }
     }
 
     pub(crate) fn connection(&self) -> Connection {

@@ -101,7 +101,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_request(
         let mut call = local.client.prepare(procedure, len)?;
         // SAFETY: the caller's promise.
         unsafe { store(args, call.args_mut().as_mut_ptr().cast()) };
-        Ok(hold(Request::new(call)))
+        Ok(local.requests.hold(Request::new(call)))
     })
 }
 
@@ -121,9 +121,16 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
 ) -> c_int {
     entry("rpcrdma_local_client_start", || {
         // SAFETY: the caller's promise.
-        let call = unsafe { take(request) }?.into_call()?;
+        let mut local = match unsafe { lend(client) } {
+            Ok(local) => local,
+            Err(failure) => {
+                // SAFETY: the caller's promise. It ends in any case.
+                drop(unsafe { take(request) });
+                return Err(failure);
+            }
+        };
         // SAFETY: the caller's promise.
-        let mut local = unsafe { lend(client) }?;
+        let call = unsafe { local.requests.take(request) }?.into_call()?;
         let connection = local.connection();
         let call = local.client.start(connection, call, token);
         // SAFETY: the caller's promise.
