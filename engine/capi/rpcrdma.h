@@ -3,7 +3,9 @@
 // Functions that return int return 0 or a count, or a negative code of errno.h. Those that return a pointer return NULL
 // after a failure. rpcrdma_error has the text. What `Safety` says is the caller's duty: it cannot be checked.
 //
-// No function unwinds. None may be called in a signal handler, or after fork in a child that does not exec.
+// No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: functions fail
+// there with -EPERM once the process has had a server or client. Where a server or client starts, descriptors 0 to 2
+// that are closed become /dev/null: nothing that is printed goes to a peer.
 
 #ifndef RPCRDMA_H
 #define RPCRDMA_H

@@ -11,6 +11,8 @@ use rpcrdma::client::ConnectError;
 use rpcrdma::{CallError, Refusal, StartError, StartErrorKind};
 use rustix::io::Errno;
 
+use crate::process;
+
 /// A failed call into the library.
 pub(crate) struct Failure {
     code: Errno,
@@ -151,7 +153,7 @@ impl<T> Outcome for *const T {
 /// The body of a function of the interface: reports its failure, and ends an unwinding.
 #[inline(always)]
 pub(crate) fn entry<T: Outcome>(name: &'static str, body: impl FnOnce() -> Result<T, Failure>) -> T {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match catch_unwind(AssertUnwindSafe(|| process::check().and_then(|()| body()))) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => T::failed(failure.report()),
         Err(panic) => T::failed(panicked(name, &*panic)),

@@ -5,7 +5,7 @@
 //! | `interface/` | the functions, by subject |
 //! | `types` | the opaque types, and what each stands for |
 //! | `handle`, `any` | handles, and checks of their use |
-//! | `failure` | codes, texts, the end of an unwinding |
+//! | `failure`, `process` | codes, texts, the end of an unwinding; standard descriptors, children of fork |
 //! | `arguments` | texts, and places for results |
 //! | `config`, `services`, `call`, `memory`, `request`, `polled`, `log` | what the handles stand for |
 
@@ -21,6 +21,7 @@ mod interface;
 mod log;
 mod memory;
 mod polled;
+mod process;
 mod request;
 mod services;
 mod types;

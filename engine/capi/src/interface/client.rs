@@ -10,6 +10,7 @@ use crate::arguments::{copy, store};
 use crate::failure::entry;
 use crate::handle::{foreign, hold, lend, take};
 use crate::interface::knobs;
+use crate::process;
 use crate::request::Ended;
 use crate::types::*;
 
@@ -28,6 +29,7 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_client {
     entry("rpcrdma_client_connect", || {
+        process::prepare();
         // SAFETY: the caller's promise.
         let address = unsafe { crate::arguments::address(address) }?;
         // SAFETY: the caller's promise.

@@ -12,6 +12,7 @@ use crate::failure::{Failure, entry};
 use crate::handle::{during, hold, lend, take};
 use crate::interface::knobs;
 use crate::polled::Polled;
+use crate::process;
 use crate::request::{Ended, Request};
 use crate::types::*;
 
@@ -37,6 +38,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_connect(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_local_client {
     entry("rpcrdma_local_client_connect", || {
+        process::prepare();
         // SAFETY: the caller's promise.
         let address = unsafe { crate::arguments::address(address) }?;
         // SAFETY: the caller's promise.
@@ -57,6 +59,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_begin(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_local_client {
     entry("rpcrdma_local_client_begin", || {
+        process::prepare();
         // SAFETY: the caller's promise.
         let address = unsafe { crate::arguments::address(address) }?;
         // SAFETY: the caller's promise.

@@ -14,6 +14,7 @@ use crate::arguments::{addresses, copy};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, share, take};
 use crate::interface::knobs;
+use crate::process;
 use crate::types::*;
 
 /// Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
@@ -31,6 +32,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_server {
     entry("rpcrdma_server_start", || {
+        process::prepare();
         // SAFETY: the caller's promise.
         let addresses = unsafe { addresses(address) }?;
         // SAFETY: the caller's promise.
@@ -102,6 +104,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_local_server {
     entry("rpcrdma_local_server_start", || {
+        process::prepare();
         // SAFETY: the caller's promise.
         let addresses = unsafe { addresses(address) }?;
         let [address] = &addresses[..] else { return Err(Failure::argument("a polled server has one address")) };

@@ -1,0 +1,91 @@
+// A host program of its own habits: it loads the library by dlopen, blocks signals, ignores SIGPIPE, has no standard
+// input and output, forks, and unloads the library.
+//
+//   host LIBRARY
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <rpcrdma.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static FILE *out;
+
+#define CHECK(x)                                                                                                       \
+    do                                                                                                                 \
+        if (!(x)) {                                                                                                    \
+            fprintf(out, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                                       \
+            fflush(out);                                                                                               \
+            _exit(1);                                                                                                  \
+        }                                                                                                              \
+    while (0)
+
+#define FUNCTIONS(F)                                                                                                   \
+    F(rpcrdma_config_new) F(rpcrdma_config_set) F(rpcrdma_services_new) F(rpcrdma_services_add) F(rpcrdma_server_start) \
+    F(rpcrdma_server_drain) F(rpcrdma_client_connect) F(rpcrdma_client_call) F(rpcrdma_request_new) F(rpcrdma_error)   \
+    F(rpcrdma_reply_results) F(rpcrdma_free)
+
+static struct {
+#define F(name) __typeof__(name) *name;
+    FUNCTIONS(F)
+#undef F
+} L;
+
+static int echo(void *context, rpcrdma_call *call) {
+    (void)context, (void)call;
+    return 0;
+}
+
+static void use(const char *path) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    CHECK(library);
+#define F(name) CHECK(*(void **)&L.name = dlsym(library, #name));
+    FUNCTIONS(F)
+#undef F
+    const rpcrdma_procedure table[] = {{.number = 1, .handler = echo}};
+    rpcrdma_config *config = L.rpcrdma_config_new();
+    CHECK(config && !L.rpcrdma_config_set(config, "poll.idle", "event"));
+    CHECK(!L.rpcrdma_config_set(config, "prefault", "false"));
+    rpcrdma_services *services = L.rpcrdma_services_new();
+    CHECK(services && !L.rpcrdma_services_add(services, 0x20000001, 1, table, 1, sizeof *table));
+    rpcrdma_server *server = L.rpcrdma_server_start("iwarp:127.0.0.1:20987", services, config);
+    CHECK(server);
+    rpcrdma_client *client = L.rpcrdma_client_connect("iwarp:127.0.0.1:20987", 0x20000001, 1, config);
+    CHECK(client);
+    CHECK(!L.rpcrdma_client_call(client, L.rpcrdma_request_new(1, NULL, 0), NULL));
+    // Nothing printed goes to a peer.
+    for (int fd = 0; fd < 3; fd++)
+        CHECK(!isatty(fd) && lseek(fd, 0, SEEK_CUR) == 0);
+    // A child has the handles, and no threads behind them.
+    pid_t child = fork();
+    if (!child)
+        _exit(L.rpcrdma_client_call(client, NULL, NULL) != -EPERM || L.rpcrdma_free(server) != -EPERM);
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    // The server ends first: the client's connection breaks without a SIGPIPE.
+    CHECK(!L.rpcrdma_server_drain(server, 1000));
+    rpcrdma_reply *reply = NULL;
+    CHECK(L.rpcrdma_client_call(client, L.rpcrdma_request_new(1, NULL, 0), &reply) < 0 && *L.rpcrdma_error());
+    CHECK(!L.rpcrdma_free(reply) && !L.rpcrdma_free(client) && !L.rpcrdma_free(services) && !L.rpcrdma_free(config));
+    CHECK(!dlclose(library));
+}
+
+int main(int argc, char **argv) {
+    out = fdopen(fcntl(1, F_DUPFD_CLOEXEC, 100), "w");
+    if (argc != 2 || !out)
+        return 2;
+    for (int fd = 0; fd < 3; fd++)
+        close(fd);
+    sigset_t all;
+    sigfillset(&all);
+    CHECK(!sigprocmask(SIG_SETMASK, &all, NULL));
+    CHECK(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
+    for (int round = 0; round < 3; round++)
+        use(argv[1]);
+    fprintf(out, "3 rounds\n");
+    return fclose(out) != 0;
+}
