@@ -32,6 +32,7 @@ ROW(rpcrdma_config_set, 11, -EINVAL, 0, rpcrdma_config_set(S.config, "client.aut
 ROW(rpcrdma_config_set, 12, -EINVAL, 0, rpcrdma_config_set(S.config, "wire.host_key", "me:0"))
 ROW(rpcrdma_config_set, 13, -EINVAL, 0, rpcrdma_config_set(S.config, "wire.host_key", "me:\xc3\xa4\xc3\xa4"))
 ROW(rpcrdma_config_set, 14, -EBADF, 1, rpcrdma_config_set((rpcrdma_config *)S.services, "limits.credits", "1"))
+ROW(rpcrdma_config_set, 15, -EINVAL, 0, rpcrdma_config_set(S.config, "keep_alive", "30s"))
 
 ROW(rpcrdma_config_load, 1, -EINVAL, 0, rpcrdma_config_load(NULL, "/dev/null"))
 ROW(rpcrdma_config_load, 2, -EINVAL, 0, rpcrdma_config_load(S.config, NULL))
