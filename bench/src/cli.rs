@@ -9,6 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::path::PathConfig;
+use rpcrdma_config::program::VERSION;
 pub(crate) use rpcrdma_config::{Idle, Named};
 
 use crate::fabrics;
@@ -54,7 +55,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 a limit was missed."
 
 /// Measures RPC calls and the bare fabric between two processes
 #[derive(Debug, Parser)]
-#[command(name = "rpcperf", version, about, after_help = EXIT_CODES)]
+#[command(name = "rpcperf", version, long_version = VERSION.as_str(), about, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -59,7 +59,7 @@ fn the_knob_that_is_bad_on_purpose_is_found() {
     let folder = tempfile::tempdir().expect("a directory");
     let program = folder.path().join("rpcperf");
     let text = format!(
-        "#!/bin/sh\ncase \" $* \" in\n*' --version '* | *' --signal-every 4 '*) exec '{RPCPERF}' \"$@\" ;;\n\
+        "#!/bin/sh\ncase \" $* \" in\n*' -V '* | *' --signal-every 4 '*) exec '{RPCPERF}' \"$@\" ;;\n\
          *) exec '{RPCPERF}' \"$@\" --defer 50000 ;;\nesac\n"
     );
     fs::write(&program, text).expect("a file");

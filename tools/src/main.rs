@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rpcrdma_config::program::VERSION;
 #[cfg(feature = "prometheus")]
 use rpcrdma_tools::exporter;
 #[cfg(feature = "top")]
@@ -14,7 +15,7 @@ use rpcrdma_tools::{command, decode, doctor, ping, topo};
 
 /// Tools for ONC RPC over RDMA.
 #[derive(Parser)]
-#[command(name = "rpcrdma", version, propagate_version = true)]
+#[command(name = "rpcrdma", version, long_version = VERSION.as_str(), propagate_version = true)]
 #[command(after_help = "\
 Exit status: 0 all well, 1 something failed, 2 wrong usage; of doctor 0 fine, 1 warnings, 2 errors, 3 wrong usage.")]
 struct Cli {

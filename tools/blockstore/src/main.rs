@@ -42,7 +42,7 @@ use rpcrdma::config::{AcceptConfig, MemoryConfig, PollConfig, WireConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, Config, Server};
-use rpcrdma_config::program::{self, READY, say};
+use rpcrdma_config::program::{self, READY, VERSION, say};
 use rpcrdma_config::{ConfigArgs, Idle};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
@@ -55,7 +55,7 @@ const PAGE: usize = 4096;
 
 /// Serve one file as a block store over RDMA, and copy files to such a store.
 #[derive(Debug, Parser)]
-#[command(name = "blockstore", version)]
+#[command(name = "blockstore", version, long_version = VERSION.as_str())]
 enum Cli {
     /// Serve a file until SIGINT or SIGTERM.
     Serve(Serve),

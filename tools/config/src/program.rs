@@ -1,8 +1,9 @@
-//! Output and end of programs, alike in all of them.
+//! Version, output and end of programs, alike in all of them.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,6 +14,15 @@ use rpcrdma::{Address, Server};
 pub const READY: &str = "listening";
 /// Time limit of a drain.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// Text of `--version`, without the program's name: version, commit, features, fabrics, protocols.
+pub static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("RPCRDMA_COMMIT"));
+    let (features, verbs) = if "verbs:host".parse::<Address>().is_ok() { ("verbs", ", verbs") } else { ("none", "") };
+    format!(
+        "{version}\ncommit: {commit}\nfeatures: {features}\nfabrics: soft, iwarp{verbs}\nprotocols: RPC-over-RDMA 1, 2"
+    )
+});
 
 /// Prints a line, even without a reader.
 pub fn say(line: &str) {

@@ -22,7 +22,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Server};
-use rpcrdma_config::program::{self, READY, say};
+use rpcrdma_config::program::{self, READY, VERSION, say};
 use rpcrdma_config::{ConfigArgs, Idle};
 use rpcrdma_nfs3d::mount3::mount_v3;
 use rpcrdma_nfs3d::nfs3::nfs_v3;
@@ -44,7 +44,7 @@ const CREDITS: u32 = 32;
 /// File systems mounted below the directory are not exported. There is no lock manager (NLM, NSM): clients
 /// mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
 #[derive(Debug, Parser)]
-#[command(name = "nfs3d", version, args_override_self = true)]
+#[command(name = "nfs3d", version, long_version = VERSION.as_str(), args_override_self = true)]
 struct Cli {
     /// Exported directory.
     directory: PathBuf,

@@ -144,7 +144,7 @@ impl Rpcperf {
     /// # Errors
     /// It does not run, or is another program.
     pub(super) fn version(&mut self) -> Result<String, TuneError> {
-        let ended = self.runs.run(Command::new(&self.program).arg("--version"), None, AT_ONCE)?;
+        let ended = self.runs.run(Command::new(&self.program).arg("-V"), None, AT_ONCE)?;
         let text = String::from_utf8_lossy(&ended.out).trim().to_owned();
         match ended.status {
             Some(status) if status.success() && text.starts_with("rpcperf ") => Ok(text),

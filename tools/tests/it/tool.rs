@@ -13,3 +13,13 @@ pub(crate) fn rpcrdma(command: &str, arguments: &[&str]) -> (i32, String, String
     let text = |bytes| String::from_utf8(bytes).expect("text");
     (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
 }
+
+#[test]
+fn the_version_is_short_or_says_what_the_build_has() {
+    let (status, short, _) = rpcrdma("-V", &[]);
+    assert_eq!((status, short.lines().collect::<Vec<_>>()), (0, vec![concat!("rpcrdma ", env!("CARGO_PKG_VERSION"))]));
+    let (status, long, _) = rpcrdma("--version", &[]);
+    let keys: Vec<&str> = long.lines().skip(1).map(|line| line.split(": ").next().unwrap_or_default()).collect();
+    assert_eq!((status, keys), (0, vec!["commit", "features", "fabrics", "protocols"]), "{long}");
+    assert!(long.starts_with(&short) && long.contains("\nfabrics: soft, iwarp"), "{long}");
+}

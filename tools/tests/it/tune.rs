@@ -34,7 +34,7 @@ impl Fake {
     fn new(body: &str) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let text = format!(
-            "#!/bin/sh\ndir=$(dirname \"$0\")\nif [ \"$1\" = --version ]; then echo 'rpcperf 0.0.0'; exit; fi\n\
+            "#!/bin/sh\ndir=$(dirname \"$0\")\nif [ \"$1\" = -V ]; then echo 'rpcperf 0.0.0'; exit; fi\n\
              echo \"$@\" >>\"$dir/runs\"\n{body}\n"
         );
         let fake = Self { folder };

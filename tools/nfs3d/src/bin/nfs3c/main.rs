@@ -35,6 +35,7 @@ use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
+use rpcrdma_config::program;
 use rpcrdma_nfs3d::IwarpOptions;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{PROGRAM, VERSION, bindings};
 
@@ -42,7 +43,7 @@ use calls::{DIRECTORY, Nfs};
 
 /// List, read and write the files of an NFS version 3 server over RDMA.
 #[derive(Debug, Parser)]
-#[command(name = "nfs3c", version)]
+#[command(name = "nfs3c", version, long_version = program::VERSION.as_str())]
 struct Cli {
     /// Address of the server: `verbs:HOST[:PORT]`, `iwarp:HOST[:PORT]`, `soft:NAME`.
     server: Address,
@@ -123,7 +124,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    rpcrdma_config::program::exit("nfs3c", run(&Cli::parse()))
+    program::exit("nfs3c", run(&Cli::parse()))
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {
