@@ -5,6 +5,7 @@
 
 mod body;
 pub mod capture;
+pub mod cli;
 pub mod command;
 pub mod decode;
 pub mod doctor;

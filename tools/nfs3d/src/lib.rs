@@ -10,7 +10,8 @@
 //! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
 //! | `node`, `cache` | open files |
 //! | `identity` | user and groups of a call |
-//! | `main`, `bin` | `nfs3d` and `nfs3c`, a client without a mount |
+//! | `daemon`, `main` | the program `nfs3d` |
+//! | `bin` | `nfs3c`, a client without a mount |
 //! | `iwarp` | iWARP options, of `nfs3c` too |
 //! | `attr`, `status`, `lines`, `lock` | attributes, errors; lines of the log; locks |
 #![deny(unsafe_code)]
@@ -21,6 +22,7 @@ mod attributes;
 mod cache;
 mod connections;
 mod create;
+pub mod daemon;
 mod dirs;
 mod export;
 mod handles;

@@ -1,0 +1,78 @@
+//! `rpcperf`: perftest-style benchmark of RPC calls and the bare fabric.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod clock;
+mod counters;
+mod env;
+mod fabrics;
+mod failure;
+mod figures;
+mod hgrm;
+mod idle;
+mod latency;
+mod limits;
+mod memcpy;
+mod output;
+mod pin;
+mod placement;
+mod probe;
+mod process;
+mod progress;
+mod raw;
+mod report;
+mod rpc;
+mod samples;
+mod serve;
+mod suite;
+mod table;
+mod target;
+mod throughput;
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+
+use cli::{BwArgs, Cli, Command, Half, LatArgs, RateArgs, RawBwArgs, RawLatArgs, ServeArgs};
+use failure::Failure;
+
+/// Definition of the command line, for its manual.
+pub fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the program with the arguments of the process.
+pub fn run() -> ExitCode {
+    // Usage errors exit here with code 2, --help and --version with 0.
+    let matches = command_line().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    rpcrdma_host::logger::start();
+    match run_command(cli.command, matches.subcommand().map_or(&matches, |(_, given)| given)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("rpcperf: {failure}");
+            failure.code()
+        }
+    }
+}
+
+fn run_command(command: Command, given: &ArgMatches) -> Result<(), Failure> {
+    use Command::{Bw, Lat, Rate, RawBw, RawLat, Serve};
+    // Without an address each test serves, as in perftest.
+    match &command {
+        Serve(args) => serve::run(args),
+        Lat(LatArgs { call, .. }) | Rate(RateArgs { call, .. }) | Bw(BwArgs { call, .. })
+            if !call.common.is_client() =>
+        {
+            serve::run(&ServeArgs::of_test(&call.common, Half::Calls, Some(call)))
+        }
+        RawLat(RawLatArgs { common, .. }) | RawBw(RawBwArgs { common, .. }) if !common.is_client() => {
+            serve::run(&ServeArgs::of_test(common, Half::Raw, None))
+        }
+        Lat(args) => rpc::latency(args, given),
+        Rate(args) => rpc::rate(args, given),
+        Bw(args) => rpc::bandwidth(args, given),
+        RawLat(args) => raw::latency(args, given),
+        RawBw(args) => raw::bandwidth(args, given),
+    }
+}

@@ -1,0 +1,271 @@
+//! An NFS version 3 server: exports one directory over RDMA.
+//!
+//! ```text
+//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3d -- /srv/data --listen verbs:10.0.0.1:20049
+//! mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20048,nolock 10.0.0.1:/srv/data /mnt
+//! ```
+//!
+//! MOUNT is on TCP. The other protocols of RFC 8267 §5.1 are not implemented: NLM and NSM (mount with `nolock`: locks
+//! then hold within one host), NFSACL (clients work without).
+
+use std::io::{Read as _, Write as _};
+use std::net::Ipv4Addr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, Config, Server};
+use rpcrdma_config::program::{self, READY, VERSION, say};
+use rpcrdma_config::{ConfigArgs, Idle};
+use rpcrdma_rpcbind::{Mapping, Registration, Transport};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::mount3::mount_v3;
+use crate::nfs3::nfs_v3;
+use crate::{By, Export, IwarpOptions, Key, Options, Policy, Pool, Squash, mount, nfs};
+
+/// Idle time until a file is closed; at most twice this.
+const TIDY: Duration = Duration::from_secs(5);
+/// Outstanding calls of a connection.
+const CREDITS: u32 = 32;
+
+/// Export a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
+///
+/// As root, the server acts as the user of the caller's AUTH_SYS credential (see --squash). Every host that
+/// reaches the server can claim to be any user: use a trusted network. Not as root, it acts as its own user.
+///
+/// File systems mounted below the directory are not exported. There is no lock manager (NLM, NSM): clients
+/// mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
+#[derive(Debug, Parser)]
+#[command(name = "nfs3d", version, long_version = VERSION.as_str(), args_override_self = true)]
+struct Cli {
+    /// Exported directory.
+    directory: PathBuf,
+    /// Addresses of NFS, separated by commas: verbs:HOST:PORT, verbs:DEVICE/GID@HOST:PORT, iwarp:HOST:PORT, soft:NAME.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:nfs3d")]
+    listen: Vec<Address>,
+    /// TCP port of MOUNT; 0: any free port.
+    #[arg(long, value_name = "PORT", default_value_t = 20048)]
+    mount_port: u16,
+    /// Register NFS and MOUNT with the host's rpcbind, and withdraw them at the end. rpcbind holds one IPv4 and one IPv6
+    /// address per program.
+    #[arg(long)]
+    rpcbind: bool,
+    /// User mapping.
+    #[arg(long, value_enum, default_value = "root")]
+    squash: Squash,
+    /// Refuse changes.
+    #[arg(long)]
+    read_only: bool,
+    /// Reply to changes of names and attributes before they are stable. Written data is as stable as the client asks, with
+    /// and without this option.
+    #[arg(long = "async")]
+    not_sync: bool,
+    /// Threads for file operations, which may block. One client gets at most half of them, the next one half of the rest,
+    /// and so on: a slow disk does not stop other clients. 0: the shards do file operations, which is fastest for files
+    /// in memory, and blocks all clients of the shard.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
+    workers: u16,
+    /// Cores of the shards, separated by commas; at least one for each address. Default: one unpinned shard for each
+    /// address.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cores: Vec<usize>,
+    /// Idle policy of the shards.
+    #[arg(long, value_enum, default_value = "yield")]
+    idle: Idle,
+    /// Clients of one shard that may be busy at once. Each takes 32 MiB of memory.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    clients: u16,
+    /// Idle seconds before a keep-alive probe; 0: never. A vanished client keeps its memory until then.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    keep_alive: u32,
+    /// Seconds without progress, such as of the data of a WRITE, before the server ends the connection. Time in which the
+    /// client moves data at --min-rate does not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    progress_timeout: u32,
+    /// Minimum rate, in bytes per second.
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(1..))]
+    min_rate: u64,
+    /// Source of file handles.
+    #[arg(long, value_enum, default_value = "auto")]
+    handles: By,
+    /// Key that seals file handles; created if missing. With the same key, handles survive a restart. It must not be in
+    /// the exported directory. [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Unix socket for statistics, for `rpcrdma top` and `rpcrdma exporter`.
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
+    #[command(flatten)]
+    iwarp: IwarpOptions,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Definition of the command line, for its manual.
+pub fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the program with the arguments of the process.
+pub fn run() -> ExitCode {
+    let matches = command_line().get_matches();
+    let options = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    program::exit("error", serve(&options, &matches))
+}
+
+fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
+    rpcrdma_host::logger::start();
+    let (shard, accept) = config(options, matches)?;
+    if options.config.print_config {
+        print!("{}", rpcrdma_config::to_toml(&shard, &accept));
+        return Ok(());
+    }
+    let (first, config) = program::shards(&options.listen, &options.cores)?;
+    let config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
+    // Signals from now on are handled below.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
+    // Clients choose the modes.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let policy = Policy::new(options.squash);
+    if policy.is_privileged() {
+        // Threads started from here on have no groups of root. Each call sets its caller's.
+        rustix::thread::set_thread_groups(&[]).context("setgroups")?;
+    }
+    let export = Arc::new(Export::open(
+        &options.directory,
+        Options {
+            read_only: options.read_only,
+            sync: !options.not_sync,
+            policy,
+            handles: options.handles,
+            key: key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?,
+            files: files()?,
+        },
+    )?);
+    let mount_port = mount::serve(&export, options.mount_port)?;
+    let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
+    let pool = pool.context("--workers")?;
+    let server = Server::start(first, nfs::services(&export, pool.as_ref()), &config)?;
+    let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
+    let tidied = Arc::clone(&export);
+    std::thread::Builder::new().name("tidy".into()).spawn(move || {
+        loop {
+            std::thread::sleep(TIDY);
+            tidied.tidy();
+        }
+    })?;
+    say(&format!(
+        "{READY} on {}: {}, {}, {}; MOUNT on TCP port {mount_port}; {}",
+        options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
+        export.path.display(),
+        if options.read_only { "read-only" } else { "writable" },
+        export.handles(),
+        if policy.is_privileged() { "users are honoured" } else { "everybody is the server's user" },
+    ));
+    signals.forever().next();
+    if let Some(registered) = registered {
+        registered.withdraw()?;
+    }
+    say(&program::drain(server));
+    Ok(())
+}
+
+/// Registers both programs with rpcbind.
+fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration> {
+    let nfs = |address: &Address| {
+        let at = address.socket_address()?.with_context(|| format!("{address}: rpcbind knows networks only"))?;
+        Ok(Mapping::new(nfs_v3::PROGRAM, nfs_v3::VERSION, Transport::Rdma, at))
+    };
+    let mut mappings = listen.iter().map(nfs).collect::<anyhow::Result<Vec<_>>>()?;
+    let mount = (Ipv4Addr::UNSPECIFIED, mount_port).into();
+    mappings.push(Mapping::new(mount_v3::PROGRAM, mount_v3::VERSION, Transport::Tcp, mount));
+    Ok(Registration::new(mappings)?)
+}
+
+/// Buffers for `--clients` times `CREDITS` calls.
+fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, AcceptConfig)> {
+    let calls = CREDITS as usize * usize::from(options.clients);
+    let shard = Config {
+        limits: LimitsConfig {
+            credits: CREDITS,
+            max_credits: CREDITS,
+            min_rate: options.min_rate,
+            ..LimitsConfig::default()
+        },
+        poll: PollConfig { idle: options.idle.policy(), ..PollConfig::default() },
+        timeouts: TimeoutConfig {
+            keep_alive: Duration::from_secs(options.keep_alive.into()),
+            progress: Duration::from_secs(options.progress_timeout.into()),
+        },
+        memory: MemoryConfig {
+            bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
+            long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
+            ..MemoryConfig::default()
+        },
+        iwarp: options.iwarp.config(&options.listen)?,
+        ..Config::default()
+    };
+    let knobs = [
+        ("idle", "poll.idle"),
+        ("keep_alive", "timeouts.keep_alive"),
+        ("progress_timeout", "timeouts.progress"),
+        ("min_rate", "limits.min_rate"),
+        ("crc", "iwarp.crc"),
+        ("fpdu", "iwarp.fpdu_size"),
+    ];
+    let given = rpcrdma_config::given(matches, &knobs);
+    Ok(options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?)
+}
+
+/// Raises the limit of open files, and returns it.
+fn files() -> anyhow::Result<usize> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let most = maximum.map_or(1 << 16, |most| most.min(1 << 16)).max(current.unwrap_or(0));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum }).context("RLIMIT_NOFILE")?;
+    Ok(most as usize)
+}
+
+/// Default path of the key.
+fn default_key() -> anyhow::Result<PathBuf> {
+    let directory = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/var/lib")
+    } else {
+        let home = std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
+        PathBuf::from(home).join(".local/state")
+    };
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    Ok(directory.join("nfs3d.key"))
+}
+
+/// Reads or creates the key, outside of the exported directory.
+fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
+    let mut key = Key::default();
+    let name = || path.display().to_string();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let (Ok(parent), Ok(directory)) = (parent.canonicalize(), directory.canonicalize()) {
+        ensure!(!parent.starts_with(directory), "--key {}: clients see what is in the exported directory", name());
+    }
+    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(mut file) => {
+            getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
+            file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let mut bytes = Vec::new();
+            std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes)).with_context(name)?;
+            ensure!(bytes.len() == key.len(), "{}: not a key, which has {} bytes", name(), key.len());
+            key.copy_from_slice(&bytes);
+        }
+        Err(error) => return Err(error).with_context(name),
+    }
+    Ok(key)
+}

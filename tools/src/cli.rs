@@ -1,0 +1,74 @@
+//! The `rpcrdma` command for operators and protocol engineers.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use rpcrdma_config::program::VERSION;
+
+#[cfg(feature = "prometheus")]
+use crate::exporter;
+#[cfg(feature = "top")]
+use crate::top;
+#[cfg(feature = "tune")]
+use crate::tune;
+use crate::{command, decode, doctor, ping, topo};
+
+/// Tools for ONC RPC over RDMA.
+#[derive(Parser)]
+#[command(name = "rpcrdma", version, long_version = VERSION.as_str(), propagate_version = true)]
+#[command(after_help = "\
+Exit status: 0 all well, 1 something failed, 2 wrong usage; of doctor 0 fine, 1 warnings, 2 errors, 3 wrong usage.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Decode(decode::Args),
+    Doctor(doctor::Args),
+    #[cfg(feature = "prometheus")]
+    Exporter(exporter::Args),
+    Ping(ping::Args),
+    #[cfg(feature = "top")]
+    Top(top::Args),
+    Topo(topo::Args),
+    #[cfg(feature = "tune")]
+    Tune(tune::Args),
+}
+
+/// Exit statuses of a command that failed to run, and of wrong usage.
+const USUAL: (u8, u8) = (1, 2);
+/// The same for doctor, whose 1 and 2 report its findings.
+const DOCTOR: (u8, u8) = (3, 3);
+
+/// Definition of the command line, for its manual.
+pub fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the program with the arguments of the process.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let is_doctor = std::env::args_os().nth(1).is_some_and(|word| word == "doctor");
+            let wrong = if is_doctor { DOCTOR.1 } else { USUAL.1 };
+            // With a closed standard error only the exit status remains.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(wrong) } else { ExitCode::SUCCESS };
+        }
+    };
+    match cli.command {
+        Command::Decode(args) => command::exit(decode::run(&args), USUAL.0),
+        Command::Doctor(args) => command::exit(doctor::run(&args), DOCTOR.0),
+        #[cfg(feature = "prometheus")]
+        Command::Exporter(args) => command::exit(exporter::run(&args), USUAL.0),
+        Command::Ping(args) => command::exit(ping::run(&args), USUAL.0),
+        #[cfg(feature = "top")]
+        Command::Top(args) => command::exit(top::run(&args), USUAL.0),
+        Command::Topo(args) => command::exit(topo::run(&args), USUAL.0),
+        #[cfg(feature = "tune")]
+        Command::Tune(args) => command::exit(tune::run(&args), USUAL.0),
+    }
+}
