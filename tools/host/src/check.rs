@@ -42,6 +42,8 @@ pub enum Area {
     Network,
     /// The environment of the process.
     Container,
+    /// The installed C library.
+    Library,
 }
 
 /// One word.

@@ -13,6 +13,7 @@
 //! | `adapter` | its performance: RoCE version, bus, counters, congestion |
 //! | `network` | interfaces and sockets |
 //! | `container` | containers |
+//! | `library` | the installed C library |
 
 /// The checks of a file: name, subject, fabrics that it matters for (if not for all), and function of each.
 macro_rules! checks {
@@ -37,6 +38,7 @@ mod container;
 mod cores;
 mod device;
 mod interrupts;
+mod library;
 mod limits;
 mod network;
 mod pages;
@@ -46,7 +48,7 @@ use crate::check::Check;
 
 /// All checks, in the order of reports.
 pub fn all() -> impl Iterator<Item = &'static Check> {
-    let groups: [&'static [Check]; 9] = [
+    let groups: [&'static [Check]; 10] = [
         cores::CHECKS,
         interrupts::CHECKS,
         power::CHECKS,
@@ -56,6 +58,7 @@ pub fn all() -> impl Iterator<Item = &'static Check> {
         adapter::CHECKS,
         network::CHECKS,
         container::CHECKS,
+        library::CHECKS,
     ];
     groups.into_iter().flatten()
 }

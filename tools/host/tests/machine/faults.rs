@@ -2,6 +2,7 @@
 
 mod cores;
 mod devices;
+mod library;
 mod memory;
 mod network;
 
@@ -58,7 +59,7 @@ pub(crate) const GROUP: &str = "/sys/fs/cgroup/system.slice/server.service";
 
 /// All faults, in the order of the checks.
 pub(crate) fn all() -> impl Iterator<Item = &'static Fault> {
-    [cores::FAULTS, memory::FAULTS, devices::FAULTS, network::FAULTS].into_iter().flatten()
+    [cores::FAULTS, memory::FAULTS, devices::FAULTS, network::FAULTS, library::FAULTS].into_iter().flatten()
 }
 
 /// A user without privileges.

@@ -274,6 +274,9 @@ pub(crate) fn server() -> Machine {
     network(&machine, "eth0", "0000:3b:00.0", 0);
     rdma(&machine, "mlx5_0", "eth0", "0000:3b:00.0", "192.0.2.1");
     network(&machine, "eth1", "0000:af:00.0", 1);
+    let library = concat!("librpcrdma.so.", env!("CARGO_PKG_VERSION"));
+    machine.file(&format!("/usr/lib/{library}"), "").link("/usr/lib/librpcrdma.so.0", library);
+    machine.file("/etc/ld.so.cache", "ld.so-1.7.0\0librpcrdma.so.0\0/usr/lib/librpcrdma.so.0\0");
     machine.file("/sys/class/nvme/nvme0/device/numa_node", "0\n");
     // A bridge has no device.
     machine.file("/sys/class/net/br0/mtu", "1500\n");
