@@ -2,6 +2,7 @@
 // input and output, forks, and unloads the library.
 //
 //   host LIBRARY
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,10 @@
 // Wrong use of each function, by the rows of misuse_rows.h.
 //
-//   misuse            runs all rows; of the checked build, those that do not end the process
+//   misuse            runs all rows
+//   misuse --checked  in the checked build: those that do not end the process
 //   misuse --count    prints the number of certain misuses
 //   misuse --certain N  runs the Nth certain misuse, which ends the process in the checked build
+#define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
 #include <rpcrdma.h>
@@ -225,10 +227,10 @@ int main(int argc, char **argv) {
         return 0;
     }
     set_up();
-    int only = argc > 2 ? atoi(argv[2]) : -1;
+    int only = argc > 2 ? atoi(argv[2]) : -1, is_checked = argc == 2;
     for (int i = 0; i < COUNT; i++) {
         certain += ROWS[i].is_certain;
-        if (only >= 0 ? !ROWS[i].is_certain || certain != only : CHECKED && ROWS[i].is_certain)
+        if (only >= 0 ? !ROWS[i].is_certain || certain != only : is_checked && ROWS[i].is_certain)
             continue;
         intptr_t result = ROWS[i].run();
         if (result != ROWS[i].result || !*rpcrdma_error()) {

@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `interface/` | the functions, by subject |
+//! | `interface` | the functions, by subject |
 //! | `types` | the opaque types, and what each stands for |
 //! | `handle`, `any` | handles, and checks of their use |
 //! | `failure`, `process` | codes, texts, the end of an unwinding; standard descriptors, children of fork |

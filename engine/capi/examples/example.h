@@ -1,0 +1,44 @@
+// What every example needs: failures, and knobs from options.
+
+#ifndef EXAMPLE_EXAMPLE_H
+#define EXAMPLE_EXAMPLE_H
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <rpcrdma.h>
+
+static _Noreturn void die(const char *what, const char *why) {
+    fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, why);
+    exit(1);
+}
+
+static void set(rpcrdma_config *config, const char *name, const char *value) {
+    if (rpcrdma_config_set(config, name, value))
+        die("configuration", rpcrdma_error());
+}
+
+// `KNOB=VALUE`, an option's argument.
+static void set_knob(rpcrdma_config *config, char *argument) {
+    char *value = strchr(argument, '=');
+    if (!value)
+        die(argument, "wanted KNOB=VALUE");
+    *value = '\0';
+    set(config, argument, value + 1);
+}
+
+// A whole number, an option's argument.
+static unsigned long number(const char *argument, unsigned long least, unsigned long most) {
+    char *end;
+    errno = 0;
+    unsigned long value = strtoul(argument, &end, 10);
+    if (errno || end == argument || *end || value < least || value > most) {
+        fprintf(stderr, "%s: %s: wanted %lu to %lu\n", program_invocation_short_name, argument, least, most);
+        exit(1);
+    }
+    return value;
+}
+
+#endif
