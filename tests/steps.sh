@@ -19,6 +19,9 @@ schedule() {
     step lints
     step lints-verbs
     step oldest
+    step crates
+    step semver
+    step c
     step doc
     step doctests
     step embed
@@ -70,9 +73,9 @@ fetch_program() {
     rm -rf "$work/build"
 }
 
-# program_of NAME: ensures a cargo subcommand, of this machine or fetched.
+# program_of NAME [PACKAGE]: ensures a cargo subcommand, of this machine or fetched.
 program_of() {
-    command -v "$1" >/dev/null || attended fetch_program "$1" >"$logs/$1.log" 2>&1
+    command -v "$1" >/dev/null || attended fetch_program "${2:-$1}" >"$logs/${2:-$1}.log" 2>&1
     command -v "$1" >/dev/null
 }
 
@@ -231,6 +234,28 @@ step_oldest() {
     else
         skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"
     fi
+}
+
+step_crates() {
+    run crates 1800 tests/package
+    report crates "$(grep -c '^packaged ' "$log")" crates
+    rm -rf "$target/packages" # rebuilt by each run
+}
+
+step_semver() {
+    local tag
+    tag=$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null) || { skip "semver: no release yet"; return; }
+    if ! program_of cargo-semver-checks; then
+        skip "semver: cargo-semver-checks is missing; see $logs/cargo-semver-checks.log"
+        return
+    fi
+    run semver 1800 cargo semver-checks --baseline-rev "$tag" -p rpcrdma -p rpcrdma-mempool -p rpcrdma-xdr -p rpcrdma-xdrgen
+    report semver 4 crates
+}
+
+step_c() {
+    run c 1800 tests/c/run
+    report c "$(grep -c '^ok: ' "$log")" checks
 }
 
 step_dependencies() {

@@ -81,9 +81,11 @@
 //! [`FailedCall`] returns the buffers of its chunks. A connection ends with a [`CloseReason`]. Errors gain variants in
 //! later versions. The cause of a refusal is in the server's log (crate `log`): install a logger.
 //!
-//! `README.md` beside this crate follows a call through the code. `PROTOCOL.md` has the wire protocol, `tuning.md` the
-//! knobs.
+//! `README.md` of the package follows a call through the code. `PROTOCOL.md` has the wire protocol. `tuning.md` in the
+//! repository has the knobs.
 
+// docs.rs sets `docsrs`: an item then names its feature.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // What `unreachable_pub` and `dead_code` find without the feature is reached with it.
 #![cfg_attr(not(feature = "unstable-internals"), allow(unreachable_pub, dead_code))]
 

@@ -72,7 +72,9 @@ pub const COMMANDS: &[&str] = &[
     "deploy/iwarp.md",
     "deploy/containers.md",
     "tools/config/README.md",
+    "tools/host/README.md",
     "tools/nfs3d/README.md",
+    "tools/rpcbind/README.md",
     "tools/blockstore/README.md",
     "tools/xdrgen/README.md",
 ];

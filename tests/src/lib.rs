@@ -36,8 +36,14 @@ mod documents {
     mod readme {}
     #[doc = include_str!("../../engine/README.md")]
     mod engine {}
+    #[doc = include_str!("../../engine/crates-io.md")]
+    mod engine_crate {}
+    #[doc = include_str!("../../engine/xdr/README.md")]
+    mod xdr {}
     #[doc = include_str!("../../mempool/README.md")]
     mod mempool {}
+    #[doc = include_str!("../../tools/host/README.md")]
+    mod host {}
     #[doc = include_str!("../../tuning.md")]
     mod tuning {}
 }

@@ -222,7 +222,9 @@ documents! {
     iwarp "deploy/iwarp.md"
     containers "deploy/containers.md"
     config "tools/config/README.md"
+    host "tools/host/README.md"
     nfs3d "tools/nfs3d/README.md"
+    rpcbind "tools/rpcbind/README.md"
     blockstore "tools/blockstore/README.md"
     xdrgen "tools/xdrgen/README.md"
 }

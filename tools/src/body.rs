@@ -25,9 +25,9 @@ const CALLS: usize = 1 << 16;
 
 /// File name, definitions and placement of the programs that are built in.
 const BUILT_IN: [(&str, &str, Option<&str>); 3] = [
-    ("nfs3.x", include_str!("../nfs3d/nfs3.x"), Some(include_str!("../nfs3d/nfs3.placement.toml"))),
-    ("mount.x", include_str!("../nfs3d/mount.x"), None),
-    ("rpcbind.x", include_str!("../rpcbind/rpcbind.x"), None),
+    ("nfs3.x", include_str!("../xdr/nfs3.x"), Some(include_str!("../xdr/nfs3.placement.toml"))),
+    ("mount.x", include_str!("../xdr/mount.x"), None),
+    ("rpcbind.x", include_str!("../xdr/rpcbind.x"), None),
 ];
 
 /// Program, version and procedure.

@@ -15,9 +15,9 @@ use crate::target::{Machine, Target};
 /// Each check prints the observed and the wanted state, the reason, and a command that fixes it. Nothing is changed,
 /// and no privilege is needed: an invisible state is "unknown", which is no failure.
 ///
-/// Without an address, checks what concerns any server: cores, memory, containers. With one, checks its fabric as well.
-/// For verbs: the RDMA device with the address, or on the route to it. For iwarp: interface and sockets. For soft:
-/// descriptors. A disturbance of the cores in --cores is a warning; without --cores, a note.
+/// Without an address, checks what concerns any server: cores, memory, containers, the installed C library. With one,
+/// checks its fabric as well. For verbs: the RDMA device with the address, or on the route to it. For iwarp: interface
+/// and sockets. For soft: descriptors. A disturbance of the cores in --cores is a warning; without --cores, a note.
 ///
 /// Commands last until the next boot. Those that start with `ulimit`, `taskset` and `prlimit` last for their shell.
 /// Lines that start with # need manual work. Statuses, best first: ok, unknown, note (may not matter here), warning

@@ -41,6 +41,9 @@
 //! | `reaper` | slow destruction, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
 
+// docs.rs sets `docsrs`: an item then names its feature.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 /// A struct with the default of each field.
 macro_rules! with_defaults {
     (

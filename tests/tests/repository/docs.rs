@@ -479,6 +479,7 @@ fn files_that_are_named_are_there() {
         "tests/peers.md",
         "tests/fuzz/README.md",
         "tuning.md",
+        "CONTRIBUTING.md",
         "bench/measurements.md",
     ] {
         let folder = root().join(document).parent().expect("a file is in a folder").to_owned();

@@ -5,4 +5,5 @@ mod docs;
 mod face;
 mod gate;
 mod layers;
+mod packages;
 mod requirements;

@@ -1,13 +1,15 @@
-//! The systemd unit in `deploy/`: systemd accepts it, and `nfs3d` its command line.
+//! The systemd units in `deploy/` and of the package: systemd accepts them, and `nfs3d` the command line.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The unit, and the words of its command line.
-fn unit() -> (String, Vec<String>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/nfs3d.service");
-    let unit = fs::read_to_string(path).expect("the unit");
+const DEPLOY: &str = "../../deploy/nfs3d.service";
+const PACKAGE: &str = "../deb/debian/rpcrdma-tools.nfs3d.service";
+
+/// A unit, and the words of its command line.
+fn unit(path: &str) -> (String, Vec<String>) {
+    let unit = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("the unit");
     let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command line");
     let words = command.split(' ').map(str::to_owned).collect();
     (unit, words)
@@ -15,7 +17,7 @@ fn unit() -> (String, Vec<String>) {
 
 #[test]
 fn the_server_knows_each_option_of_the_unit() {
-    let (unit, words) = unit();
+    let (unit, words) = unit(DEPLOY);
     let help = Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");
     let help = String::from_utf8(help.stdout).expect("text");
     let options: Vec<_> = words.iter().filter(|word| word.starts_with("--")).collect();
@@ -33,13 +35,19 @@ fn the_server_knows_each_option_of_the_unit() {
 }
 
 #[test]
-fn systemd_takes_the_unit() {
-    let (unit, words) = unit();
+fn systemd_takes_the_units() {
+    for path in [DEPLOY, PACKAGE] {
+        systemd_takes(path);
+    }
+}
+
+fn systemd_takes(path: &str) {
+    let (unit, words) = unit(path);
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("nfs3d.service");
     // Whether the program is installed here does not matter.
     fs::write(&path, unit.replace(&words[0], "/bin/true")).expect("written");
-    let said = match Command::new("systemd-analyze").arg("verify").arg(&path).output() {
+    let said = match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output() {
         Err(error) => return println!("not run: systemd-analyze: {error}"),
         Ok(said) => said,
     };
@@ -47,6 +55,6 @@ fn systemd_takes_the_unit() {
     assert!(said.status.success() && words.is_empty(), "{words}");
     // It does see what is wrong.
     fs::write(&path, unit.replace("=infinity", "=much")).expect("written");
-    let said = Command::new("systemd-analyze").arg("verify").arg(&path).output().expect("it runs");
+    let said = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().expect("it runs");
     assert!(String::from_utf8_lossy(&said.stderr).contains("much"), "{said:?}");
 }

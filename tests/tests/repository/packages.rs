@@ -1,0 +1,61 @@
+//! Manifests of the published crates. `tests/package` builds the packages.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use rpcrdma_tests::source::root;
+use serde_json::Value;
+
+/// Crates of the workspace, and the identifiers of its default members.
+fn workspace() -> (Vec<Value>, BTreeSet<String>) {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let default = all["workspace_default_members"].as_array().expect("a list").iter().map(|id| text(id).to_owned());
+    let default = default.collect();
+    let Value::Array(packages) = all["packages"].take() else { panic!("no packages") };
+    (packages, default)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+#[test]
+fn published_crates_are_the_default_members() {
+    let (packages, default) = workspace();
+    let published = packages.iter().filter(|package| package["publish"].is_null());
+    let published: BTreeSet<String> = published.map(|package| text(&package["id"]).to_owned()).collect();
+    assert!(published.len() >= 13, "{published:?}");
+    assert_eq!(published, default, "crates without `publish = false` (left) and default members (right)");
+}
+
+/// The registry takes five keywords of 20 characters and five categories. It shows description and README.
+#[test]
+fn published_crates_have_their_metadata() {
+    let (packages, default) = workspace();
+    let version = text(&packages[0]["version"]);
+    for package in packages.iter().filter(|package| default.contains(text(&package["id"]))) {
+        let name = text(&package["name"]);
+        assert_eq!(text(&package["version"]), version, "{name}");
+        assert!((20..=120).contains(&text(&package["description"]).len()), "{name}: description");
+        for key in ["keywords", "categories"] {
+            let words: Vec<&str> = package[key].as_array().expect("a list").iter().map(text).collect();
+            assert!((1..=5).contains(&words.len()), "{name}: {key}: {words:?}");
+            assert!(key != "keywords" || words.iter().all(|word| word.len() <= 20), "{name}: {words:?}");
+        }
+        let directory = Path::new(text(&package["manifest_path"])).parent().expect("a file is in a folder");
+        for file in [text(&package["readme"]), "LICENSE-MIT", "LICENSE-APACHE"] {
+            assert!(directory.join(file).is_file(), "{name} has no {file:?}");
+        }
+        let ours = package["dependencies"].as_array().expect("a list").iter();
+        for dependency in ours.filter(|dependency| dependency["path"].is_string() && dependency["kind"] != "dev") {
+            assert_eq!(text(&dependency["req"]), format!("={version}"), "{name} needs {}", dependency["name"]);
+        }
+    }
+}
