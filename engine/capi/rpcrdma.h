@@ -1,7 +1,8 @@
 // ONC RPC over RDMA (RFC 8166), protocol versions 1 and 2.
 //
 // Functions that return int return 0 or a count, or a negative code of errno.h. Those that return a pointer return NULL
-// after a failure. rpcrdma_error has the text. What `Safety` says is the caller's duty: it cannot be checked.
+// after a failure, and set errno to the code. rpcrdma_error has the text. What `Safety` says is the caller's duty: it
+// cannot be checked.
 //
 // No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: functions fail
 // there with -EPERM once the process has had a server or client. Where a server or client starts, descriptors 0 to 2
@@ -143,8 +144,9 @@ typedef struct {
 
 // Gets the end of a call: `error` is 0, or negative, as `rpcrdma_client_call` returns it.
 //
-// The reply is valid until the function returns, or `rpcrdma_reply_keep`. The function may start calls, and poll. No
-// exception of C++ may leave it: the process ends.
+// The reply is valid until the function returns, or `rpcrdma_reply_keep`, and holds the buffers of its chunks until
+// then: take them (`rpcrdma_reply_take`) for the next call. The function may start calls, and poll. No exception of
+// C++ may leave it: the process ends.
 typedef void (*rpcrdma_done)(void *context, uint64_t token, int error, rpcrdma_reply *reply);
 
 #ifdef __cplusplus
@@ -186,15 +188,18 @@ rpcrdma_config *rpcrdma_config_new(void);
 // Sets a knob to the value that `value` says, as in a TOML file or behind `--set`.
 //
 // `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
-// all. Beside those, there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a
-// socket for `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`
-// (`ID:KEY` in hexadecimal digits, required of the peer).
+// all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
+// there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
+// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key` (`ID:KEY` in hexadecimal
+// digits, required of the peer).
 //
 // Returns 0, or -EINVAL: the text names the knob, and what it takes.
 //
 // # Safety
 // `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.
-int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *value);
+int rpcrdma_config_set(rpcrdma_config *config,
+                       const char *name,
+                       const char *value);
 
 // Reads a TOML file of knobs, as programs do with `--config`.
 //
@@ -223,7 +228,8 @@ int rpcrdma_config_arena(rpcrdma_config *config, rpcrdma_arena *arena);
 // Services without procedures. NULL without memory. `rpcrdma_free` ends them.
 rpcrdma_services *rpcrdma_services_new(void);
 
-// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied.
+// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
+// without a handler.
 //
 // Returns 0, or -EINVAL: the text names the procedure and the cause. The procedures before it are added.
 //
@@ -253,8 +259,8 @@ int rpcrdma_services_task(rpcrdma_services *services, rpcrdma_task poll, rpcrdma
 // Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
 //
 // An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
-// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a failure:
-// the text names the call, the limit and the remedy.
+// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a
+// failure: the text names the call, the limit and the remedy.
 //
 // # Safety
 // `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -302,7 +308,7 @@ int rpcrdma_local_server_poll(rpcrdma_local_server *server);
 
 // Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
 //
-// Returns 1 once it is drained, 0 before, or a negative code.
+// Returns 1 once it is drained, 0 before, or a negative code. It takes any time: `rpcrdma_free` ends it at once.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
@@ -361,7 +367,11 @@ int rpcrdma_call_peer(rpcrdma_call *call, char *room, size_t len);
 const void *rpcrdma_call_args(rpcrdma_call *call, size_t *len);
 
 // The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
-// the unreduced arguments in `position`. NULL if there is no such chunk.
+// the unreduced arguments in `position`. NULL if there is no such chunk: `read_chunks` of `rpcrdma_call_header` tells
+// without a failure.
+//
+// The length of the data is among the inline arguments, and `position` counts it. Empty data has no chunk, and data in
+// a call without chunks is inline.
 //
 // # Safety
 // As for `rpcrdma_call_header`.
@@ -386,8 +396,9 @@ void *rpcrdma_call_reply(rpcrdma_call *call, size_t len);
 
 // The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 //
-// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. NULL if
-// the caller offers no such chunk: the result then belongs to the inline results.
+// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. The
+// length of the data belongs to the inline results. NULL with ENOENT if the caller offers no such chunk: then the data
+// belongs there, too.
 //
 // # Safety
 // As for `rpcrdma_call_header`.
@@ -402,8 +413,8 @@ void *rpcrdma_call_write_chunk(rpcrdma_call *call, unsigned int index, size_t *r
 // As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
 int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size_t len);
 
-// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that was
-// taken, or a part of either. The buffer ends, also after a failure.
+// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that
+// was taken, or a part of either. The buffer ends, also after a failure.
 //
 // Returns 0, -ENOENT if the caller offers no such chunk, or -EMSGSIZE if it is shorter.
 //
@@ -433,8 +444,8 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 // A buffer of `len` bytes for a chunk of a client's call, registered with the client's device.
 //
 // `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
-// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left (ENOBUFS),
-// or never has (EMSGSIZE): `memory.bulk_buffers`.
+// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left
+// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`.
 //
 // # Safety
 // `client` as for `rpcrdma_free`.
@@ -447,7 +458,8 @@ rpcrdma_buffer *rpcrdma_alloc(void *client, size_t len);
 // `buffer` as for `rpcrdma_free`.
 void *rpcrdma_buffer_data(rpcrdma_buffer *buffer, size_t *len);
 
-// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only read.
+// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only
+// read.
 //
 // Returns 0, or -EINVAL if it has fewer.
 //
@@ -491,10 +503,10 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 
 // Makes a call, and blocks until its end. The request ends.
 //
-// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN (`limits.max_calls`),
-// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES (it refused the
-// credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any case, unless it is
-// NULL; `rpcrdma_free` ends it.
+// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
+// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES
+// (it refused the credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any
+// case, unless it is NULL; `rpcrdma_free` ends it.
 //
 // # Safety
 // `client` and `request` as for `rpcrdma_free`; `reply` is writable.
@@ -508,8 +520,8 @@ int rpcrdma_client_call(rpcrdma_client *client, rpcrdma_request *request, rpcrdm
 // `client` as for `rpcrdma_free`; `room` has `len` bytes.
 int rpcrdma_close_reason(void *client, char *room, size_t len);
 
-// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread: nothing
-// happens unless it is polled.
+// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread:
+// nothing happens unless it is polled.
 //
 // As for `rpcrdma_client_connect`.
 //
@@ -547,17 +559,15 @@ rpcrdma_request *rpcrdma_local_client_request(rpcrdma_local_client *client,
                                               size_t len,
                                               void **args);
 
-// Starts a call; `rpcrdma_local_client_poll` reports its end with `token`, once. The request ends, also after a failure.
+// Starts a call; `rpcrdma_local_client_poll` reports its end with `token`, once. The request ends, also after a
+// failure.
 //
 // Returns 0; `xid`, unless it is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended
 // already.
 //
 // # Safety
 // `client` and `request` as for `rpcrdma_free`; `xid` is writable.
-int rpcrdma_local_client_start(rpcrdma_local_client *client,
-                               rpcrdma_request *request,
-                               uint64_t token,
-                               uint32_t *xid);
+int rpcrdma_local_client_start(rpcrdma_local_client *client, rpcrdma_request *request, uint64_t token, uint32_t *xid);
 
 // Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 //

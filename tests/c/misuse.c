@@ -232,8 +232,11 @@ int main(int argc, char **argv) {
         certain += ROWS[i].is_certain;
         if (only >= 0 ? !ROWS[i].is_certain || certain != only : is_checked && ROWS[i].is_certain)
             continue;
+        errno = 0;
         intptr_t result = ROWS[i].run();
-        if (result != ROWS[i].result || !*rpcrdma_error()) {
+        // A failure sets errno, too, but on its own thread, and where the row did not fail before (`S.`).
+        int has_code = result >= 0 || result == -EPERM || errno == (int)-result || !strncmp(ROWS[i].text, "S.", 2);
+        if (result != ROWS[i].result || !has_code || !*rpcrdma_error()) {
             fprintf(stderr, "%s: %ld instead of %ld: %s\n", ROWS[i].text, (long)result, (long)ROWS[i].result,
                     rpcrdma_error());
             wrong++;

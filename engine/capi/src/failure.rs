@@ -11,7 +11,7 @@ use rpcrdma::client::ConnectError;
 use rpcrdma::{CallError, Refusal, StartError, StartErrorKind};
 use rustix::io::Errno;
 
-use crate::process;
+use crate::process::{self, set_errno};
 
 /// A failed call into the library.
 pub(crate) struct Failure {
@@ -31,11 +31,12 @@ impl Failure {
         Self::new(Errno::INVAL, text)
     }
 
-    /// The code, negative; the text becomes the thread's.
+    /// The code, negative; the text becomes the thread's, and the code its errno.
     #[cold]
     pub(crate) fn report(self) -> c_int {
         let text = self.text.replace('\0', " ");
         LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+        set_errno(self.code);
         -self.code.raw_os_error()
     }
 }

@@ -1,5 +1,5 @@
-#![expect(unsafe_code, reason = "pthread_atfork is a function of C")]
-//! The host's process: its standard descriptors, and children of fork.
+#![expect(unsafe_code, reason = "errno and pthread_atfork are of C")]
+//! The host's process: its standard descriptors, errno, and children of fork.
 //!
 //! Children have the handles, but not the threads behind them.
 
@@ -32,6 +32,15 @@ pub(crate) fn prepare() {
         // SAFETY: the function stores to an atomic, and stays as long as the library is loaded.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(child)) };
     });
+}
+
+/// Sets the thread's errno.
+#[cold]
+pub(crate) fn set_errno(code: Errno) {
+    // SAFETY: it returns the address of the thread's own variable.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: as above; no reference to it exists.
+    unsafe { place.write(code.raw_os_error()) };
 }
 
 /// Refuses to work in a child: relaxed, as fork has one thread, whose memory the child gets.

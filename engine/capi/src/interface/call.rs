@@ -101,7 +101,11 @@ pub unsafe extern "C" fn rpcrdma_call_args(call: *mut rpcrdma_call, len: *mut us
 }
 
 /// The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
-/// the unreduced arguments in `position`. NULL if there is no such chunk.
+/// the unreduced arguments in `position`. NULL if there is no such chunk: `read_chunks` of `rpcrdma_call_header` tells
+/// without a failure.
+///
+/// The length of the data is among the inline arguments, and `position` counts it. Empty data has no chunk, and data in
+/// a call without chunks is inline.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`.
@@ -163,8 +167,9 @@ pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize)
 
 /// The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 ///
-/// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. NULL if
-/// the caller offers no such chunk: the result then belongs to the inline results.
+/// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. The
+/// length of the data belongs to the inline results. NULL with ENOENT if the caller offers no such chunk: then the data
+/// belongs there, too.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`.
@@ -215,8 +220,8 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
     })
 }
 
-/// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that was
-/// taken, or a part of either. The buffer ends, also after a failure.
+/// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that
+/// was taken, or a part of either. The buffer ends, also after a failure.
 ///
 /// Returns 0, -ENOENT if the caller offers no such chunk, or -EMSGSIZE if it is shorter.
 ///

@@ -53,10 +53,10 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 
 /// Makes a call, and blocks until its end. The request ends.
 ///
-/// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN (`limits.max_calls`),
-/// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES (it refused the
-/// credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any case, unless it is
-/// NULL; `rpcrdma_free` ends it.
+/// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
+/// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES
+/// (it refused the credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any
+/// case, unless it is NULL; `rpcrdma_free` ends it.
 ///
 /// # Safety
 /// `client` and `request` as for `rpcrdma_free`; `reply` is writable.

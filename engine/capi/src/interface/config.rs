@@ -20,9 +20,10 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// Sets a knob to the value that `value` says, as in a TOML file or behind `--set`.
 ///
 /// `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
-/// all. Beside those, there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a
-/// socket for `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`
-/// (`ID:KEY` in hexadecimal digits, required of the peer).
+/// all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
+/// there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
+/// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key` (`ID:KEY` in hexadecimal
+/// digits, required of the peer).
 ///
 /// Returns 0, or -EINVAL: the text names the knob, and what it takes.
 ///

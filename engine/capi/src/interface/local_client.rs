@@ -18,13 +18,14 @@ use crate::types::*;
 
 /// Gets the end of a call: `error` is 0, or negative, as `rpcrdma_client_call` returns it.
 ///
-/// The reply is valid until the function returns, or `rpcrdma_reply_keep`. The function may start calls, and poll. No
-/// exception of C++ may leave it: the process ends.
+/// The reply is valid until the function returns, or `rpcrdma_reply_keep`, and holds the buffers of its chunks until
+/// then: take them (`rpcrdma_reply_take`) for the next call. The function may start calls, and poll. No exception of
+/// C++ may leave it: the process ends.
 pub type rpcrdma_done =
     Option<unsafe extern "C" fn(context: *mut c_void, token: u64, error: c_int, reply: *mut rpcrdma_reply)>;
 
-/// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread: nothing
-/// happens unless it is polled.
+/// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread:
+/// nothing happens unless it is polled.
 ///
 /// As for `rpcrdma_client_connect`.
 ///
@@ -108,7 +109,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_request(
     })
 }
 
-/// Starts a call; `rpcrdma_local_client_poll` reports its end with `token`, once. The request ends, also after a failure.
+/// Starts a call; `rpcrdma_local_client_poll` reports its end with `token`, once. The request ends, also after a
+/// failure.
 ///
 /// Returns 0; `xid`, unless it is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended
 /// already.

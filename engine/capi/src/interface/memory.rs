@@ -13,8 +13,8 @@ use crate::types::*;
 /// A buffer of `len` bytes for a chunk of a client's call, registered with the client's device.
 ///
 /// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
-/// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left (ENOBUFS),
-/// or never has (EMSGSIZE): `memory.bulk_buffers`.
+/// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left
+/// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`.
@@ -50,7 +50,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *
     })
 }
 
-/// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only read.
+/// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only
+/// read.
 ///
 /// Returns 0, or -EINVAL if it has fewer.
 ///

@@ -20,8 +20,8 @@ use crate::types::*;
 /// Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
 ///
 /// An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
-/// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a failure:
-/// the text names the call, the limit and the remedy.
+/// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a
+/// failure: the text names the call, the limit and the remedy.
 ///
 /// # Safety
 /// `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
 
 /// Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
 ///
-/// Returns 1 once it is drained, 0 before, or a negative code.
+/// Returns 1 once it is drained, 0 before, or a negative code. It takes any time: `rpcrdma_free` ends it at once.
 ///
 /// # Safety
 /// `server` as for `rpcrdma_free`.

@@ -14,7 +14,8 @@ pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
     entry("rpcrdma_services_new", || Ok(hold(Table::default())))
 }
 
-/// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied.
+/// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
+/// without a handler.
 ///
 /// Returns 0, or -EINVAL: the text names the procedure and the cause. The procedures before it are added.
 ///
