@@ -73,9 +73,9 @@ fetch_program() {
     rm -rf "$work/build"
 }
 
-# program_of NAME [PACKAGE]: ensures a cargo subcommand, of this machine or fetched.
+# program_of NAME: ensures a cargo subcommand, of this machine or fetched.
 program_of() {
-    command -v "$1" >/dev/null || attended fetch_program "${2:-$1}" >"$logs/${2:-$1}.log" 2>&1
+    command -v "$1" >/dev/null || attended fetch_program "$1" >"$logs/$1.log" 2>&1
     command -v "$1" >/dev/null
 }
 
@@ -261,6 +261,7 @@ step_semver() {
 }
 
 step_c() {
+    [[ -e /usr/include/liburing.h ]] || apt liburing-dev || true
     run c 1800 tests/c/run
     report c "$(grep -c '^ok: ' "$log")" checks
 }

@@ -173,8 +173,8 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // Ends a handle of any kind, but not a call's. NULL is ignored.
 //
 // A server or client closes its connections at once; `rpcrdma_drain` lets calls finish first. It blocks until their
-// threads have ended. A configuration, services, and an arena may end before the servers and clients that were started
-// with them.
+// threads have ended, so a handler or task does not end its own server. A configuration, services, and an arena may
+// end before the servers and clients that were started with them.
 //
 // Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got.
 //

@@ -133,12 +133,6 @@ impl Outcome for c_int {
     }
 }
 
-impl Outcome for isize {
-    fn failed(code: c_int) -> Self {
-        code as Self
-    }
-}
-
 impl<T> Outcome for *mut T {
     fn failed(_: c_int) -> Self {
         null_mut()

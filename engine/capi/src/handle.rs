@@ -2,7 +2,8 @@
 //! Handles: pointers to slots, with checks of what can be seen of wrong use.
 //!
 //! A slot has a mark. It says the kind of the handle, and whether it is free, unused, or in use by a function. Freed
-//! slots stay for the thread's next handles of the kind, so that a freed handle is seen as such until then.
+//! slots stay for the thread's next handles of the kind, so that a freed handle is seen as such until then, or until the
+//! thread ends.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::ffi::c_void;

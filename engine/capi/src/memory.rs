@@ -27,7 +27,6 @@ impl Memory {
 
     /// Moves its window.
     pub(crate) fn set_window(&mut self, start: usize, len: usize) -> Result<(), Failure> {
-        let (Self::Own(_) | Self::Shared(_)) = self;
         let capacity = match self {
             Self::Own(buf) => buf.capacity(),
             Self::Shared(bytes) => bytes.len(),

@@ -3,8 +3,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use rpcrdma::LocalClient;
-use rpcrdma::client::CallId;
+use rpcrdma::client::{CallId, ClientConfig, ConnectError};
+use rpcrdma::{Address, LocalClient};
 use rustix::io::Errno;
 
 use crate::arguments::store;
@@ -24,6 +24,24 @@ use crate::types::*;
 pub type rpcrdma_done =
     Option<unsafe extern "C" fn(context: *mut c_void, token: u64, error: c_int, reply: *mut rpcrdma_reply)>;
 
+/// A client, connected by `connect`.
+///
+/// # Safety
+/// As for `rpcrdma_client_connect`.
+unsafe fn open(
+    address: *const c_char,
+    (program, version): (u32, u32),
+    config: *mut rpcrdma_config,
+    connect: impl FnOnce(&Address, ClientConfig) -> Result<LocalClient, ConnectError>,
+) -> Result<*mut rpcrdma_local_client, Failure> {
+    process::prepare();
+    // SAFETY: the caller's promise.
+    let address = unsafe { crate::arguments::address(address) }?;
+    // SAFETY: the caller's promise.
+    let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
+    Ok(hold(Polled::new(connect(&address, config)?)))
+}
+
 /// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread:
 /// nothing happens unless it is polled.
 ///
@@ -39,12 +57,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_connect(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_local_client {
     entry("rpcrdma_local_client_connect", || {
-        process::prepare();
         // SAFETY: the caller's promise.
-        let address = unsafe { crate::arguments::address(address) }?;
-        // SAFETY: the caller's promise.
-        let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
-        Ok(hold(Polled::new(LocalClient::connect(&address, config)?)))
+        unsafe { open(address, (program, version), config, LocalClient::connect) }
     })
 }
 
@@ -60,12 +74,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_begin(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_local_client {
     entry("rpcrdma_local_client_begin", || {
-        process::prepare();
         // SAFETY: the caller's promise.
-        let address = unsafe { crate::arguments::address(address) }?;
-        // SAFETY: the caller's promise.
-        let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
-        Ok(hold(Polled::new(LocalClient::begin(&address, config)?)))
+        unsafe { open(address, (program, version), config, LocalClient::begin) }
     })
 }
 
