@@ -262,7 +262,7 @@ step_semver() {
 
 step_c() {
     [[ -e /usr/include/liburing.h ]] || apt liburing-dev || true
-    run c 1800 tests/c/run
+    run c 1800 env FEATURES="$features" tests/c/run
     report c "$(grep -c '^ok: ' "$log")" checks
 }
 

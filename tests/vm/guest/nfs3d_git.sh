@@ -25,7 +25,7 @@ echo "- cloned to the mount"
 git clone -q --no-hardlinks "file:///run/git-tree" /mnt/clone
 cd /mnt/clone
 git fsck --full --strict
-diff -r --exclude=.git /run/git-tree /mnt/clone
+diff -r --no-dereference --exclude=.git /run/git-tree /mnt/clone # links to what was not copied
 echo "- changed there"
 git mv engine/README.md moved
 echo change >>moved
