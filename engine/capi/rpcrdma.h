@@ -72,9 +72,6 @@ typedef struct rpcrdma_local_server rpcrdma_local_server;
 // The reply of a call. One thread at a time uses it.
 typedef struct rpcrdma_reply rpcrdma_reply;
 
-// A call that a client makes. One thread at a time uses it.
-typedef struct rpcrdma_request rpcrdma_request;
-
 // A server with threads of its own. Any thread uses it.
 typedef struct rpcrdma_server rpcrdma_server;
 
@@ -83,15 +80,24 @@ typedef struct rpcrdma_services rpcrdma_services;
 
 // Answers a call at once: writes its results, and returns 0.
 //
+// `args` are the inline arguments, in place. `results` has room for `max_reply` bytes of inline results, which are not
+// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses `rpcrdma_call_reply`.
+//
 // It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 // Another result refuses the call: an `RPCRDMA_` status, or the negative code of a function that has failed for this
 // call. No exception of C++ may leave it: the process ends.
-typedef int (*rpcrdma_handler)(void *context, rpcrdma_call *call);
+typedef int (*rpcrdma_handler)(void *context,
+                               rpcrdma_call *call,
+                               const void *args,
+                               size_t args_len,
+                               void *results,
+                               size_t *results_len);
 
-// Takes a call, to be answered by `rpcrdma_call_answer`, now or later, on any thread.
+// Takes a call, to be answered by `rpcrdma_call_answer`, now or later, on any thread. `args` are the inline arguments,
+// in place until then.
 //
 // It runs on a shard and must not block.
-typedef void (*rpcrdma_deferred_handler)(void *context, rpcrdma_call *call);
+typedef void (*rpcrdma_deferred_handler)(void *context, rpcrdma_call *call, const void *args, size_t args_len);
 
 // A procedure of a table: `{.number = 1, .handler = get, .max_reply = 16}`.
 //
@@ -140,14 +146,80 @@ typedef struct {
     const void *credential;
     // Its bytes.
     size_t credential_len;
+    // Inline arguments, in place.
+    const void *args;
+    // Their bytes.
+    size_t args_len;
 } rpcrdma_call_info;
 
-// Gets the end of a call: `error` is 0, or negative, as `rpcrdma_client_call` returns it.
+// A Read chunk: an argument that the server reads by RDMA.
+typedef struct {
+    // Byte of `args` where the argument belongs.
+    size_t position;
+    // A buffer of `rpcrdma_alloc`: its bytes are the argument, without XDR round-up. NULL: `data` is copied.
+    rpcrdma_buffer *buffer;
+    // Bytes to be copied to the client's memory, if `buffer` is NULL.
+    const void *data;
+    // Their number.
+    size_t len;
+} rpcrdma_read_chunk;
+
+// A Write chunk: room for the next eligible result, which the server writes by RDMA.
+typedef struct {
+    // A buffer of `rpcrdma_alloc`. NULL: `len` bytes of the client's memory.
+    rpcrdma_buffer *buffer;
+    // Bytes, if `buffer` is NULL.
+    size_t len;
+} rpcrdma_write_chunk;
+
+// A call to make: `{.procedure = 1, .args = &number, .args_len = sizeof number}`.
 //
-// The reply is valid until the function returns, or `rpcrdma_reply_keep`, and holds the buffers of its chunks until
-// then: take them (`rpcrdma_reply_take`) for the next call. The function may start calls, and poll. No exception of
-// C++ may leave it: the process ends.
-typedef void (*rpcrdma_done)(void *context, uint64_t token, int error, rpcrdma_reply *reply);
+// All else may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks, which
+// end, but only if the call starts. `rpcrdma_reply_take` has them after the call.
+typedef struct {
+    // Procedure number.
+    uint32_t procedure;
+    // `RPCRDMA_ONE_WAY`, or 0.
+    uint32_t flags;
+    // Comes back in the completion.
+    uint64_t token;
+    // XDR encoded arguments, without those in chunks.
+    const void *args;
+    // Their bytes.
+    size_t args_len;
+    // Read chunks, in the order of their positions. All have buffers, or none.
+    const rpcrdma_read_chunk *read_chunks;
+    // Their number.
+    size_t read_count;
+    // Write chunks, in the order of the results.
+    const rpcrdma_write_chunk *write_chunks;
+    // Their number.
+    size_t write_count;
+    // Most bytes of inline results; 0: what fits into one message.
+    size_t max_reply;
+    // Time-out in milliseconds; 0: none.
+    int timeout;
+} rpcrdma_request;
+
+// The end of a call.
+typedef struct {
+    // Of the request.
+    uint64_t token;
+    // The inline results, in place. NULL for a call that has failed.
+    const void *results;
+    // Their bytes.
+    size_t results_len;
+    // The reply, which holds the buffers of chunks: take them (`rpcrdma_reply_take`) for the next call.
+    rpcrdma_reply *reply;
+    // 0, or negative, as `rpcrdma_client_call` returns it.
+    int error;
+} rpcrdma_completion;
+
+// Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
+// `rpcrdma_reply_keep`.
+//
+// The function may start calls, and poll. No exception of C++ may leave it: the process ends.
+typedef void (*rpcrdma_done)(void *context, const rpcrdma_completion *completion);
 
 #ifdef __cplusplus
 extern "C" {
@@ -360,12 +432,6 @@ int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info);
 // As for `rpcrdma_call_header`; `room` has `len` bytes.
 int rpcrdma_call_peer(rpcrdma_call *call, char *room, size_t len);
 
-// The inline arguments, in place; their bytes in `len`. NULL after a failure.
-//
-// # Safety
-// As for `rpcrdma_call_header`.
-const void *rpcrdma_call_args(rpcrdma_call *call, size_t *len);
-
 // The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
 // the unreduced arguments in `position`. NULL if there is no such chunk: `read_chunks` of `rpcrdma_call_header` tells
 // without a failure.
@@ -393,6 +459,14 @@ rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int in
 // # Safety
 // As for `rpcrdma_call_header`.
 void *rpcrdma_call_reply(rpcrdma_call *call, size_t len);
+
+// Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
+//
+// Returns 0, or -EMSGSIZE if they exceed `max_reply` of the procedure: then as for `rpcrdma_call_reply`.
+//
+// # Safety
+// As for `rpcrdma_call_header`; `results` has `len` bytes.
+int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len);
 
 // The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 //
@@ -501,16 +575,18 @@ rpcrdma_client *rpcrdma_client_connect(const char *address, uint32_t program, ui
 // `client` as for `rpcrdma_free`.
 rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 
-// Makes a call, and blocks until its end. The request ends.
+// Makes a call, and blocks until its end.
 //
 // Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
 // (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES
-// (it refused the credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any
-// case, unless it is NULL; `rpcrdma_free` ends it.
+// (it refused the credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply`, unless it is NULL, gets
+// a reply of each call that has started, or NULL; `rpcrdma_free` ends it.
 //
 // # Safety
-// `client` and `request` as for `rpcrdma_free`; `reply` is writable.
-int rpcrdma_client_call(rpcrdma_client *client, rpcrdma_request *request, rpcrdma_reply **reply);
+// As for `rpcrdma_local_client_start`; `reply` is writable.
+int rpcrdma_client_call(rpcrdma_client *client,
+                        const rpcrdma_request *request,
+                        rpcrdma_reply **reply);
 
 // Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
 //
@@ -547,27 +623,14 @@ rpcrdma_local_client *rpcrdma_local_client_begin(const char *address,
 // `client` as for `rpcrdma_free`.
 int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 
-// A call in the memory that it is sent from, so that its arguments are not copied: `args` gets room for `len` bytes,
-// which are zero. `rpcrdma_request_new` makes one that copies.
+// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 //
-// NULL after a failure: ENOBUFS (poll, and try again), EMSGSIZE.
-//
-// # Safety
-// `client` as for `rpcrdma_free`; `args` is writable.
-rpcrdma_request *rpcrdma_local_client_request(rpcrdma_local_client *client,
-                                              uint32_t procedure,
-                                              size_t len,
-                                              void **args);
-
-// Starts a call; `rpcrdma_local_client_poll` reports its end with `token`, once. The request ends, also after a
-// failure.
-//
-// Returns 0; `xid`, unless it is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended
-// already.
+// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again), EMSGSIZE, EINVAL. `xid`, unless it
+// is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
 // # Safety
-// `client` and `request` as for `rpcrdma_free`; `xid` is writable.
-int rpcrdma_local_client_start(rpcrdma_local_client *client, rpcrdma_request *request, uint64_t token, uint32_t *xid);
+// `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
+int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_request *request, uint32_t *xid);
 
 // Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 //
@@ -584,42 +647,6 @@ int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 // # Safety
 // `client` as for `rpcrdma_free`; `done` may be called with `context`.
 int rpcrdma_local_client_poll(rpcrdma_local_client *client, rpcrdma_done done, void *context);
-
-// A call of `procedure`, with `len` bytes of XDR encoded arguments, which are copied.
-//
-// `rpcrdma_client_call` and `rpcrdma_local_client_start` end it, or `rpcrdma_free`. NULL after a failure.
-//
-// # Safety
-// `args` has `len` bytes.
-rpcrdma_request *rpcrdma_request_new(uint32_t procedure, const void *args, size_t len);
-
-// Adds a Read chunk: an argument from a buffer of `rpcrdma_alloc`, which the server reads by RDMA. It is the argument
-// at byte `position` of the arguments, without XDR round-up. The buffer ends, also after a failure.
-//
-// Returns 0 or a negative code.
-//
-// # Safety
-// `request` and `buffer` as for `rpcrdma_free`.
-int rpcrdma_request_read_chunk(rpcrdma_request *request, size_t position, rpcrdma_buffer *buffer);
-
-// Adds a Write chunk: room for the next eligible result, which the server writes by RDMA.
-//
-// It is `buffer` of `rpcrdma_alloc`, which ends; or, if `buffer` is NULL, `len` bytes of the client's memory.
-//
-// Returns 0 or a negative code.
-//
-// # Safety
-// As for `rpcrdma_request_read_chunk`.
-int rpcrdma_request_write_chunk(rpcrdma_request *request, rpcrdma_buffer *buffer, uint32_t len);
-
-// Sets the time-out in milliseconds (negative: none, the default), and the most bytes of inline results (0: what fits
-// into one message).
-//
-// Returns 0 or a negative code.
-//
-// # Safety
-// As for `rpcrdma_request_read_chunk`.
-int rpcrdma_request_limits(rpcrdma_request *request, int milliseconds, size_t max_reply);
 
 // The inline results, in place; their bytes in `len`. NULL for a call that has failed.
 //

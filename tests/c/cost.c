@@ -11,6 +11,7 @@
 
 #define PROGRAM 0x20000001
 #define BULK 4096
+#define ROOM 256 // max_reply, by default
 #define CHECK(x)                                                                                                       \
     do                                                                                                                 \
         if (!(x)) {                                                                                                    \
@@ -21,25 +22,22 @@
 
 static char bulk[BULK];
 
-static int echo(void *context, rpcrdma_call *call) {
-    (void)context;
-    size_t len;
-    const void *args = rpcrdma_call_args(call, &len);
-    void *results = rpcrdma_call_reply(call, len);
-    if (!results)
-        return -EMSGSIZE;
+static int echo(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)call;
+    if (len > ROOM)
+        return RPCRDMA_GARBAGE_ARGS;
     memcpy(results, args, len);
+    *results_len = len;
     return 0;
 }
 
-static int take(void *context, rpcrdma_call *call) {
-    (void)context;
-    size_t len;
+static int take(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)args, (void)results, (void)results_len;
     return rpcrdma_call_read_chunk(call, 0, &len, NULL) && len == BULK ? 0 : RPCRDMA_GARBAGE_ARGS;
 }
 
-static int give(void *context, rpcrdma_call *call) {
-    (void)context;
+static int give(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)args, (void)len, (void)results, (void)results_len;
     void *memory = rpcrdma_call_write_chunk(call, 0, NULL);
     if (!memory)
         return -ENOENT;
@@ -59,27 +57,20 @@ static unsigned procedure = 1;
 static int is_done;
 
 __attribute__((noinline)) static void client_side_start(void) {
-    void *args;
-    rpcrdma_request *request = rpcrdma_local_client_request(client, procedure, procedure == 1 ? 64 : 0, &args);
-    CHECK(request);
-    if (procedure == 1) {
-        memset(args, 7, 64);
-    } else if (procedure == 2) {
-        rpcrdma_buffer *data = rpcrdma_alloc(client, BULK);
-        CHECK(data);
-        memcpy(rpcrdma_buffer_data(data, NULL), bulk, BULK);
-        CHECK(!rpcrdma_request_read_chunk(request, 0, data));
-    } else {
-        CHECK(!rpcrdma_request_write_chunk(request, NULL, BULK));
+    rpcrdma_request request = {.procedure = procedure, .token = 1, .args = bulk, .args_len = 64};
+    rpcrdma_read_chunk data = {.data = bulk, .len = BULK};
+    rpcrdma_write_chunk room = {.len = BULK};
+    if (procedure == 2) {
+        request.args_len = 0, request.read_chunks = &data, request.read_count = 1;
+    } else if (procedure == 3) {
+        request.args_len = 0, request.write_chunks = &room, request.write_count = 1;
     }
-    CHECK(!rpcrdma_local_client_start(client, request, 1, NULL));
+    CHECK(!rpcrdma_local_client_start(client, &request, NULL));
 }
 
-static void done(void *context, uint64_t token, int error, rpcrdma_reply *reply) {
-    (void)context, (void)token;
-    size_t len;
-    CHECK(!error && rpcrdma_reply_results(reply, &len));
-    CHECK(procedure != 1 || len == 64);
+static void done(void *context, const rpcrdma_completion *completion) {
+    (void)context;
+    CHECK(!completion->error && (procedure != 1 || completion->results_len == 64));
     is_done = 1;
 }
 
@@ -108,10 +99,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < calls; i++) {
         is_done = 0;
         client_side_start();
-        while (!is_done) {
+        while (client_side_poll(), !is_done)
             server_side();
-            client_side_poll();
-        }
     }
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
     return 0;

@@ -32,7 +32,6 @@ static struct {
     rpcrdma_local_client *local_client;
     rpcrdma_call *call, *answered;
     rpcrdma_buffer *buffer, *part;
-    rpcrdma_request *request;
     rpcrdma_reply *failed;
     rpcrdma_arena *arena;
     void *memory, *freed;
@@ -45,15 +44,15 @@ static void count_line(void *context, int level, const char *line) {
     (void)context, (void)level, (void)line;
 }
 
-static int empty(void *context, rpcrdma_call *call) {
-    (void)context;
+static int empty(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)args, (void)len, (void)results, (void)results_len;
     S.answered_in_handler = rpcrdma_call_answer(call, 0);
     return 0;
 }
 
 // Keeps the first call, and answers the others.
-static void keep(void *context, rpcrdma_call *call) {
-    (void)context;
+static void keep(void *context, rpcrdma_call *call, const void *args, size_t len) {
+    (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
     int first = !S.call;
     if (first)
@@ -66,8 +65,8 @@ static void keep(void *context, rpcrdma_call *call) {
 }
 
 // Never answers.
-static void forget(void *context, rpcrdma_call *call) {
-    (void)context, (void)call;
+static void forget(void *context, rpcrdma_call *call, const void *args, size_t len) {
+    (void)context, (void)call, (void)args, (void)len;
 }
 
 static int no_work(void *context, unsigned shard) {
@@ -117,23 +116,37 @@ static int elsewhere(void *(*function)(void *)) {
     return (int)(intptr_t)result;
 }
 
-// A request with a chunk of another client.
-static rpcrdma_request *foreign_chunk(void) {
-    rpcrdma_request *request = rpcrdma_request_new(1, NULL, 0);
-    CHECK(!rpcrdma_request_read_chunk(request, 0, rpcrdma_alloc(S.local_client, 64)));
-    return request;
+// Makes a call.
+static int call(rpcrdma_request request) {
+    return rpcrdma_client_call(S.client, &request, NULL);
 }
 
-// A request that nobody answers.
-static rpcrdma_request *timed(void) {
-    rpcrdma_request *request = rpcrdma_request_new(3, NULL, 0);
-    CHECK(!rpcrdma_request_limits(request, 50, 0));
-    return request;
+static int start(rpcrdma_request request) {
+    return rpcrdma_local_client_start(S.local_client, &request, NULL);
 }
 
-static void done(void *context, uint64_t token, int error, rpcrdma_reply *reply) {
-    (void)token;
-    CHECK(!error);
+// Makes a call with a Read chunk, or with a Write chunk.
+static int call_reads(rpcrdma_buffer *buffer, size_t position) {
+    rpcrdma_read_chunk chunk = {.position = position, .buffer = buffer, .len = 4};
+    return call((rpcrdma_request){.procedure = 1, .read_chunks = &chunk, .read_count = 1});
+}
+
+static int call_writes(rpcrdma_buffer *buffer) {
+    rpcrdma_write_chunk chunk = {.buffer = buffer};
+    return call((rpcrdma_request){.procedure = 1, .write_chunks = &chunk, .write_count = 1});
+}
+
+// A call that does not start leaves its buffers: the first of two is still there.
+static int keeps_buffers(rpcrdma_buffer *second) {
+    rpcrdma_read_chunk chunks[] = {{.buffer = S.buffer}, {.position = 64, .buffer = second}};
+    int result = call((rpcrdma_request){.procedure = 1, .read_chunks = chunks, .read_count = 2});
+    CHECK(rpcrdma_buffer_data(S.buffer, NULL));
+    return result;
+}
+
+static void done(void *context, const rpcrdma_completion *completion) {
+    rpcrdma_reply *reply = completion->reply;
+    CHECK(!completion->error && completion->token == 2);
     S.freed_in_callback = rpcrdma_free(reply);
     rpcrdma_reply *kept = rpcrdma_reply_keep(reply);
     CHECK(kept);
@@ -164,23 +177,20 @@ static void set_up(void) {
     CHECK(S.client = rpcrdma_client_connect(ADDRESS, PROGRAM, 1, S.config));
     CHECK(S.local_client = rpcrdma_local_client_connect(ADDRESS, PROGRAM, 1, S.config));
     CHECK(S.buffer = rpcrdma_alloc(S.client, 64));
-    CHECK(S.request = rpcrdma_request_new(1, NULL, 0));
     // A call that stays unanswered, with a Write chunk; then one that is answered.
-    rpcrdma_request *request;
-    CHECK(request = rpcrdma_local_client_request(S.local_client, 2, 0, NULL));
-    CHECK(!rpcrdma_request_write_chunk(request, NULL, 64));
-    CHECK(!rpcrdma_local_client_start(S.local_client, request, 1, NULL));
+    rpcrdma_write_chunk chunk = {.len = 64};
+    CHECK(!start((rpcrdma_request){.procedure = 2, .token = 1, .write_chunks = &chunk, .write_count = 1}));
     for (int kept = 0; !kept;) {
         CHECK(rpcrdma_local_client_poll(S.local_client, NULL, NULL) >= 0);
         pthread_mutex_lock(&S.lock);
         kept = S.call != NULL;
         pthread_mutex_unlock(&S.lock);
     }
-    CHECK(!rpcrdma_client_call(S.client, rpcrdma_request_new(2, NULL, 0), NULL));
-    CHECK(!rpcrdma_client_call(S.client, rpcrdma_request_new(1, NULL, 0), NULL));
-    CHECK(rpcrdma_client_call(S.client, rpcrdma_request_new(99, NULL, 0), &S.failed) == -EREMOTEIO);
+    CHECK(!call((rpcrdma_request){.procedure = 2}));
+    CHECK(!call((rpcrdma_request){.procedure = 1}));
+    CHECK(rpcrdma_client_call(S.client, &(rpcrdma_request){.procedure = 99}, &S.failed) == -EREMOTEIO);
     int is_done = 0;
-    CHECK(!rpcrdma_local_client_start(S.local_client, rpcrdma_request_new(1, NULL, 0), 2, NULL));
+    CHECK(!start((rpcrdma_request){.procedure = 1, .token = 2}));
     while (!is_done)
         CHECK(rpcrdma_local_client_poll(S.local_client, done, &is_done) >= 0);
     CHECK(S.drained = rpcrdma_server_start("soft:misuse-drained", S.services, S.config));
@@ -191,7 +201,7 @@ static void set_up(void) {
 
 static void tear_down(void) {
     CHECK(!rpcrdma_call_answer(S.call, 0));
-    void *all[] = {S.failed, S.request, S.buffer, S.part, S.local_client, S.client, S.local_server, S.server,
+    void *all[] = {S.failed, S.buffer, S.part, S.local_client, S.client, S.local_server, S.server,
                    S.services, S.services2, S.with_task, S.config, S.config2, S.arena};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         CHECK(!rpcrdma_free(all[i]));

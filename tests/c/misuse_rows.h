@@ -112,9 +112,6 @@ ROW(rpcrdma_call_header, 3, -EBADF, 1, rpcrdma_call_header(S.answered, NULL))
 ROW(rpcrdma_call_peer, 1, -EINVAL, 0, rpcrdma_call_peer(NULL, NULL, 0))
 ROW(rpcrdma_call_peer, 2, 0, 0, rpcrdma_call_peer(S.call, NULL, 0))
 
-ROW(rpcrdma_call_args, 1, 0, 0, rpcrdma_call_args(NULL, NULL))
-ROW(rpcrdma_call_args, 2, 0, 1, rpcrdma_call_args(S.answered, NULL))
-
 ROW(rpcrdma_call_read_chunk, 1, 0, 0, rpcrdma_call_read_chunk(NULL, 0, NULL, NULL))
 ROW(rpcrdma_call_read_chunk, 2, 0, 0, rpcrdma_call_read_chunk(S.call, 0, NULL, NULL))
 ROW(rpcrdma_call_read_chunk, 3, 0, 0, rpcrdma_call_read_chunk(S.call, ~0u, NULL, NULL))
@@ -126,6 +123,11 @@ ROW(rpcrdma_call_reply, 1, 0, 0, rpcrdma_call_reply(NULL, 4))
 ROW(rpcrdma_call_reply, 2, 0, 0, rpcrdma_call_reply(S.call, 1 << 30))
 ROW(rpcrdma_call_reply, 3, 0, 0, rpcrdma_call_reply(S.call, SIZE_MAX))
 ROW(rpcrdma_call_reply, 4, 1, 0, rpcrdma_call_reply(S.call, 0) != NULL)
+
+ROW(rpcrdma_call_reply_with, 1, -EINVAL, 0, rpcrdma_call_reply_with(NULL, "", 1))
+ROW(rpcrdma_call_reply_with, 2, -EINVAL, 0, rpcrdma_call_reply_with(S.call, NULL, 1))
+ROW(rpcrdma_call_reply_with, 3, -EMSGSIZE, 0, rpcrdma_call_reply_with(S.call, S.memory, 1 << 20))
+ROW(rpcrdma_call_reply_with, 4, -EBADF, 1, rpcrdma_call_reply_with(S.answered, "", 1))
 
 ROW(rpcrdma_call_write_chunk, 1, 0, 0, rpcrdma_call_write_chunk(NULL, 0, NULL))
 ROW(rpcrdma_call_write_chunk, 2, 0, 0, rpcrdma_call_write_chunk(S.call, 7, NULL))
@@ -175,12 +177,23 @@ ROW(rpcrdma_client_connect, 3, 0, 1, rpcrdma_client_connect(ADDRESS, 1, 1, (rpcr
 ROW(rpcrdma_client_share, 1, 0, 0, rpcrdma_client_share(NULL))
 ROW(rpcrdma_client_share, 2, 0, 1, rpcrdma_client_share((rpcrdma_client *)S.server))
 
-ROW(rpcrdma_client_call, 1, -EINVAL, 0, rpcrdma_client_call(NULL, rpcrdma_request_new(0, NULL, 0), NULL))
+ROW(rpcrdma_client_call, 1, -EINVAL, 0, rpcrdma_client_call(NULL, &(rpcrdma_request){.procedure = 1}, NULL))
 ROW(rpcrdma_client_call, 2, -EINVAL, 0, rpcrdma_client_call(S.client, NULL, NULL))
-ROW(rpcrdma_client_call, 3, -EREMOTEIO, 0, rpcrdma_client_call(S.client, rpcrdma_request_new(99, NULL, 0), NULL))
-ROW(rpcrdma_client_call, 4, -EBADF, 1, rpcrdma_client_call(S.client, (rpcrdma_request *)S.buffer, NULL))
-ROW(rpcrdma_client_call, 5, -EINVAL, 0, rpcrdma_client_call(S.client, foreign_chunk(), NULL))
-ROW(rpcrdma_client_call, 6, -ETIMEDOUT, 0, rpcrdma_client_call(S.client, timed(), NULL))
+ROW(rpcrdma_client_call, 3, -EREMOTEIO, 0, call((rpcrdma_request){.procedure = 99}))
+ROW(rpcrdma_client_call, 4, -EINVAL, 0, call((rpcrdma_request){.args_len = 4}))
+ROW(rpcrdma_client_call, 5, -EINVAL, 0, call_reads(rpcrdma_alloc(S.local_client, 64), 0))
+ROW(rpcrdma_client_call, 6, -ETIMEDOUT, 0, call((rpcrdma_request){.procedure = 3, .timeout = 50}))
+ROW(rpcrdma_client_call, 7, -EINVAL, 0, call((rpcrdma_request){.flags = 1u << 31}))
+ROW(rpcrdma_client_call, 8, -EINVAL, 0, call((rpcrdma_request){.flags = RPCRDMA_CACHED}))
+ROW(rpcrdma_client_call, 9, -EINVAL, 0, call((rpcrdma_request){.read_count = 1}))
+ROW(rpcrdma_client_call, 10, -EINVAL, 0, call((rpcrdma_request){.write_count = SIZE_MAX}))
+ROW(rpcrdma_client_call, 11, -EINVAL, 0, call_reads(NULL, 0))
+ROW(rpcrdma_client_call, 12, -EINVAL, 0, call_reads(S.part, 0))
+ROW(rpcrdma_client_call, 13, -EINVAL, 0, call_reads(rpcrdma_alloc(S.client, 4), SIZE_MAX))
+ROW(rpcrdma_client_call, 14, -EBADF, 1, call_writes((rpcrdma_buffer *)S.services))
+ROW(rpcrdma_client_call, 15, -EINVAL, 0, call_writes(S.part))
+ROW(rpcrdma_client_call, 16, -EINVAL, 0, keeps_buffers(S.part))
+ROW(rpcrdma_client_call, 17, -EINVAL, 0, keeps_buffers(NULL))
 
 ROW(rpcrdma_close_reason, 1, -EINVAL, 0, rpcrdma_close_reason(NULL, NULL, 0))
 ROW(rpcrdma_close_reason, 2, 0, 0, rpcrdma_close_reason(S.client, NULL, 0))
@@ -195,12 +208,10 @@ ROW(rpcrdma_local_client_begin, 2, 0, 1, rpcrdma_local_client_begin(ADDRESS, 1, 
 ROW(rpcrdma_local_client_is_established, 1, -EINVAL, 0, rpcrdma_local_client_is_established(NULL))
 ROW(rpcrdma_local_client_is_established, 2, 1, 0, rpcrdma_local_client_is_established(S.local_client))
 
-ROW(rpcrdma_local_client_request, 1, 0, 0, rpcrdma_local_client_request(NULL, 1, 4, NULL))
-ROW(rpcrdma_local_client_request, 2, 0, 0, rpcrdma_local_client_request(S.local_client, 1, SIZE_MAX, NULL))
-
-ROW(rpcrdma_local_client_start, 1, -EINVAL, 0,
-    rpcrdma_local_client_start(NULL, rpcrdma_request_new(0, NULL, 0), 1, NULL))
-ROW(rpcrdma_local_client_start, 2, -EINVAL, 0, rpcrdma_local_client_start(S.local_client, NULL, 1, NULL))
+ROW(rpcrdma_local_client_start, 1, -EINVAL, 0, rpcrdma_local_client_start(NULL, &(rpcrdma_request){0}, NULL))
+ROW(rpcrdma_local_client_start, 2, -EINVAL, 0, rpcrdma_local_client_start(S.local_client, NULL, NULL))
+ROW(rpcrdma_local_client_start, 3, -EMSGSIZE, 0, start((rpcrdma_request){.args = S.memory, .args_len = 1 << 20}))
+ROW(rpcrdma_local_client_start, 4, -EINVAL, 0, start((rpcrdma_request){.args_len = SIZE_MAX}))
 
 ROW(rpcrdma_local_client_cancel, 1, -EINVAL, 0, rpcrdma_local_client_cancel(NULL, 1))
 ROW(rpcrdma_local_client_cancel, 2, 0, 0, rpcrdma_local_client_cancel(S.local_client, 12345))
@@ -208,19 +219,6 @@ ROW(rpcrdma_local_client_cancel, 3, 0, 0, rpcrdma_local_client_cancel(S.local_cl
 
 ROW(rpcrdma_local_client_poll, 1, -EINVAL, 0, rpcrdma_local_client_poll(NULL, NULL, NULL))
 ROW(rpcrdma_local_client_poll, 2, -EPERM, 0, elsewhere(poll_local_client))
-
-ROW(rpcrdma_request_new, 1, 0, 0, rpcrdma_request_new(1, NULL, 4))
-
-ROW(rpcrdma_request_read_chunk, 1, -EINVAL, 0, rpcrdma_request_read_chunk(NULL, 0, rpcrdma_alloc(S.client, 4)))
-ROW(rpcrdma_request_read_chunk, 2, -EINVAL, 0, rpcrdma_request_read_chunk(S.request, 0, NULL))
-ROW(rpcrdma_request_read_chunk, 3, -EINVAL, 0,
-    rpcrdma_request_read_chunk(S.request, 0, rpcrdma_arena_part(S.arena, 0, 4)))
-
-ROW(rpcrdma_request_write_chunk, 1, -EINVAL, 0, rpcrdma_request_write_chunk(NULL, NULL, 4))
-ROW(rpcrdma_request_write_chunk, 2, -EBADF, 1,
-    rpcrdma_request_write_chunk(S.request, (rpcrdma_buffer *)S.services, 4))
-
-ROW(rpcrdma_request_limits, 1, -EINVAL, 0, rpcrdma_request_limits(NULL, 1, 1))
 
 ROW(rpcrdma_reply_results, 1, 0, 0, rpcrdma_reply_results(NULL, NULL))
 ROW(rpcrdma_reply_results, 2, 0, 0, rpcrdma_reply_results(S.failed, NULL))

@@ -67,24 +67,24 @@ static double percentile(const struct bench *bench, double part) {
 
 // Starts a call with the next number in its first bytes, or with a chunk in `buffer`.
 static void start(struct bench *bench, uint64_t token, uint64_t time, rpcrdma_buffer *buffer) {
-    int echoes = bench->procedure <= ECHO;
-    void *args;
-    size_t len = echoes ? xdr_padded(bench->size) : 4;
-    rpcrdma_request *request = rpcrdma_local_client_request(bench->client, bench->procedure, len, &args);
-    if (!request)
-        die("request", rpcrdma_error());
-    int error = 0;
+    unsigned char args[MAX_MESSAGE];
+    rpcrdma_request request = {.procedure = bench->procedure, .token = token, .args = args, .args_len = 4};
+    rpcrdma_read_chunk read = {.position = 4, .buffer = buffer}; // Behind its length.
+    rpcrdma_write_chunk write = {.buffer = buffer};
     bench->numbers[token] = ++bench->sequence;
-    if (echoes)
+    if (bench->procedure <= ECHO) {
+        request.args_len = xdr_padded(bench->size);
+        memset(args, 0, request.args_len);
         memcpy(args, &bench->numbers[token], bench->size < 8 ? bench->size : 8);
-    else
+    } else {
         xdr_put_u32(args, bench->size);
-    if (bench->procedure == READ)
-        error = rpcrdma_request_write_chunk(request, buffer, 0);
-    else if (bench->procedure == WRITE) // Behind its length.
-        error = rpcrdma_request_read_chunk(request, 4, buffer);
+        request.read_chunks = &read;
+        request.read_count = bench->procedure == WRITE;
+        request.write_chunks = &write;
+        request.write_count = bench->procedure == READ;
+    }
     bench->started[token] = time;
-    if (error || rpcrdma_local_client_start(bench->client, request, token, NULL))
+    if (rpcrdma_local_client_start(bench->client, &request, NULL))
         die("start", rpcrdma_error());
     bench->outstanding++;
 }
@@ -99,13 +99,12 @@ static int is_answer(const struct bench *bench, uint64_t token, const unsigned c
     return xdr_u32(&from, &moved) == 0 && moved == bench->size;
 }
 
-static void done(void *context, uint64_t token, int error, rpcrdma_reply *reply) {
+static void done(void *context, const rpcrdma_completion *completion) {
     struct bench *bench = context;
-    size_t len;
-    const void *results = error ? NULL : rpcrdma_reply_results(reply, &len);
-    if (!results)
+    uint64_t token = completion->token;
+    if (completion->error)
         die("call", rpcrdma_error());
-    if (!is_answer(bench, token, results, len))
+    if (!is_answer(bench, token, completion->results, completion->results_len))
         die("call", "the reply is another call's");
     bench->outstanding--;
     // The next call starts as this one ends: one look at the clock for both.
@@ -118,7 +117,7 @@ static void done(void *context, uint64_t token, int error, rpcrdma_reply *reply)
         return;
     // The buffer of the chunk serves the next call.
     rpcrdma_buffer *buffer = NULL;
-    if (bench->procedure > ECHO && !(buffer = rpcrdma_reply_take(reply, bench->procedure == READ, 0)))
+    if (bench->procedure > ECHO && !(buffer = rpcrdma_reply_take(completion->reply, bench->procedure == READ, 0)))
         die("buffer", rpcrdma_error());
     start(bench, token, time, buffer);
 }

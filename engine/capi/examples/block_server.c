@@ -104,22 +104,20 @@ static int descriptor(void *context, unsigned int shard) {
 
 // The procedures.
 
-static int info(void *context, rpcrdma_call *call) {
-    (void)context;
-    unsigned char *results = rpcrdma_call_reply(call, 20);
-    if (!results)
-        return -EMSGSIZE;
-    results = xdr_put_u64(xdr_put_u32(results, OK), size);
-    xdr_put_u32(xdr_put_u32(results, BLOCK_MAX), 1);
+static int info(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
+                size_t *results_len) {
+    (void)context, (void)call, (void)args, (void)args_len;
+    unsigned char *to = xdr_put_u64(xdr_put_u32(results, OK), size);
+    to = xdr_put_u32(xdr_put_u32(to, BLOCK_MAX), 1);
+    *results_len = (size_t)(to - (unsigned char *)results);
     return 0;
 }
 
-static void read_block(void *context, rpcrdma_call *call) {
+static void read_block(void *context, rpcrdma_call *call, const void *at, size_t args_len) {
     (void)context;
-    struct xdr args;
+    struct xdr args = {at, args_len};
     uint64_t offset;
     uint32_t count;
-    args.at = rpcrdma_call_args(call, &args.left);
     if (xdr_u64(&args, &offset) || xdr_u32(&args, &count) || args.left) {
         answer(call, RPCRDMA_GARBAGE_ARGS);
         return;
@@ -149,12 +147,11 @@ static void read_block(void *context, rpcrdma_call *call) {
                            .memory = memory, .offset = offset, .len = len});
 }
 
-static void write_block(void *context, rpcrdma_call *call) {
+static void write_block(void *context, rpcrdma_call *call, const void *at, size_t args_len) {
     (void)context;
-    struct xdr args;
+    struct xdr args = {at, args_len};
     uint64_t offset;
     uint32_t len;
-    args.at = rpcrdma_call_args(call, &args.left);
     if (xdr_u64(&args, &offset) || xdr_u32(&args, &len)) {
         answer(call, RPCRDMA_GARBAGE_ARGS);
         return;
@@ -175,8 +172,8 @@ static void write_block(void *context, rpcrdma_call *call) {
                            .memory = (unsigned char *)(uintptr_t)data, .offset = offset, .len = len});
 }
 
-static void flush(void *context, rpcrdma_call *call) {
-    (void)context;
+static void flush(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
+    (void)context, (void)args, (void)args_len;
     queue((struct job){.call = call, .kind = FLUSH_JOB});
 }
 

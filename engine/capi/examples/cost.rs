@@ -11,18 +11,23 @@ const PROGRAM: u32 = 0x2000_0001;
 const BULK: usize = 4096;
 static DATA: [u8; BULK] = [7; BULK];
 
+/// Bytes that the compiler does not know.
+fn bytes(len: usize) -> &'static [u8] {
+    &std::hint::black_box(&DATA)[..len]
+}
+
 #[inline(never)]
 fn client_side_start(client: &mut LocalClient, procedure: u32) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
     let mut call = client.prepare(procedure, if procedure == 1 { 64 } else { 0 })?;
     call = match procedure {
         1 => {
-            call.args_mut().fill(7);
+            call.put_args(bytes(64))?;
             call
         }
         2 => {
             let mut data = client.alloc(connection, BULK)?;
-            data.copy_from_slice(&DATA);
+            data.copy_from_slice(bytes(BULK));
             ClientCall::read_chunk(call, 0, data)
         }
         _ => call.write_chunk(BULK as u32),
@@ -57,7 +62,7 @@ fn services() -> Services {
         Some(data) if data.len() == BULK => Ok(()),
         _ => Err(Refusal::GarbageArguments),
     });
-    let give = Procedure::new(|call| Ok(call.result_writer(0)?.put(&DATA)?));
+    let give = Procedure::new(|call| Ok(call.result_writer(0)?.put(bytes(BULK))?));
     services.add(PROGRAM, 1, 1, echo);
     services.add(PROGRAM, 1, 2, take.read_chunks(1, BULK).uncounted());
     services.add(PROGRAM, 1, 3, give.write_chunks(1, BULK));
@@ -85,11 +90,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     for _ in 0..calls {
         client_side_start(&mut client, procedure)?;
-        loop {
+        while !client_side_poll(&mut client, procedure) {
             server_side(&mut server);
-            if client_side_poll(&mut client, procedure) {
-                break;
-            }
         }
     }
     Ok(())

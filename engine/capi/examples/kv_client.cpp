@@ -74,20 +74,18 @@ public:
             append_opaque(args, value);
             return Results(call({PUT, args}).results()).end();
         }
-        rpcrdma::Buffer data = client_.alloc(value.size());
-        value.copy(data.data(), value.size());
         append_word(args, value.size());
-        rpcrdma::Request request(PUT, args);
-        request.read_chunk(args.size(), std::move(data));
-        Results(call(std::move(request)).results()).end();
+        rpcrdma::Request request{PUT, args};
+        request.read_chunks.push_back({args.size(), nullptr, value.data(), value.size()});
+        Results(call(request).results()).end();
     }
 
     std::optional<std::string> get(const std::string &key) {
         std::string args;
         append_opaque(args, key);
-        rpcrdma::Request request(GET, args);
-        request.write_chunk(MAX_VALUE);
-        rpcrdma::Reply reply = call(std::move(request));
+        rpcrdma::Request request{GET, args};
+        request.write_chunks.push_back({nullptr, MAX_VALUE});
+        rpcrdma::Reply reply = call(request);
         Results results(reply.results());
         if (!results.word())
             return results.end(), std::nullopt;
@@ -128,8 +126,8 @@ private:
         return config;
     }
     rpcrdma::Reply call(rpcrdma::Request request) {
-        request.timeout(PATIENCE);
-        return client_.call(std::move(request));
+        request.timeout = PATIENCE;
+        return client_.call(request);
     }
     rpcrdma::Client client_;
 };

@@ -32,11 +32,9 @@ enum { MAX_THREADS = 64 };
 // The procedures. Each returns what rpcrdma_call_answer takes.
 
 static int answer_word(rpcrdma_call *call, uint32_t word) {
-    unsigned char *results = rpcrdma_call_reply(call, 4);
-    if (!results)
-        return -EMSGSIZE;
+    unsigned char results[4];
     xdr_put_u32(results, word);
-    return 0;
+    return rpcrdma_call_reply_with(call, results, sizeof results);
 }
 
 static int answer_value(rpcrdma_call *call, const unsigned char *value, uint32_t len) {
@@ -146,17 +144,13 @@ static int list(rpcrdma_call *call, struct xdr args) {
     pthread_rwlock_unlock(&store_lock);
     xdr_put_u32(page, count);
     to = xdr_put_u32(to, more);
-    void *results = rpcrdma_call_reply(call, (size_t)(to - page));
-    if (!results)
-        return -EMSGSIZE;
-    memcpy(results, page, (size_t)(to - page));
-    return 0;
+    return rpcrdma_call_reply_with(call, page, (size_t)(to - page));
 }
 
 // The pool.
 
-static void enqueue(void *context, rpcrdma_call *call) {
-    (void)context;
+static void enqueue(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
+    (void)context, (void)args, (void)args_len;
     if (call_queue_put(call))
         rpcrdma_call_answer(call, RPCRDMA_SYSTEM_ERR);
 }
@@ -167,10 +161,9 @@ static void *work(void *context) {
         [KV_GET] = get, [KV_PUT] = put, [KV_DELETE] = delete, [KV_LIST] = list};
     for (rpcrdma_call *call; (call = call_queue_take());) {
         rpcrdma_call_info info;
-        struct xdr args;
-        args.at = rpcrdma_call_args(call, &args.left);
-        int status = rpcrdma_call_header(call, &info) || !args.at ? RPCRDMA_SYSTEM_ERR
-                                                                 : procedures[info.procedure](call, args);
+        int status = RPCRDMA_SYSTEM_ERR;
+        if (!rpcrdma_call_header(call, &info))
+            status = procedures[info.procedure](call, (struct xdr){info.args, info.args_len});
         if (rpcrdma_call_answer(call, status))
             fprintf(stderr, "kv_server: answer: %s\n", rpcrdma_error());
     }

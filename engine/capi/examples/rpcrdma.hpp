@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <rpcrdma.h>
 
@@ -63,17 +64,13 @@ struct Reply {
     Buffer take_write_chunk(unsigned index) { return Buffer(rpcrdma_reply_take(handle.get(), 1, index)); }
 };
 
-// A call that is built.
+// A call to make.
 struct Request {
-    Handle<rpcrdma_request> handle;
-
-    Request(std::uint32_t procedure, std::string_view args)
-        : handle(check(rpcrdma_request_new(procedure, args.data(), args.size()))) {}
-    void timeout(int milliseconds) { check(rpcrdma_request_limits(handle.get(), milliseconds, 0)); }
-    void read_chunk(std::size_t position, Buffer data) {
-        check(rpcrdma_request_read_chunk(handle.get(), position, data.handle.release()));
-    }
-    void write_chunk(std::uint32_t len) { check(rpcrdma_request_write_chunk(handle.get(), nullptr, len)); }
+    std::uint32_t procedure;
+    std::string args;
+    int timeout = 0; // Milliseconds; 0: none.
+    std::vector<rpcrdma_read_chunk> read_chunks = {}; // Of data that outlives the call.
+    std::vector<rpcrdma_write_chunk> write_chunks = {};
 };
 
 // A client whose calls block. One thread at a time uses it.
@@ -82,10 +79,15 @@ struct Client {
 
     Client(const char *address, std::uint32_t program, std::uint32_t version, const Config &config)
         : handle(check(rpcrdma_client_connect(address, program, version, config.handle.get()))) {}
-    Buffer alloc(std::size_t len) { return Buffer(rpcrdma_alloc(handle.get(), len)); }
-    Reply call(Request request) {
+    Reply call(const Request &request) {
+        rpcrdma_request call{};
+        call.procedure = request.procedure;
+        call.args = request.args.data(), call.args_len = request.args.size();
+        call.read_chunks = request.read_chunks.data(), call.read_count = request.read_chunks.size();
+        call.write_chunks = request.write_chunks.data(), call.write_count = request.write_chunks.size();
+        call.timeout = request.timeout;
         rpcrdma_reply *reply = nullptr;
-        int error = rpcrdma_client_call(handle.get(), request.handle.release(), &reply);
+        int error = rpcrdma_client_call(handle.get(), &call, &reply);
         Reply owner{Handle<rpcrdma_reply>(reply)};
         check(error);
         return owner;

@@ -13,26 +13,36 @@ use crate::services::rpcrdma_procedure;
 ///
 /// # Safety
 /// `pointer` is null, or ends with a zero byte and lives as long as the result.
-pub(crate) unsafe fn text<'a>(name: &str, pointer: *const c_char) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn text<'a>(name: &'static str, pointer: *const c_char) -> Result<&'a str, Failure> {
     if pointer.is_null() {
-        return Err(Failure::argument(format_args!("{name} is NULL")));
+        return Err(null(name));
     }
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|_| Failure::argument(format_args!("{name} is not UTF-8")))
 }
 
+/// The argument of this name is null.
+#[cold]
+#[inline(never)]
+pub(crate) fn null(name: &'static str) -> Failure {
+    Failure::argument(format_args!("{name} is NULL"))
+}
+
 /// Bytes; none if there are none.
 ///
 /// # Safety
 /// `pointer` is null, or has `len` bytes that live as long as the result.
-pub(crate) unsafe fn bytes<'a>(name: &str, pointer: *const u8, len: usize) -> Result<&'a [u8], Failure> {
-    match (pointer.is_null(), len) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(Failure::argument(format_args!("{name} is NULL"))),
-        // SAFETY: the caller's promise.
-        (false, _) => Ok(unsafe { std::slice::from_raw_parts(pointer, len) }),
+#[inline]
+pub(crate) unsafe fn bytes<'a>(name: &'static str, pointer: *const u8, len: usize) -> Result<&'a [u8], Failure> {
+    if len == 0 {
+        return Ok(&[]);
     }
+    if pointer.is_null() || isize::try_from(len).is_err() {
+        return Err(null(name));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, len) })
 }
 
 /// Stores a result, if the caller wants it.

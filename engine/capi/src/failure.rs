@@ -13,31 +13,32 @@ use rustix::io::Errno;
 
 use crate::process::{self, set_errno};
 
-/// A failed call into the library.
-pub(crate) struct Failure {
-    code: Errno,
-    text: String,
-}
+/// A failed call into the library. Boxed: results of functions stay in registers.
+pub(crate) struct Failure(Box<(Errno, String)>);
 
 impl Failure {
     #[cold]
+    #[inline(never)]
     pub(crate) fn new(code: Errno, text: impl Display) -> Self {
-        Self { code, text: text.to_string() }
+        Self(Box::new((code, text.to_string())))
     }
 
     /// An argument is wrong.
     #[cold]
+    #[inline(never)]
     pub(crate) fn argument(text: impl Display) -> Self {
         Self::new(Errno::INVAL, text)
     }
 
     /// The code, negative; the text becomes the thread's, and the code its errno.
     #[cold]
+    #[inline(never)]
     pub(crate) fn report(self) -> c_int {
-        let text = self.text.replace('\0', " ");
+        let (code, text) = *self.0;
+        let text = text.replace('\0', " ");
         LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
-        set_errno(self.code);
-        -self.code.raw_os_error()
+        set_errno(code);
+        -code.raw_os_error()
     }
 }
 
@@ -157,6 +158,7 @@ pub(crate) fn entry<T: Outcome>(name: &'static str, body: impl FnOnce() -> Resul
 
 /// The panic hook has printed its place.
 #[cold]
+#[inline(never)]
 fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> c_int {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     let text = format!("{name}: panic: {}", text.unwrap_or("without a text"));

@@ -7,6 +7,7 @@
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +51,7 @@ impl<K: Kind> Spare<K> {
     pub(crate) fn hold(&self, value: K::Value) -> *mut K {
         let mut slot = self.0.borrow_mut().pop().unwrap_or_else(Slot::freed);
         slot.thread.set(this_thread::<K>());
-        *slot.value.get_mut() = Some(value);
+        slot.value.get_mut().write(value);
         // Release: with the Acquire of `Slot::claim` by another thread, which got the pointer in whatever way.
         slot.mark.store(K::MARK, Ordering::Release);
         let pointer = Box::into_raw(slot).cast();
@@ -68,8 +69,11 @@ impl<K: Kind> Spare<K> {
     #[inline]
     pub(crate) unsafe fn take(&self, pointer: *mut K) -> Result<K::Value, Failure> {
         // SAFETY: the caller's promise.
-        let mut slot = unsafe { end(pointer) }?;
-        let value = slot.value.get_mut().take().expect("a live slot has a value");
+        let slot = unsafe { end(pointer) }?;
+        // SAFETY: it was live, and has a value.
+        let value = unsafe { slot.value.get().read() };
+        // SAFETY: as above; its next holder gets another one.
+        let value = unsafe { value.assume_init() };
         let mut spare = self.0.borrow_mut();
         if spare.len() < MOST_SPARE {
             spare.push(slot);
@@ -86,8 +90,8 @@ pub(crate) struct Slot<K: Kind> {
     thread: Cell<usize>,
     /// On the heap. Otherwise it ends with the function that made it, and its holder cannot free it.
     is_boxed: bool,
-    /// `None` once freed.
-    value: UnsafeCell<Option<K::Value>>,
+    /// Only a live slot has it.
+    value: UnsafeCell<MaybeUninit<K::Value>>,
 }
 
 /// Tells threads apart: no two have it at one time. 0 for kinds that any thread uses.
@@ -120,28 +124,38 @@ pub(crate) fn hold<K: Kind>(value: K::Value) -> *mut K {
     held.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| Spare::new().hold(value)))
 }
 
-/// Runs `body` with a handle that lives as long as it runs. Returns its result, and the value.
+/// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value.
 #[inline]
-pub(crate) fn during<K: Kind, T>(value: K::Value, body: impl FnOnce(*mut K) -> T) -> (T, K::Value) {
+pub(crate) fn during<K: Kind, R, T>(
+    value: K::Value,
+    body: impl FnOnce(*mut K) -> R,
+    end: impl FnOnce(R, &mut K::Value) -> T,
+) -> T {
     let slot = Slot::<K> {
         mark: AtomicU64::new(K::MARK),
         thread: Cell::new(this_thread::<K>()),
         is_boxed: false,
-        value: UnsafeCell::new(Some(value)),
+        value: UnsafeCell::new(MaybeUninit::new(value)),
     };
     let pointer = std::ptr::from_ref(&slot).cast_mut().cast();
     checked::add(pointer);
     let result = body(pointer);
     checked::remove(pointer);
     slot.mark.store(K::MARK | FREED, Ordering::Relaxed);
-    (result, slot.value.into_inner().expect("nobody takes it"))
+    // SAFETY: nobody has the handle any more.
+    let value = unsafe { &mut *slot.value.get() };
+    // SAFETY: it was written above, and nobody could take it.
+    let result = end(result, unsafe { value.assume_init_mut() });
+    // SAFETY: as above; it ends here.
+    unsafe { value.assume_init_drop() };
+    result
 }
 
 impl<K: Kind> Slot<K> {
     #[cold]
     fn freed() -> Box<Self> {
         let mark = AtomicU64::new(K::MARK | FREED);
-        Box::new(Self { mark, thread: Cell::new(0), is_boxed: true, value: UnsafeCell::new(None) })
+        Box::new(Self { mark, thread: Cell::new(0), is_boxed: true, value: UnsafeCell::new(MaybeUninit::uninit()) })
     }
 
     /// Claims a live slot for the function that runs.
@@ -268,7 +282,8 @@ impl<K: Kind> Deref for Lent<'_, K> {
     fn deref(&self) -> &K::Value {
         // SAFETY: the slot is claimed for this borrow alone.
         let value = unsafe { &*self.0.value.get() };
-        value.as_ref().expect("a live slot has a value")
+        // SAFETY: it is live, and has a value.
+        unsafe { value.assume_init_ref() }
     }
 }
 
@@ -277,7 +292,8 @@ impl<K: Kind> DerefMut for Lent<'_, K> {
     fn deref_mut(&mut self) -> &mut K::Value {
         // SAFETY: the slot is claimed for this borrow alone.
         let value = unsafe { &mut *self.0.value.get() };
-        value.as_mut().expect("a live slot has a value")
+        // SAFETY: it is live, and has a value.
+        unsafe { value.assume_init_mut() }
     }
 }
 
@@ -307,7 +323,8 @@ pub(crate) unsafe fn share<'a, K: Kind<Value: Sync>>(pointer: *mut K) -> Result<
     }
     // SAFETY: it is live, and the value of such a slot is not borrowed mutably.
     let value = unsafe { &*slot.value.get() };
-    Ok(value.as_ref().expect("a live slot has a value"))
+    // SAFETY: as above.
+    Ok(unsafe { value.assume_init_ref() })
 }
 
 /// A handle of another kind than the function takes.

@@ -7,7 +7,8 @@
 //! | `handle`, `any` | handles, and checks of their use |
 //! | `failure`, `process` | codes, texts, the end of an unwinding; standard descriptors, children of fork |
 //! | `arguments` | texts, and places for results |
-//! | `config`, `services`, `call`, `memory`, `request`, `polled`, `log` | what the handles stand for |
+//! | `config`, `services`, `call`, `memory`, `ended`, `polled`, `log` | what the handles stand for |
+//! | `request` | calls of clients, as C describes them |
 
 #![expect(non_camel_case_types, reason = "names of C")]
 
@@ -15,6 +16,7 @@ mod any;
 mod arguments;
 mod call;
 mod config;
+mod ended;
 mod failure;
 mod handle;
 mod interface;
@@ -27,6 +29,7 @@ mod services;
 mod types;
 
 pub use interface::*;
+pub use request::{rpcrdma_read_chunk, rpcrdma_request, rpcrdma_write_chunk};
 pub use services::{
     RPCRDMA_AUTH_ERROR, RPCRDMA_CACHED, RPCRDMA_GARBAGE_ARGS, RPCRDMA_NO_REPLY, RPCRDMA_ON_WORKERS, RPCRDMA_ONE_WAY,
     RPCRDMA_OWN_RESULTS, RPCRDMA_PROC_UNAVAIL, RPCRDMA_PROG_UNAVAIL, RPCRDMA_SYSTEM_ERR, RPCRDMA_UNCOUNTED,

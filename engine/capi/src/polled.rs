@@ -6,34 +6,39 @@ use std::time::Duration;
 
 use rpcrdma::client::{CallId, Connection, Done, LocalClient};
 
-use crate::handle::Spare;
-use crate::types::rpcrdma_request;
-
 /// A client with one connection, and calls that ended and were not reported yet.
 pub(crate) struct Polled {
     pub(crate) client: LocalClient,
     ended: VecDeque<Done>,
-    /// Slots of its requests.
-    pub(crate) requests: Spare<rpcrdma_request>,
 }
 
 impl Polled {
     pub(crate) fn new(client: LocalClient) -> Self {
-        Self { client, ended: VecDeque::new(), requests: Spare::new() }
+        Self { client, ended: VecDeque::new() }
     }
 
+    #[inline]
     pub(crate) fn connection(&self) -> Connection {
         self.client.first()
     }
 
-    /// One turn. True if there was work.
-    pub(crate) fn turn(&mut self) -> bool {
-        self.client.poll(|done| self.ended.push_back(done))
+    /// The next call that ended.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Option<Done> {
+        let done = self.client.shard_mut().done();
+        if done.len() > 1 || !self.ended.is_empty() { self.next_of_many() } else { done.pop() }
     }
 
-    /// The next call that ended.
-    pub(crate) fn next(&mut self) -> Option<Done> {
+    #[inline(never)]
+    fn next_of_many(&mut self) -> Option<Done> {
+        self.ended.extend(self.client.shard_mut().done().drain(..));
         self.ended.pop_front()
+    }
+
+    /// Whether more calls have ended.
+    #[inline]
+    pub(crate) fn has_more(&self) -> bool {
+        !self.ended.is_empty()
     }
 
     /// As [`LocalClient::arm`]; a call that was not reported is work, too.

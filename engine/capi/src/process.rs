@@ -53,6 +53,7 @@ pub(crate) fn check() -> Result<(), Failure> {
 }
 
 #[cold]
+#[inline(never)]
 fn refused() -> Failure {
     Failure::new(Errno::PERM, "this process was forked with servers or clients: it may exec, and end with _exit")
 }

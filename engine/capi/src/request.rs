@@ -1,94 +1,260 @@
-//! A call that a client makes, and its end.
-#![forbid(unsafe_code)]
+#![expect(unsafe_code, reason = "a request of C has pointers")]
+//! Calls that clients make.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use rpcrdma::client::ClientCall;
-use rpcrdma::{Buf, CallResult, Reply};
+use rpcrdma::client::{CallId, ClientCall, LocalClient};
+use rpcrdma::{Buf, CallResult, Client};
 
+use crate::arguments::{bytes, null};
 use crate::failure::Failure;
+use crate::handle::{lend, take};
+use crate::memory::Memory;
+use crate::services::RPCRDMA_ONE_WAY;
+use crate::types::rpcrdma_buffer;
 
-/// A call that is built.
-pub(crate) struct Request(Option<ClientCall>);
+/// A Read chunk: an argument that the server reads by RDMA.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rpcrdma_read_chunk {
+    /// Byte of `args` where the argument belongs.
+    pub position: usize,
+    /// A buffer of `rpcrdma_alloc`: its bytes are the argument, without XDR round-up. NULL: `data` is copied.
+    pub buffer: *mut rpcrdma_buffer,
+    /// Bytes to be copied to the client's memory, if `buffer` is NULL.
+    pub data: *const c_void,
+    /// Their number.
+    pub len: usize,
+}
 
-impl Request {
-    pub(crate) fn new(call: ClientCall) -> Self {
-        Self(Some(call))
+/// A Write chunk: room for the next eligible result, which the server writes by RDMA.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rpcrdma_write_chunk {
+    /// A buffer of `rpcrdma_alloc`. NULL: `len` bytes of the client's memory.
+    pub buffer: *mut rpcrdma_buffer,
+    /// Bytes, if `buffer` is NULL.
+    pub len: usize,
+}
+
+/// A call to make: `{.procedure = 1, .args = &number, .args_len = sizeof number}`.
+///
+/// All else may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks, which
+/// end, but only if the call starts. `rpcrdma_reply_take` has them after the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rpcrdma_request {
+    /// Procedure number.
+    pub procedure: u32,
+    /// `RPCRDMA_ONE_WAY`, or 0.
+    pub flags: u32,
+    /// Comes back in the completion.
+    pub token: u64,
+    /// XDR encoded arguments, without those in chunks.
+    pub args: *const c_void,
+    /// Their bytes.
+    pub args_len: usize,
+    /// Read chunks, in the order of their positions. All have buffers, or none.
+    pub read_chunks: *const rpcrdma_read_chunk,
+    /// Their number.
+    pub read_count: usize,
+    /// Write chunks, in the order of the results.
+    pub write_chunks: *const rpcrdma_write_chunk,
+    /// Their number.
+    pub write_count: usize,
+    /// Most bytes of inline results; 0: what fits into one message.
+    pub max_reply: usize,
+    /// Time-out in milliseconds; 0: none.
+    pub timeout: c_int,
+}
+
+/// A client that starts calls.
+pub(crate) trait Starts {
+    /// What a started call is.
+    type Started;
+    /// A call, with arguments.
+    fn prepare(&mut self, procedure: u32, args: &[u8]) -> Result<ClientCall, Failure>;
+    /// Memory of a chunk.
+    fn alloc(&mut self, len: usize) -> Result<Buf, Failure>;
+    fn start(&mut self, call: ClientCall, token: u64) -> Self::Started;
+}
+
+impl Starts for LocalClient {
+    type Started = Option<CallId>;
+
+    #[inline(always)]
+    fn prepare(&mut self, procedure: u32, args: &[u8]) -> Result<ClientCall, Failure> {
+        let mut call = LocalClient::prepare(self, procedure, args.len())?;
+        // The message has room for them.
+        let _ = call.put_args(args);
+        Ok(call)
     }
 
-    /// Changes it.
-    #[inline]
-    pub(crate) fn with(&mut self, change: impl FnOnce(ClientCall) -> ClientCall) {
-        self.0 = self.0.take().map(change);
+    fn alloc(&mut self, len: usize) -> Result<Buf, Failure> {
+        Ok(LocalClient::alloc(self, self.first(), len)?)
     }
 
-    pub(crate) fn into_call(self) -> Result<ClientCall, Failure> {
-        self.0.ok_or_else(spent)
+    #[inline(always)]
+    fn start(&mut self, call: ClientCall, token: u64) -> Option<CallId> {
+        LocalClient::start(self, self.first(), call, token)
+    }
+}
+
+/// Blocks until the call ends.
+impl Starts for Client {
+    type Started = CallResult;
+
+    fn prepare(&mut self, procedure: u32, args: &[u8]) -> Result<ClientCall, Failure> {
+        let call = ClientCall::new(procedure);
+        Ok(if args.is_empty() { call } else { call.args(args) })
     }
 
-    /// Sets the time-out; none for a negative number.
-    pub(crate) fn set_timeout(&mut self, milliseconds: i64) {
-        if let Ok(milliseconds) = u64::try_from(milliseconds) {
-            self.with(|call| call.timeout(Duration::from_millis(milliseconds)));
+    fn alloc(&mut self, len: usize) -> Result<Buf, Failure> {
+        Ok(Client::alloc(self, len)?)
+    }
+
+    fn start(&mut self, call: ClientCall, _: u64) -> CallResult {
+        self.call(call)
+    }
+}
+
+/// Starts the call that a request describes.
+///
+/// # Errors
+/// It is null, or has what it may not have; or the client has no memory for it. Then its buffers are untouched.
+///
+/// # Safety
+/// `request` is null, or its pointers have as many items as it says; its buffers are as for [`take`].
+#[inline(always)]
+pub(crate) unsafe fn start<C: Starts>(client: &mut C, request: *const rpcrdma_request) -> Result<C::Started, Failure> {
+    // SAFETY: the caller's promise.
+    let request = unsafe { request.as_ref() }.ok_or_else(|| null("request"))?;
+    // SAFETY: the caller's promise.
+    let args = unsafe { bytes("args", request.args.cast(), request.args_len) }?;
+    let is_plain = request.read_count | request.write_count | request.max_reply == 0;
+    if is_plain && request.flags == 0 && request.timeout == 0 {
+        // In registers, as far as possible: it is not part of another result.
+        let call = client.prepare(request.procedure, args)?;
+        return Ok(client.start(call, request.token));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { start_unusual(client, request, args) }
+}
+
+/// As [`start`], with what most calls do not have.
+///
+/// # Safety
+/// As [`start`].
+#[inline(never)]
+unsafe fn start_unusual<C: Starts>(
+    client: &mut C,
+    request: &rpcrdma_request,
+    args: &[u8],
+) -> Result<C::Started, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { check(request) }?;
+    let call = client.prepare(request.procedure, args)?;
+    // SAFETY: the caller's promise.
+    let call = unsafe { complete(client, request, call) }?;
+    Ok(client.start(call, request.token))
+}
+
+/// Adds chunks, limits and flags.
+///
+/// # Safety
+/// As [`start`].
+#[inline(always)]
+unsafe fn complete<C: Starts>(
+    client: &mut C,
+    request: &rpcrdma_request,
+    mut call: ClientCall,
+) -> Result<ClientCall, Failure> {
+    // SAFETY: the caller's promise.
+    for chunk in unsafe { items(request.read_chunks, request.read_count) } {
+        let argument = if chunk.buffer.is_null() {
+            // SAFETY: the caller's promise.
+            let data = unsafe { bytes("data", chunk.data.cast(), chunk.len) }?;
+            let mut copy = client.alloc(data.len())?;
+            copy.copy_from_slice(data);
+            copy
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { take(chunk.buffer) }?.into_own()?
+        };
+        call = call.read_chunk(chunk.position, argument);
+    }
+    // SAFETY: the caller's promise.
+    for chunk in unsafe { items(request.write_chunks, request.write_count) } {
+        call = match chunk.buffer.is_null() {
+            true => call.write_chunk(u32::try_from(chunk.len).unwrap_or(u32::MAX)),
+            // SAFETY: the caller's promise.
+            false => call.write_chunk_into(unsafe { take(chunk.buffer) }?.into_own()?),
+        };
+    }
+    if let Ok(milliseconds @ 1..) = u64::try_from(request.timeout) {
+        call = call.timeout(Duration::from_millis(milliseconds));
+    }
+    Ok(match request.flags {
+        RPCRDMA_ONE_WAY => call.one_way(),
+        _ => call.expect_reply(request.max_reply),
+    })
+}
+
+/// Whether the flags are known, and the chunks can be taken.
+///
+/// # Safety
+/// As [`start`].
+unsafe fn check(request: &rpcrdma_request) -> Result<(), Failure> {
+    if request.flags & !RPCRDMA_ONE_WAY != 0 {
+        return Err(Failure::argument("unknown flags"));
+    }
+    if request.read_chunks.is_null() && request.read_count > 0
+        || request.write_chunks.is_null() && request.write_count > 0
+    {
+        return Err(null("read_chunks or write_chunks"));
+    }
+    // SAFETY: the caller's promise.
+    let reads = unsafe { items(request.read_chunks, request.read_count) };
+    for chunk in reads {
+        if chunk.buffer.is_null() != reads[0].buffer.is_null() {
+            // Without memory for a copy the call does not start: the buffers before it would be lost.
+            return Err(Failure::argument("all Read chunks have buffers, or none"));
         }
+        // SAFETY: the caller's promise.
+        unsafe { check_buffer(chunk.buffer) }?;
+    }
+    // SAFETY: the caller's promise.
+    for chunk in unsafe { items(request.write_chunks, request.write_count) } {
+        // SAFETY: the caller's promise.
+        unsafe { check_buffer(chunk.buffer) }?;
+    }
+    Ok(())
+}
+
+/// Whether a buffer can be taken, if there is one.
+///
+/// # Safety
+/// As for [`take`].
+unsafe fn check_buffer(buffer: *mut rpcrdma_buffer) -> Result<(), Failure> {
+    if buffer.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    match &*unsafe { lend(buffer) }? {
+        Memory::Own(_) => Ok(()),
+        Memory::Shared(_) => Err(Failure::argument("a chunk's buffer is only read: use one of rpcrdma_alloc")),
     }
 }
 
-#[cold]
-fn spent() -> Failure {
-    Failure::argument("the request was used")
-}
-
-/// The end of a call.
-pub(crate) struct Ended {
-    /// `None` once another handle has it.
-    result: Option<CallResult>,
-    /// Buffers of its Write chunks, and of its Read chunks, once one was taken.
-    buffers: [Option<Vec<Option<Buf>>>; 2],
-}
-
-impl Ended {
-    pub(crate) fn new(result: CallResult) -> Self {
-        Self { result: Some(result), buffers: [None, None] }
+/// The items of an array; none of a null one.
+///
+/// # Safety
+/// `pointer` is null, or has `count` items.
+unsafe fn items<'a, T>(pointer: *const T, count: usize) -> &'a [T] {
+    match pointer.is_null() {
+        true => &[],
+        // SAFETY: the caller's promise.
+        false => unsafe { std::slice::from_raw_parts(pointer, count) },
     }
-
-    /// Takes all of it, for another handle.
-    pub(crate) fn keep(&mut self) -> Result<Self, Failure> {
-        let result = self.result.take().ok_or_else(kept)?;
-        Ok(Self { result: Some(result), buffers: std::mem::take(&mut self.buffers) })
-    }
-
-    /// Code of its failure, negative; 0 for an answered call. Sets the thread's text.
-    pub(crate) fn code(&self) -> c_int {
-        match self.reply() {
-            Ok(_) => 0,
-            Err(failure) => failure.report(),
-        }
-    }
-
-    pub(crate) fn reply(&self) -> Result<&Reply, Failure> {
-        match self.result.as_ref().ok_or_else(kept)? {
-            Ok(reply) => Ok(reply),
-            Err(failed) => Err(failed.error.into()),
-        }
-    }
-
-    /// Takes a buffer of a chunk: of Write chunk `index`, or of Read chunk `index`.
-    pub(crate) fn take(&mut self, is_result: bool, index: usize) -> Result<Buf, Failure> {
-        let buffers = self.buffers[usize::from(!is_result)].get_or_insert_with(|| match &mut self.result {
-            Some(Ok(reply)) if is_result => reply.take_chunks().map(Some).collect(),
-            Some(Ok(reply)) => reply.take_sent().map(Some).collect(),
-            Some(Err(failed)) if is_result => failed.returned.take_chunks().map(Some).collect(),
-            Some(Err(failed)) => failed.returned.take_sent().map(Some).collect(),
-            None => Vec::new(),
-        });
-        let buffer = buffers.get_mut(index).and_then(Option::take);
-        buffer.ok_or_else(|| Failure::argument(format_args!("there is no buffer {index} to be taken")))
-    }
-}
-
-#[cold]
-fn kept() -> Failure {
-    Failure::argument("rpcrdma_reply_keep gave it to another handle")
 }

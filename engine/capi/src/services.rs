@@ -16,15 +16,29 @@ use crate::types::rpcrdma_call;
 
 /// Answers a call at once: writes its results, and returns 0.
 ///
+/// `args` are the inline arguments, in place. `results` has room for `max_reply` bytes of inline results, which are not
+/// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses `rpcrdma_call_reply`.
+///
 /// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 /// Another result refuses the call: an `RPCRDMA_` status, or the negative code of a function that has failed for this
 /// call. No exception of C++ may leave it: the process ends.
-pub type rpcrdma_handler = Option<unsafe extern "C" fn(context: *mut c_void, call: *mut rpcrdma_call) -> c_int>;
+pub type rpcrdma_handler = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        call: *mut rpcrdma_call,
+        args: *const c_void,
+        args_len: usize,
+        results: *mut c_void,
+        results_len: *mut usize,
+    ) -> c_int,
+>;
 
-/// Takes a call, to be answered by `rpcrdma_call_answer`, now or later, on any thread.
+/// Takes a call, to be answered by `rpcrdma_call_answer`, now or later, on any thread. `args` are the inline arguments,
+/// in place until then.
 ///
 /// It runs on a shard and must not block.
-pub type rpcrdma_deferred_handler = Option<unsafe extern "C" fn(context: *mut c_void, call: *mut rpcrdma_call)>;
+pub type rpcrdma_deferred_handler =
+    Option<unsafe extern "C" fn(context: *mut c_void, call: *mut rpcrdma_call, args: *const c_void, args_len: usize)>;
 
 /// The procedure runs on workers (`server.workers`): its handler may block.
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
@@ -111,17 +125,26 @@ impl Table {
         let context = Context(of.context);
         let procedure: Procedure = match (of.handler, of.deferred) {
             (Some(handler), None) => Procedure::new(move |call| {
+                let (args, mut writer) = call.args_and_writer();
+                let (args, args_len, results) = (args.as_ptr().cast(), args.len(), writer.as_mut_ptr().cast());
                 // SAFETY: the handle that has it lives as long as the closure runs, which borrows the call.
                 let call = Call::now(unsafe { Borrowed::new(call) });
-                // SAFETY: the table's author promises that it may be called.
-                let run = |call| unsafe { handler(context.get(), call) };
-                let (status, call) = during(call, run);
-                call.outcome(status)
+                let run = |call| {
+                    let mut len = 0;
+                    // SAFETY: the table's author promises that it may be called.
+                    let status = unsafe { handler(context.get(), call, args, args_len, results, &raw mut len) };
+                    (status, len)
+                };
+                during(call, run, |(status, len), call| match status {
+                    0 if len > 0 => written(call, len),
+                    _ => call.outcome(status),
+                })
             }),
             (None, Some(deferred)) => Procedure::deferred(move |call| {
+                let (args, len) = (call.args().as_ptr().cast(), call.args().len());
                 let handle = hold(Call::later(call));
                 // SAFETY: as above.
-                unsafe { deferred(context.get(), handle) }
+                unsafe { deferred(context.get(), handle, args, len) }
             }),
             (None, None) => return wrong("it has no handler"),
             (Some(_), Some(_)) => return wrong("it has a handler and a deferred handler"),
@@ -209,6 +232,18 @@ impl ShardTask for OfShard {
         // SAFETY: the interface says that it stays open while the server lives.
         (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
     }
+}
+
+/// Counts inline results that a handler has written in their place.
+fn written(call: &mut Call, len: usize) -> Result<(), Refusal> {
+    let mut writer = call.reply_writer();
+    if len > writer.room() {
+        // Fails, and says why.
+        return Ok(writer.put_zeroes(len)?);
+    }
+    // SAFETY: the handler's author promises that it has written them.
+    unsafe { writer.advance(len) };
+    Ok(())
 }
 
 /// The refusal that a status stands for.

@@ -8,10 +8,10 @@ use rpcrdma::{Client, Server};
 
 use crate::call::Call;
 use crate::config::Knobs;
+use crate::ended::Ended;
 use crate::handle::{Kind, Spare};
 use crate::memory::{Adopted, Memory};
 use crate::polled::Polled;
-use crate::request::{Ended, Request};
 use crate::services::Table;
 
 /// Knobs of servers and clients, by the names of `tuning.md`. One thread at a time uses it.
@@ -28,8 +28,6 @@ pub struct rpcrdma_call(());
 pub struct rpcrdma_client(());
 /// A client that its thread polls. Only the thread that made it uses it.
 pub struct rpcrdma_local_client(());
-/// A call that a client makes. One thread at a time uses it.
-pub struct rpcrdma_request(());
 /// The reply of a call. One thread at a time uses it.
 pub struct rpcrdma_reply(());
 /// Memory of a chunk, registered with the device. One thread at a time uses it.
@@ -61,8 +59,7 @@ kinds! {
     rpcrdma_call, Call, 5, bound: false;
     rpcrdma_client, Client, 6, bound: false;
     rpcrdma_local_client, Polled, 7, bound: true;
-    rpcrdma_request, Request, 8, bound: false;
-    rpcrdma_reply, Ended, 9, bound: false;
-    rpcrdma_buffer, Memory, 10, bound: false;
-    rpcrdma_arena, Adopted, 11, bound: false;
+    rpcrdma_reply, Ended, 8, bound: false;
+    rpcrdma_buffer, Memory, 9, bound: false;
+    rpcrdma_arena, Adopted, 10, bound: false;
 }

@@ -172,9 +172,10 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// One turn of the shard.
+    /// One turn, for an owner that takes the [ended calls](Shard::done) itself. True if there was work.
+    #[doc(hidden)]
     #[inline]
-    fn turn(&mut self) -> bool {
+    pub fn turn(&mut self) -> bool {
         // Started calls are posted before any wait.
         self.shard.flush();
         let busy = self.shard.poll_once();

@@ -123,7 +123,9 @@ impl LocalServer {
     #[inline]
     pub fn poll(&mut self) -> bool {
         let busy = self.shard.poll_once();
-        self.shard.notices().clear();
+        if !self.shard.notices().is_empty() {
+            self.shard.notices().clear();
+        }
         busy
     }
 

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use rpcrdma::service::CallInfo;
 use rustix::io::Errno;
 
-use crate::arguments::{copy, store};
+use crate::arguments::{bytes, copy, store};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, take};
 use crate::memory::Memory;
@@ -34,6 +34,10 @@ pub struct rpcrdma_call_info {
     pub credential: *const c_void,
     /// Its bytes.
     pub credential_len: usize,
+    /// Inline arguments, in place.
+    pub args: *const c_void,
+    /// Their bytes.
+    pub args_len: usize,
 }
 
 /// Writes the call's header to `info`. Returns 0 or a negative code.
@@ -56,6 +60,8 @@ pub unsafe extern "C" fn rpcrdma_call_header(call: *mut rpcrdma_call, info: *mut
             credential_flavor: flavor,
             credential: body.as_ptr().cast(),
             credential_len: body.len(),
+            args: call.args().as_ptr().cast(),
+            args_len: call.args().len(),
         };
         // SAFETY: the caller's promise.
         unsafe { store(info, value) };
@@ -81,22 +87,6 @@ pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c
         };
         // SAFETY: the caller's promise.
         unsafe { copy(&peer(call.info()), room, len) }
-    })
-}
-
-/// The inline arguments, in place; their bytes in `len`. NULL after a failure.
-///
-/// # Safety
-/// As for `rpcrdma_call_header`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rpcrdma_call_args(call: *mut rpcrdma_call, len: *mut usize) -> *const c_void {
-    entry("rpcrdma_call_args", || {
-        // SAFETY: the caller's promise.
-        let call = unsafe { lend(call) }?;
-        let args = call.args();
-        // SAFETY: the caller's promise.
-        unsafe { store(len, args.len()) };
-        Ok(args.as_ptr().cast())
     })
 }
 
@@ -160,6 +150,26 @@ pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize)
         let mut call = unsafe { lend(call) }?;
         match call.reply_mut(len) {
             Ok(room) => Ok(room.as_mut_ptr().cast()),
+            Err(error) => Err(call.fail(Errno::MSGSIZE, error)),
+        }
+    })
+}
+
+/// Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
+///
+/// Returns 0, or -EMSGSIZE if they exceed `max_reply` of the procedure: then as for `rpcrdma_call_reply`.
+///
+/// # Safety
+/// As for `rpcrdma_call_header`; `results` has `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, results: *const c_void, len: usize) -> c_int {
+    entry("rpcrdma_call_reply_with", || {
+        // SAFETY: the caller's promise.
+        let mut call = unsafe { lend(call) }?;
+        // SAFETY: the caller's promise.
+        let results = unsafe { bytes("results", results.cast(), len) }?;
+        match call.reply_writer().put(results) {
+            Ok(()) => Ok(0),
             Err(error) => Err(call.fail(Errno::MSGSIZE, error)),
         }
     })

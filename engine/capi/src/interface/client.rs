@@ -7,11 +7,12 @@ use rpcrdma::Client;
 
 use crate::any::{Any, any};
 use crate::arguments::{copy, store};
+use crate::ended::Ended;
 use crate::failure::entry;
-use crate::handle::{foreign, hold, lend, take};
+use crate::handle::{foreign, hold, lend};
 use crate::interface::knobs;
 use crate::process;
-use crate::request::Ended;
+use crate::request::{self, rpcrdma_request};
 use crate::types::*;
 
 /// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
@@ -51,29 +52,28 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
     })
 }
 
-/// Makes a call, and blocks until its end. The request ends.
+/// Makes a call, and blocks until its end.
 ///
 /// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
 /// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES
-/// (it refused the credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply` gets a reply in any
-/// case, unless it is NULL; `rpcrdma_free` ends it.
+/// (it refused the credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply`, unless it is NULL, gets
+/// a reply of each call that has started, or NULL; `rpcrdma_free` ends it.
 ///
 /// # Safety
-/// `client` and `request` as for `rpcrdma_free`; `reply` is writable.
+/// As for `rpcrdma_local_client_start`; `reply` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_call(
     client: *mut rpcrdma_client,
-    request: *mut rpcrdma_request,
+    request: *const rpcrdma_request,
     reply: *mut *mut rpcrdma_reply,
 ) -> c_int {
     entry("rpcrdma_client_call", || {
         // SAFETY: the caller's promise.
         unsafe { store(reply, std::ptr::null_mut()) };
         // SAFETY: the caller's promise.
-        let call = unsafe { take(request) }?.into_call()?;
-        // SAFETY: the caller's promise.
         let mut client = unsafe { lend(client) }?;
-        let ended = Ended::new(client.call(call));
+        // SAFETY: the caller's promise.
+        let ended = Ended::new(unsafe { request::start(&mut *client, request) }?);
         let code = ended.code();
         if !reply.is_null() {
             // SAFETY: the caller's promise.

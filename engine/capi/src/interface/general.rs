@@ -80,7 +80,6 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
             rpcrdma_local_server,
             rpcrdma_client,
             rpcrdma_local_client,
-            rpcrdma_request,
             rpcrdma_reply,
             rpcrdma_buffer,
             rpcrdma_arena

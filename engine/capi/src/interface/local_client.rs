@@ -3,26 +3,41 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use rpcrdma::client::{CallId, ClientConfig, ConnectError};
+use rpcrdma::client::{CallId, ClientConfig, ConnectError, Done};
 use rpcrdma::{Address, LocalClient};
 use rustix::io::Errno;
 
 use crate::arguments::store;
+use crate::ended::Ended;
 use crate::failure::{Failure, entry};
-use crate::handle::{during, hold, lend, take};
+use crate::handle::{during, hold, lend};
 use crate::interface::knobs;
 use crate::polled::Polled;
 use crate::process;
-use crate::request::{Ended, Request};
+use crate::request::{self, rpcrdma_request};
 use crate::types::*;
 
-/// Gets the end of a call: `error` is 0, or negative, as `rpcrdma_client_call` returns it.
+/// The end of a call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rpcrdma_completion {
+    /// Of the request.
+    pub token: u64,
+    /// The inline results, in place. NULL for a call that has failed.
+    pub results: *const c_void,
+    /// Their bytes.
+    pub results_len: usize,
+    /// The reply, which holds the buffers of chunks: take them (`rpcrdma_reply_take`) for the next call.
+    pub reply: *mut rpcrdma_reply,
+    /// 0, or negative, as `rpcrdma_client_call` returns it.
+    pub error: c_int,
+}
+
+/// Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
+/// `rpcrdma_reply_keep`.
 ///
-/// The reply is valid until the function returns, or `rpcrdma_reply_keep`, and holds the buffers of its chunks until
-/// then: take them (`rpcrdma_reply_take`) for the next call. The function may start calls, and poll. No exception of
-/// C++ may leave it: the process ends.
-pub type rpcrdma_done =
-    Option<unsafe extern "C" fn(context: *mut c_void, token: u64, error: c_int, reply: *mut rpcrdma_reply)>;
+/// The function may start calls, and poll. No exception of C++ may leave it: the process ends.
+pub type rpcrdma_done = Option<unsafe extern "C" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 
 /// A client, connected by `connect`.
 ///
@@ -95,59 +110,24 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
     })
 }
 
-/// A call in the memory that it is sent from, so that its arguments are not copied: `args` gets room for `len` bytes,
-/// which are zero. `rpcrdma_request_new` makes one that copies.
+/// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 ///
-/// NULL after a failure: ENOBUFS (poll, and try again), EMSGSIZE.
-///
-/// # Safety
-/// `client` as for `rpcrdma_free`; `args` is writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rpcrdma_local_client_request(
-    client: *mut rpcrdma_local_client,
-    procedure: u32,
-    len: usize,
-    args: *mut *mut c_void,
-) -> *mut rpcrdma_request {
-    entry("rpcrdma_local_client_request", || {
-        // SAFETY: the caller's promise.
-        let mut local = unsafe { lend(client) }?;
-        let mut call = local.client.prepare(procedure, len)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(args, call.args_mut().as_mut_ptr().cast()) };
-        Ok(local.requests.hold(Request::new(call)))
-    })
-}
-
-/// Starts a call; `rpcrdma_local_client_poll` reports its end with `token`, once. The request ends, also after a
-/// failure.
-///
-/// Returns 0; `xid`, unless it is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended
-/// already.
+/// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again), EMSGSIZE, EINVAL. `xid`, unless it
+/// is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 ///
 /// # Safety
-/// `client` and `request` as for `rpcrdma_free`; `xid` is writable.
+/// `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_start(
     client: *mut rpcrdma_local_client,
-    request: *mut rpcrdma_request,
-    token: u64,
+    request: *const rpcrdma_request,
     xid: *mut u32,
 ) -> c_int {
     entry("rpcrdma_local_client_start", || {
         // SAFETY: the caller's promise.
-        let mut local = match unsafe { lend(client) } {
-            Ok(local) => local,
-            Err(failure) => {
-                // SAFETY: the caller's promise. It ends in any case.
-                drop(unsafe { take(request) });
-                return Err(failure);
-            }
-        };
+        let mut local = unsafe { lend(client) }?;
         // SAFETY: the caller's promise.
-        let call = unsafe { local.requests.take(request) }?.into_call()?;
-        let connection = local.connection();
-        let call = local.client.start(connection, call, token);
+        let call = unsafe { request::start(&mut local.client, request) }?;
         // SAFETY: the caller's promise.
         unsafe { store(xid, call.map_or(0, CallId::xid)) };
         Ok(0)
@@ -183,17 +163,44 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
 ) -> c_int {
     entry("rpcrdma_local_client_poll", || {
         // SAFETY: the caller's promise.
-        let busy = unsafe { lend(client) }?.turn();
-        // The client is free while a function runs, which may use it.
-        loop {
+        let mut local = unsafe { lend(client) }?;
+        let busy = local.client.turn();
+        let mut next = local.next();
+        // The client is free while a function runs, which may use it, or end it.
+        while let Some(ended) = next {
+            let has_more = local.has_more();
+            drop(local);
             // SAFETY: the caller's promise.
-            let Some(ended) = unsafe { lend(client) }?.next() else { break };
-            let Some(done) = done else { continue };
-            let (token, ended) = (ended.token, Ended::new(ended.result));
-            let error = ended.code();
+            unsafe { report(ended, done, context) };
+            if !has_more {
+                break;
+            }
             // SAFETY: the caller's promise.
-            during(ended, |reply| unsafe { done(context, token, error, reply) });
+            local = unsafe { lend(client) }?;
+            next = local.next();
         }
         Ok(c_int::from(busy))
     })
+}
+
+/// Passes the end of a call to a function.
+///
+/// # Safety
+/// `done` may be called with `context`.
+#[inline]
+unsafe fn report(ended: Done, done: rpcrdma_done, context: *mut c_void) {
+    let Some(done) = done else { return };
+    let (token, ended) = (ended.token, Ended::new(ended.result));
+    let (error, results) = match ended.reply() {
+        Ok(reply) => (0, reply.results()),
+        Err(failure) => (failure.report(), &[][..]),
+    };
+    let results_len = results.len();
+    let results = if error == 0 { results.as_ptr().cast() } else { std::ptr::null() };
+    let pass = |reply| {
+        let completion = rpcrdma_completion { token, results, results_len, reply, error };
+        // SAFETY: the caller's promise.
+        unsafe { done(context, &completion) }
+    };
+    during(ended, pass, |(), _| ());
 }

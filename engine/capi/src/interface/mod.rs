@@ -20,9 +20,9 @@ mod client;
 
 mod local_client;
 
-mod request;
+mod reply;
 
-pub use {call::*, client::*, config::*, general::*, local_client::*, memory::*, request::*, server::*, services::*};
+pub use {call::*, client::*, config::*, general::*, local_client::*, memory::*, reply::*, server::*, services::*};
 
 use crate::config::Knobs;
 use crate::failure::Failure;

@@ -1,0 +1,68 @@
+//! The end of a call that a client made.
+#![forbid(unsafe_code)]
+
+use std::ffi::c_int;
+
+use rpcrdma::{Buf, CallResult, Reply};
+
+use crate::failure::Failure;
+
+/// The end of a call.
+pub(crate) struct Ended {
+    /// `None` once another handle has it.
+    result: Option<CallResult>,
+    /// Buffers of its Write chunks, and of its Read chunks, once one was taken.
+    buffers: Option<Box<[Option<Buffers>; 2]>>,
+}
+
+/// Those of one list, until they are taken.
+type Buffers = Vec<Option<Buf>>;
+
+impl Ended {
+    #[inline]
+    pub(crate) fn new(result: CallResult) -> Self {
+        Self { result: Some(result), buffers: None }
+    }
+
+    /// Takes all of it, for another handle.
+    pub(crate) fn keep(&mut self) -> Result<Self, Failure> {
+        let result = self.result.take().ok_or_else(kept)?;
+        Ok(Self { result: Some(result), buffers: std::mem::take(&mut self.buffers) })
+    }
+
+    /// Code of its failure, negative; 0 for an answered call. Sets the thread's text.
+    #[inline]
+    pub(crate) fn code(&self) -> c_int {
+        match self.reply() {
+            Ok(_) => 0,
+            Err(failure) => failure.report(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn reply(&self) -> Result<&Reply, Failure> {
+        match self.result.as_ref().ok_or_else(kept)? {
+            Ok(reply) => Ok(reply),
+            Err(failed) => Err(failed.error.into()),
+        }
+    }
+
+    /// Takes a buffer of a chunk: of Write chunk `index`, or of Read chunk `index`.
+    pub(crate) fn take(&mut self, is_result: bool, index: usize) -> Result<Buf, Failure> {
+        let buffers = &mut self.buffers.get_or_insert_default()[usize::from(!is_result)];
+        let buffers = buffers.get_or_insert_with(|| match &mut self.result {
+            Some(Ok(reply)) if is_result => reply.take_chunks().map(Some).collect(),
+            Some(Ok(reply)) => reply.take_sent().map(Some).collect(),
+            Some(Err(failed)) if is_result => failed.returned.take_chunks().map(Some).collect(),
+            Some(Err(failed)) => failed.returned.take_sent().map(Some).collect(),
+            None => Vec::new(),
+        });
+        let buffer = buffers.get_mut(index).and_then(Option::take);
+        buffer.ok_or_else(|| Failure::argument(format_args!("there is no buffer {index} to be taken")))
+    }
+}
+
+#[cold]
+fn kept() -> Failure {
+    Failure::argument("rpcrdma_reply_keep gave it to another handle")
+}
