@@ -109,9 +109,11 @@ static void done(void *context, const rpcrdma_completion *completion) {
     bench->outstanding--;
     // The next call starts as this one ends: one look at the clock for both.
     uint64_t time = now();
-    if (time >= bench->start && time < bench->end) {
+    // The period is longer if no call ended in it.
+    if (time >= bench->start && (time < bench->end || !bench->calls)) {
         bench->histogram[bucket_of(time - bench->started[token])]++;
         bench->calls++;
+        bench->end = time > bench->end ? time : bench->end;
     }
     if (time >= bench->end)
         return;
@@ -200,8 +202,6 @@ int main(int argc, char **argv) {
         if (!busy)
             sched_yield();
     }
-    if (!bench.calls)
-        die(address, "no call ended in time");
     double rate = (double)bench.calls / ((double)(bench.end - bench.start) / 1e9);
     printf("%s %u bytes, depth %u: %.0f calls/s, %.1f MB/s, p50 %.2f us, p99 %.2f us\n", operation, bench.size,
            bench.depth, rate, rate * bench.size / 1e6, percentile(&bench, 0.5), percentile(&bench, 0.99));
