@@ -140,6 +140,8 @@ typedef struct {
     uint32_t procedure;
     // Read chunks of the call.
     uint32_t read_chunks;
+    // Shard that took the call, as the task of `rpcrdma_services_task` gets it; 0 without several.
+    uint32_t shard;
     // Flavor of the credential (RFC 5531 §8.2).
     uint32_t credential_flavor;
     // Body of the credential, in place.

@@ -156,6 +156,13 @@ static void done(void *context, const rpcrdma_completion *completion) {
     *(int *)context = 1;
 }
 
+// Of a server with one shard.
+static uint32_t shard_of(rpcrdma_call *call) {
+    rpcrdma_call_info info = {.shard = 1};
+    CHECK(!rpcrdma_call_header(call, &info));
+    return info.shard;
+}
+
 static void set_up(void) {
     CHECK(!rpcrdma_log(count_line, NULL, 2));
     CHECK(!posix_memalign(&S.memory, 4096, 1 << 20));

@@ -108,6 +108,7 @@ ROW(rpcrdma_stats, 3, 1, 0, rpcrdma_stats(S.server, NULL, 99) > 99)
 ROW(rpcrdma_call_header, 1, -EINVAL, 0, rpcrdma_call_header(NULL, NULL))
 ROW(rpcrdma_call_header, 2, 0, 0, rpcrdma_call_header(S.call, NULL))
 ROW(rpcrdma_call_header, 3, -EBADF, 1, rpcrdma_call_header(S.answered, NULL))
+ROW(rpcrdma_call_header, 4, 0, 0, shard_of(S.call))
 
 ROW(rpcrdma_call_peer, 1, -EINVAL, 0, rpcrdma_call_peer(NULL, NULL, 0))
 ROW(rpcrdma_call_peer, 2, 0, 0, rpcrdma_call_peer(S.call, NULL, 0))

@@ -28,6 +28,8 @@ pub struct rpcrdma_call_info {
     pub procedure: u32,
     /// Read chunks of the call.
     pub read_chunks: u32,
+    /// Shard that took the call, as the task of `rpcrdma_services_task` gets it; 0 without several.
+    pub shard: u32,
     /// Flavor of the credential (RFC 5531 §8.2).
     pub credential_flavor: u32,
     /// Body of the credential, in place.
@@ -57,6 +59,7 @@ pub unsafe extern "C" fn rpcrdma_call_header(call: *mut rpcrdma_call, info: *mut
             version: header.version(),
             procedure: header.procedure(),
             read_chunks: call.read_chunks() as u32,
+            shard: header.caller().shard(),
             credential_flavor: flavor,
             credential: body.as_ptr().cast(),
             credential_len: body.len(),

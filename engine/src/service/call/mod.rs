@@ -45,6 +45,15 @@ pub struct Caller {
     pub(crate) qp: QpId,
 }
 
+impl Caller {
+    /// Index of its shard in the server. For the C interface.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn shard(self) -> u32 {
+        self.shard
+    }
+}
+
 /// Reasons why a result does not go into a Write chunk.
 ///
 /// `?` in a handler makes it a [`Refusal`]:

@@ -1,0 +1,68 @@
+// A server of two shards, one for each address: a call's `shard` is the one whose task runs on its thread.
+//
+//   shards ADDRESS ADDRESS
+#include <pthread.h>
+#include <rpcrdma.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SHARDS = 2, CALLS = 20, PROGRAM = 0x20000001 };
+
+#define CHECK(x)                                                                                                       \
+    do                                                                                                                 \
+        if (!(x)) {                                                                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    while (0)
+
+// Each shard uses its own.
+static struct {
+    pthread_t thread;
+    int has_run, calls;
+} of[SHARDS];
+
+static int remember(void *context, unsigned shard) {
+    (void)context;
+    CHECK(shard < SHARDS);
+    of[shard].thread = pthread_self();
+    of[shard].has_run = 1;
+    return 0;
+}
+
+static void take(void *context, rpcrdma_call *call) {
+    (void)context;
+    rpcrdma_call_info info;
+    CHECK(!rpcrdma_call_header(call, &info) && info.shard < SHARDS);
+    if (of[info.shard].has_run)
+        CHECK(pthread_equal(of[info.shard].thread, pthread_self()));
+    of[info.shard].calls += of[info.shard].has_run;
+    CHECK(!rpcrdma_call_answer(call, 0));
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 1 + SHARDS);
+    char addresses[200];
+    snprintf(addresses, sizeof addresses, "%s,%s", argv[1], argv[2]);
+    const rpcrdma_procedure table[] = {{.number = 1, .deferred = take}};
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
+    CHECK(!rpcrdma_services_task(services, remember, NULL, NULL));
+    rpcrdma_server *server = rpcrdma_server_start(addresses, services, config);
+    CHECK(server);
+    for (int i = 0; i < SHARDS; i++) {
+        rpcrdma_client *client = rpcrdma_client_connect(argv[1 + i], PROGRAM, 1, config);
+        CHECK(client);
+        for (int call = 0; call < CALLS; call++)
+            CHECK(!rpcrdma_client_call(client, rpcrdma_request_new(1, NULL, 0), NULL));
+        CHECK(!rpcrdma_free(client));
+    }
+    // Its threads have ended.
+    CHECK(!rpcrdma_server_drain(server, 10000));
+    CHECK(of[0].calls > 0 && of[1].calls > 0 && !pthread_equal(of[0].thread, of[1].thread));
+    CHECK(!rpcrdma_free(services) && !rpcrdma_free(config));
+    printf("%d and %d calls\n", of[0].calls, of[1].calls);
+    return 0;
+}
