@@ -262,6 +262,7 @@ step_semver() {
 
 step_c() {
     [[ -e /usr/include/liburing.h ]] || apt liburing-dev || true
+    command -v abidiff >/dev/null || apt abigail-tools || true
     run c 1800 env FEATURES="$features" tests/c/run
     report c "$(grep -c '^ok: ' "$log")" checks
 }
