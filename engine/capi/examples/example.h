@@ -15,13 +15,13 @@ static _Noreturn void die(const char *what, const char *why) {
     exit(1);
 }
 
-static void set(rpcrdma_config *config, const char *name, const char *value) {
+static inline void set(rpcrdma_config *config, const char *name, const char *value) {
     if (rpcrdma_config_set(config, name, value))
         die("configuration", rpcrdma_error());
 }
 
 // `KNOB=VALUE`, an option's argument.
-static void set_knob(rpcrdma_config *config, char *argument) {
+static inline void set_knob(rpcrdma_config *config, char *argument) {
     char *value = strchr(argument, '=');
     if (!value)
         die(argument, "wanted KNOB=VALUE");
@@ -30,7 +30,7 @@ static void set_knob(rpcrdma_config *config, char *argument) {
 }
 
 // A whole number, an option's argument.
-static unsigned long number(const char *argument, unsigned long least, unsigned long most) {
+static inline unsigned long number(const char *argument, unsigned long least, unsigned long most) {
     char *end;
     errno = 0;
     unsigned long value = strtoul(argument, &end, 10);

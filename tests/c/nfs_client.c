@@ -1,0 +1,182 @@
+// Reads and writes a file of an NFSv4.0 server (RFC 7530). The data travels in chunks (RFC 8267).
+//
+//   nfs_client ADDRESS get PATH >FILE    PATH begins at the server's root
+//   nfs_client ADDRESS put PATH <FILE    the file is there already
+//
+// Prints the client's statistics to standard error.
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+#include <rpcrdma.h>
+
+#include "example.h"
+#include "xdr.h"
+
+enum { PROGRAM = 100003, VERSION = 4 };
+enum { PROC_NULL, PROC_COMPOUND };
+enum { OP_LOOKUP = 15, OP_PUTROOTFH = 24, OP_READ = 25, OP_WRITE = 38 };
+enum { FILE_SYNC = 2 };
+// Bytes of a READ or WRITE, of a path, and of the arguments before the data.
+enum { BLOCK = 128 << 10, PATH_MAX_LEN = 512, ARGS_MAX = PATH_MAX_LEN * 9 + 100 };
+// Milliseconds for a call.
+enum { PATIENCE = 60000 };
+
+static rpcrdma_client *client;
+
+// A COMPOUND: operations that lead to a file, and one on it.
+struct compound {
+    unsigned char args[ARGS_MAX], *end;
+    uint32_t operations;
+};
+
+// Begins one with the last operation's anonymous stateid and offset; the rest of its arguments follows.
+static void begin(struct compound *to, const char *path, uint32_t operation, uint64_t offset) {
+    unsigned char *at = xdr_put_u32(xdr_put_u32(to->args, 0), 0); // no tag; minor version 0
+    unsigned char *count = at;
+    at = xdr_put_u32(at + 4, OP_PUTROOTFH);
+    to->operations = 1;
+    for (size_t len; *(path += strspn(path, "/")); path += len) {
+        len = strcspn(path, "/");
+        at = xdr_put_u32(xdr_put_u32(at, OP_LOOKUP), (uint32_t)len);
+        memset(at, 0, xdr_padded(len));
+        memcpy(at, path, len);
+        at += xdr_padded(len);
+        to->operations++;
+    }
+    at = xdr_put_u32(at, operation);
+    memset(at, 0, 16); // the anonymous stateid
+    to->end = xdr_put_u64(at + 16, offset);
+    xdr_put_u32(count, ++to->operations);
+}
+
+// Makes a call. The request ends.
+static rpcrdma_reply *call(rpcrdma_request *request) {
+    rpcrdma_reply *reply;
+    if (!request || rpcrdma_request_limits(request, PATIENCE, 0) || rpcrdma_client_call(client, request, &reply))
+        die("call", rpcrdma_error());
+    return reply;
+}
+
+// A COMPOUND's request, with the arguments that it has.
+static rpcrdma_request *request_of(const struct compound *compound) {
+    rpcrdma_request *request = rpcrdma_request_new(PROC_COMPOUND, compound->args, (size_t)(compound->end - compound->args));
+    if (!request)
+        die("request", rpcrdma_error());
+    return request;
+}
+
+static uint32_t word(struct xdr *from) {
+    uint32_t value;
+    if (xdr_u32(from, &value))
+        die("reply", "too short");
+    return value;
+}
+
+// The results of the last operation, if all have succeeded.
+static struct xdr results_of(rpcrdma_reply *reply, const struct compound *compound) {
+    struct xdr results;
+    results.at = rpcrdma_reply_results(reply, &results.left);
+    uint32_t status = word(&results);
+    if (status) {
+        fprintf(stderr, "nfs_client: the server's status is %u\n", (unsigned)status);
+        exit(1);
+    }
+    if (word(&results) || word(&results) != compound->operations)
+        die("reply", "a tag, or another number of operations");
+    for (uint32_t i = 0; i < compound->operations; i++) {
+        word(&results);
+        if (word(&results))
+            die("reply", "an operation has failed");
+    }
+    return results;
+}
+
+static void get(const char *path) {
+    uint64_t offset = 0;
+    for (uint32_t eof = 0; !eof;) {
+        struct compound compound;
+        begin(&compound, path, OP_READ, offset);
+        compound.end = xdr_put_u32(compound.end, BLOCK);
+        rpcrdma_request *request = request_of(&compound);
+        if (rpcrdma_request_write_chunk(request, NULL, BLOCK))
+            die("Write chunk", rpcrdma_error());
+        rpcrdma_reply *reply = call(request);
+        struct xdr results = results_of(reply, &compound);
+        eof = word(&results);
+        uint32_t len = word(&results);
+        if (len) {
+            // The data is in the chunk, and not among the results.
+            rpcrdma_buffer *buffer = rpcrdma_reply_take(reply, 1, 0);
+            size_t room = 0;
+            const void *data = buffer ? rpcrdma_buffer_data(buffer, &room) : NULL;
+            if (!data || room < len || results.left)
+                die("the data is not in the Write chunk", rpcrdma_error());
+            if (fwrite(data, 1, len, stdout) != len)
+                die("standard output", strerror(errno));
+            rpcrdma_free(buffer);
+        } else if (!eof)
+            die("reply", "no data before the end");
+        offset += len;
+        rpcrdma_free(reply);
+    }
+    if (fflush(stdout))
+        die("standard output", strerror(errno));
+}
+
+static void put(const char *path) {
+    uint64_t offset = 0;
+    for (;;) {
+        rpcrdma_buffer *buffer = rpcrdma_alloc(client, BLOCK);
+        void *data = buffer ? rpcrdma_buffer_data(buffer, NULL) : NULL;
+        if (!data)
+            die("buffer", rpcrdma_error());
+        size_t len = fread(data, 1, BLOCK, stdin);
+        if (!len) {
+            rpcrdma_free(buffer);
+            break;
+        }
+        struct compound compound;
+        begin(&compound, path, OP_WRITE, offset);
+        compound.end = xdr_put_u32(xdr_put_u32(compound.end, FILE_SYNC), (uint32_t)len);
+        rpcrdma_request *request = request_of(&compound);
+        // The data follows its length, which is the last of the arguments.
+        if (rpcrdma_buffer_window(buffer, 0, len) ||
+            rpcrdma_request_read_chunk(request, (size_t)(compound.end - compound.args), buffer))
+            die("Read chunk", rpcrdma_error());
+        rpcrdma_reply *reply = call(request);
+        struct xdr results = results_of(reply, &compound);
+        if (word(&results) != len || word(&results) != FILE_SYNC)
+            die("reply", "the server has written less, or not to its disk");
+        offset += len;
+        rpcrdma_free(reply);
+    }
+    if (ferror(stdin))
+        die("standard input", strerror(errno));
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4 || (strcmp(argv[2], "get") && strcmp(argv[2], "put")) || strlen(argv[3]) > PATH_MAX_LEN)
+        die("usage", "nfs_client ADDRESS get|put PATH");
+    rpcrdma_config *config = rpcrdma_config_new();
+    if (!config)
+        die("start", rpcrdma_error());
+    set(config, "client.auth_sys", "0:0");
+    set(config, "memory.bulk_buffers", "[[131072, 4]]");
+    client = rpcrdma_client_connect(argv[1], PROGRAM, VERSION, config);
+    if (!client)
+        die(argv[1], rpcrdma_error());
+    rpcrdma_free(config);
+    rpcrdma_free(call(rpcrdma_request_new(PROC_NULL, NULL, 0)));
+    if (strcmp(argv[2], "get"))
+        put(argv[3]);
+    else
+        get(argv[3]);
+    char stats[1 << 16];
+    if (rpcrdma_stats(client, stats, sizeof stats) < 0)
+        die("statistics", rpcrdma_error());
+    fprintf(stderr, "%s\n", stats);
+    return rpcrdma_free(client) ? 1 : 0;
+}
