@@ -123,6 +123,10 @@ typedef struct {
     size_t max_read;
     // Most bytes of a Write chunk.
     size_t max_write;
+    // Memory that Read chunks arrive in, or NULL for the library's. It has a place for each `max_read` bytes, rounded
+    // up to 4096. A place is free again once its chunk's call is answered, and the buffer freed that took the chunk.
+    // While none is free, chunks arrive in the library's memory.
+    rpcrdma_arena *reads_into;
 } rpcrdma_procedure;
 
 // Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
@@ -308,8 +312,8 @@ rpcrdma_services *rpcrdma_services_new(void);
 // Returns 0, or -EINVAL: the text names the procedure and the cause. The procedures before it are added.
 //
 // # Safety
-// `services` as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their contexts on
-// any thread.
+// `services` and arenas as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their
+// contexts on any thread.
 int rpcrdma_services_add(rpcrdma_services *services,
                          uint32_t program,
                          uint32_t version,
@@ -543,10 +547,12 @@ void *rpcrdma_buffer_data(rpcrdma_buffer *buffer, size_t *len);
 // `buffer` as for `rpcrdma_free`.
 int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
 
-// Adopts memory that the application has mapped, to send it as results (`rpcrdma_call_result`).
+// Adopts memory that the application has mapped: to send it as results (`rpcrdma_arena_part`), or for Read chunks
+// (`reads_into` of a procedure), not both.
 //
-// `base` and `len` are multiples of 4096. `release` is called once when no server, client or buffer uses it any more,
-// on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`.
+// `base` and `len` are multiples of 4096. `release` is called once when no server, client, services or buffer uses it
+// any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
+// their procedures have it.
 //
 // NULL after a failure; `release` is called then, too.
 //
@@ -556,7 +562,7 @@ rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *c
 
 // A buffer of `len` bytes from byte `start` of the application's memory.
 //
-// NULL if it has fewer.
+// NULL if it has fewer, is for Read chunks, or has 4 GiB or more.
 //
 // # Safety
 // `arena` as for `rpcrdma_free`.

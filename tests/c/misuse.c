@@ -33,7 +33,7 @@ static struct {
     rpcrdma_call *call, *answered;
     rpcrdma_buffer *buffer, *part;
     rpcrdma_reply *failed;
-    rpcrdma_arena *arena;
+    rpcrdma_arena *arena, *for_reads;
     void *memory, *freed;
     int freed_in_callback, answered_in_handler;
     rpcrdma_reply *kept_twice;
@@ -171,6 +171,9 @@ static void set_up(void) {
     CHECK(mapped != MAP_FAILED);
     CHECK(S.arena = rpcrdma_arena_new(mapped, 1 << 20, NULL, NULL));
     CHECK(S.part = rpcrdma_arena_part(S.arena, 4096, 4));
+    CHECK(S.for_reads = rpcrdma_arena_new(S.memory, 1 << 20, NULL, NULL));
+    CHECK(!add((rpcrdma_procedure){
+        .handler = empty, .read_chunks = 1, .max_read = 1 << 20, .reads_into = S.for_reads}));
     CHECK((S.config = rpcrdma_config_new()) && (S.config2 = rpcrdma_config_new()));
     CHECK(!rpcrdma_config_set(S.config, "poll.idle", "event"));
     CHECK(!rpcrdma_config_set(S.config, "prefault", "false"));
@@ -209,7 +212,7 @@ static void set_up(void) {
 static void tear_down(void) {
     CHECK(!rpcrdma_call_answer(S.call, 0));
     void *all[] = {S.failed, S.buffer, S.part, S.local_client, S.client, S.local_server, S.server,
-                   S.services, S.services2, S.with_task, S.config, S.config2, S.arena};
+                   S.services, S.services2, S.with_task, S.config, S.config2, S.arena, S.for_reads};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         CHECK(!rpcrdma_free(all[i]));
     free(S.memory);

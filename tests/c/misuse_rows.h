@@ -59,6 +59,13 @@ ROW(rpcrdma_services_add, 9, -EINVAL, 0, add((rpcrdma_procedure){.handler = empt
 ROW(rpcrdma_services_add, 10, -EINVAL, 0, add((rpcrdma_procedure){.deferred = keep, .flags = RPCRDMA_ON_WORKERS}))
 ROW(rpcrdma_services_add, 11, -EINVAL, 0,
     add((rpcrdma_procedure){.handler = empty, .flags = RPCRDMA_CACHED, .write_chunks = 1, .max_write = 1}))
+ROW(rpcrdma_services_add, 12, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .reads_into = S.for_reads}))
+ROW(rpcrdma_services_add, 13, -EINVAL, 0,
+    add((rpcrdma_procedure){.handler = empty, .read_chunks = 1, .max_read = 1 << 21, .reads_into = S.for_reads}))
+ROW(rpcrdma_services_add, 14, -EBUSY, 0,
+    add((rpcrdma_procedure){.handler = empty, .read_chunks = 1, .max_read = 1, .reads_into = S.arena}))
+ROW(rpcrdma_services_add, 15, -EBADF, 1,
+    add((rpcrdma_procedure){.handler = empty, .read_chunks = 1, .reads_into = (rpcrdma_arena *)S.config}))
 
 ROW(rpcrdma_services_task, 1, -EINVAL, 0, rpcrdma_services_task(NULL, no_work, NULL, NULL))
 ROW(rpcrdma_services_task, 2, -EINVAL, 0, rpcrdma_services_task(S.services, NULL, NULL, NULL))
@@ -170,6 +177,7 @@ ROW(rpcrdma_arena_new, 4, 0, 0, rpcrdma_arena_new(S.memory, 100, NULL, NULL))
 ROW(rpcrdma_arena_part, 1, 0, 0, rpcrdma_arena_part(NULL, 0, 1))
 ROW(rpcrdma_arena_part, 2, 0, 0, rpcrdma_arena_part(S.arena, 0, SIZE_MAX))
 ROW(rpcrdma_arena_part, 3, 0, 0, rpcrdma_arena_part(S.arena, SIZE_MAX, 1))
+ROW(rpcrdma_arena_part, 4, 0, 0, rpcrdma_arena_part(S.for_reads, 0, 1))
 
 ROW(rpcrdma_client_connect, 1, 0, 0, rpcrdma_client_connect(NULL, 1, 1, NULL))
 ROW(rpcrdma_client_connect, 2, 0, 0, rpcrdma_client_connect("soft:nobody-is-here", 1, 1, S.config))

@@ -62,7 +62,8 @@ static rpcrdma_reply *call(rpcrdma_request *request) {
 
 // A COMPOUND's request, with the arguments that it has.
 static rpcrdma_request *request_of(const struct compound *compound) {
-    rpcrdma_request *request = rpcrdma_request_new(PROC_COMPOUND, compound->args, (size_t)(compound->end - compound->args));
+    size_t len = (size_t)(compound->end - compound->args);
+    rpcrdma_request *request = rpcrdma_request_new(PROC_COMPOUND, compound->args, len);
     if (!request)
         die("request", rpcrdma_error());
     return request;

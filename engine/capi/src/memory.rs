@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use rpcrdma::{Arena, Buf, Frozen};
 use rpcrdma_mempool::{Class, GivenMemory, Pool};
@@ -78,10 +79,11 @@ impl Drop for Release {
     }
 }
 
-/// The application's memory, whole.
+/// The application's memory.
 pub(crate) struct Adopted {
     pub(crate) arena: Arena,
-    bytes: Frozen,
+    /// Set by the first use: all of it, to be sent as results; `None` for Read chunks.
+    results: OnceLock<Option<Frozen>>,
 }
 
 impl Adopted {
@@ -98,19 +100,36 @@ impl Adopted {
         function: Option<unsafe extern "C" fn(context: *mut c_void)>,
         context: *mut c_void,
     ) -> Result<Self, Failure> {
-        let base = NonNull::new(base.cast()).ok_or_else(|| Failure::argument("the memory is NULL"))?;
         let release = Release { function, context };
+        let base = NonNull::new(base.cast()).ok_or_else(|| Failure::argument("the memory is NULL"))?;
+        if !len.is_multiple_of(4096) {
+            return Err(Failure::argument(format_args!("{len} bytes are no whole number of pages")));
+        }
         // SAFETY: the caller's promise.
         let given = unsafe { GivenMemory::new(base, len, release) };
         let arena = given.map_err(Failure::argument)?.into_arena("memory of the application");
-        let pool = Pool::of_pages(arena.clone(), Class { size: len, count: 1 }).map_err(Failure::argument)?;
-        let whole = pool.alloc(len).ok_or_else(|| Failure::new(Errno::NOMEM, "the memory is in use"))?;
-        Ok(Self { arena, bytes: whole.freeze() })
+        Ok(Self { arena, results: OnceLock::new() })
+    }
+
+    /// The arena, for Read chunks from now on.
+    pub(crate) fn for_reads(&self) -> Result<Arena, Failure> {
+        match self.results.get_or_init(|| None) {
+            None => Ok(self.arena.clone()),
+            Some(_) => Err(Failure::new(Errno::BUSY, "reads_into: the arena has results (rpcrdma_arena_part)")),
+        }
     }
 
     /// A part, to be sent as a result.
     pub(crate) fn part(&self, start: usize, len: usize) -> Result<Memory, Failure> {
-        let mut part = Memory::Shared(self.bytes.part(0, self.bytes.len()));
+        let whole = || {
+            let size = self.arena.len();
+            let pool = Pool::of_pages(self.arena.clone(), Class { size, count: 1 }).ok()?;
+            pool.alloc(size).map(Buf::freeze)
+        };
+        let results = self.results.get_or_init(whole).as_ref();
+        let bytes =
+            results.ok_or_else(|| Failure::new(Errno::BUSY, "the arena has Read chunks (reads_into), or 4 GiB"))?;
+        let mut part = Memory::Shared(bytes.part(0, bytes.len()));
         part.set_window(start, len)?;
         Ok(part)
     }

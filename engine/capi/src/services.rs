@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
 use rpcrdma::service::{Application, MAX_CHUNKS, MAX_PROCEDURE, ShardSetup, ShardTask};
-use rpcrdma::{Procedure, Refusal, Services};
+use rpcrdma::{Arena, Procedure, Refusal, Services};
 
 use crate::call::Call;
 use crate::failure::Failure;
-use crate::handle::{Borrowed, during, hold};
-use crate::types::rpcrdma_call;
+use crate::handle::{Borrowed, during, hold, share};
+use crate::reads::Places;
+use crate::types::{rpcrdma_arena, rpcrdma_call};
 
 /// Answers a call at once: writes its results, and returns 0.
 ///
@@ -77,6 +78,10 @@ pub struct rpcrdma_procedure {
     pub max_read: usize,
     /// Most bytes of a Write chunk.
     pub max_write: usize,
+    /// Memory that Read chunks arrive in, or NULL for the library's. It has a place for each `max_read` bytes, rounded
+    /// up to 4096. A place is free again once its chunk's call is answered, and the buffer freed that took the chunk.
+    /// While none is free, chunks arrive in the library's memory.
+    pub reads_into: *mut rpcrdma_arena,
 }
 
 /// Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
@@ -104,6 +109,8 @@ pub(crate) struct Table {
     services: Services,
     cache: Option<Arc<DuplicateRequestCache>>,
     task: Option<Task>,
+    /// Where Read chunks arrive.
+    arenas: Vec<Arena>,
 }
 
 #[derive(Clone, Copy)]
@@ -116,6 +123,15 @@ struct Task {
 impl Table {
     pub(crate) fn services(&self) -> Services {
         self.services.clone()
+    }
+
+    /// Adds the arenas of Read chunks to those of a server.
+    pub(crate) fn add_arenas(&self, to: &mut Vec<Arena>) {
+        for arena in &self.arenas {
+            if to.iter().all(|known| known.id() != arena.id()) {
+                to.push(arena.clone());
+            }
+        }
     }
 
     /// Adds a procedure.
@@ -162,6 +178,16 @@ impl Table {
         let mut procedure = procedure.max_reply(if of.max_reply == 0 { 256 } else { of.max_reply });
         if of.read_chunks > 0 {
             procedure = procedure.read_chunks(of.read_chunks as usize, of.max_read);
+        }
+        if !of.reads_into.is_null() {
+            if of.read_chunks == 0 {
+                return wrong("reads_into without read_chunks");
+            }
+            // SAFETY: the table's author promises that it is an arena.
+            let adopted = unsafe { share(of.reads_into) }?;
+            let places = Places::new(adopted.arena.clone(), of.max_read)?;
+            self.arenas.push(adopted.for_reads()?);
+            procedure = procedure.place_reads_in(move |_, _, _| places.choose());
         }
         if of.write_chunks > 0 {
             procedure = procedure.write_chunks(of.write_chunks as usize, of.max_write);

@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::failure::{self, Failure, entry};
 use crate::handle::{self, Kind, mark_of};
 use crate::log::{Sink, install};
+use crate::reads;
 use crate::types::*;
 
 /// Version of the library, such as `0.1.0`.
@@ -84,6 +85,9 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
             rpcrdma_buffer,
             rpcrdma_arena
         );
+        if mark == rpcrdma_local_server::MARK {
+            reads::end_shard();
+        }
         Ok(0)
     })
 }

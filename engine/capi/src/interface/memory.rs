@@ -65,10 +65,12 @@ pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, star
     })
 }
 
-/// Adopts memory that the application has mapped, to send it as results (`rpcrdma_call_result`).
+/// Adopts memory that the application has mapped: to send it as results (`rpcrdma_arena_part`), or for Read chunks
+/// (`reads_into` of a procedure), not both.
 ///
-/// `base` and `len` are multiples of 4096. `release` is called once when no server, client or buffer uses it any more,
-/// on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`.
+/// `base` and `len` are multiples of 4096. `release` is called once when no server, client, services or buffer uses it
+/// any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
+/// their procedures have it.
 ///
 /// NULL after a failure; `release` is called then, too.
 ///
@@ -89,7 +91,7 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 
 /// A buffer of `len` bytes from byte `start` of the application's memory.
 ///
-/// NULL if it has fewer.
+/// NULL if it has fewer, is for Read chunks, or has 4 GiB or more.
 ///
 /// # Safety
 /// `arena` as for `rpcrdma_free`.

@@ -41,6 +41,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
         let mut config = unsafe { knobs(config, |knobs| knobs.server(addresses.len())) }?;
         let (first, others) = addresses.split_first().ok_or_else(|| Failure::argument("address is empty"))?;
         config.more_addresses = others.to_vec();
+        services.add_arenas(&mut config.shard.memory.arenas);
         let server = match services.application() {
             Some(make) => Server::start_with(first, move |setup| Ok(make(setup)), &config),
             None => Server::start(first, services.services(), &config),
@@ -111,7 +112,8 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
         // SAFETY: the caller's promise.
         let services = unsafe { lend(services) }?;
         // SAFETY: the caller's promise.
-        let config = unsafe { knobs(config, |knobs| knobs.server(1)) }?;
+        let mut config = unsafe { knobs(config, |knobs| knobs.server(1)) }?;
+        services.add_arenas(&mut config.shard.memory.arenas);
         if services.application().is_some() {
             return Err(Failure::argument("the services have a task: a polled server's thread does that work itself"));
         }

@@ -20,8 +20,8 @@ pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
 /// Returns 0, or -EINVAL: the text names the procedure and the cause. The procedures before it are added.
 ///
 /// # Safety
-/// `services` as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their contexts on
-/// any thread.
+/// `services` and arenas as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their
+/// contexts on any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_services_add(
     services: *mut rpcrdma_services,

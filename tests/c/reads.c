@@ -1,0 +1,132 @@
+// Read chunks arrive in memory of the application: once at a server with threads, once at a polled one.
+//
+//   reads ADDRESS ADDRESS
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <rpcrdma.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PROGRAM = 0x20000001, PAGE = 64 << 10, PAGES = 24, CALLS = 3 * PAGES, KEPT = PAGES + 2 };
+
+#define CHECK(x)                                                                                                       \
+    do                                                                                                                 \
+        if (!(x)) {                                                                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    while (0)
+
+static unsigned char *memory;
+static int released;
+// Chunks in the memory, and elsewhere.
+static int inside, outside;
+// The chunks that the handler has taken, at most KEPT of them, and the first bytes that they must keep.
+static rpcrdma_buffer *kept[KEPT];
+static unsigned char first[KEPT];
+static int count;
+
+static void release(void *context) {
+    *(int *)context += 1;
+}
+
+static int is_full_of(const unsigned char *data, size_t len, unsigned char value) {
+    return data[0] == value && !memcmp(data, data + 1, len - 1);
+}
+
+// Keeps the chunks of the first KEPT calls. They are more than there are pages.
+static int take(void *context, rpcrdma_call *call) {
+    (void)context;
+    size_t len;
+    const unsigned char *data = rpcrdma_call_read_chunk(call, 0, &len, NULL);
+    CHECK(data && len >= PAGE - CALLS && is_full_of(data, len, data[0]));
+    size_t offset = (size_t)((uintptr_t)data - (uintptr_t)memory);
+    if (offset < (size_t)PAGES * PAGE) {
+        CHECK(offset % PAGE == 0);
+        inside++;
+    } else
+        outside++;
+    if (count < KEPT) {
+        first[count] = data[0];
+        CHECK(kept[count++] = rpcrdma_call_take_read_chunk(call, 0));
+    }
+    return 0;
+}
+
+static void free_kept(void) {
+    for (int i = 0; i < count; i++) {
+        size_t len;
+        const unsigned char *data = rpcrdma_buffer_data(kept[i], &len);
+        CHECK(data && is_full_of(data, len, first[i]));
+        CHECK(!rpcrdma_free(kept[i]));
+    }
+    count = KEPT;
+}
+
+static void done(void *context, uint64_t token, int error, rpcrdma_reply *reply) {
+    (void)token, (void)reply;
+    CHECK(!error);
+    *(int *)context = 1;
+}
+
+// A call with a chunk full of `value`. `server` is NULL if it has threads.
+static void call(rpcrdma_local_client *client, rpcrdma_local_server *server, int value) {
+    uint32_t len = htonl((uint32_t)(PAGE - value));
+    rpcrdma_buffer *buffer = rpcrdma_alloc(client, PAGE);
+    CHECK(buffer && !rpcrdma_buffer_window(buffer, 0, (size_t)(PAGE - value)));
+    memset(rpcrdma_buffer_data(buffer, NULL), value, (size_t)(PAGE - value));
+    rpcrdma_request *request = rpcrdma_request_new(1, &len, sizeof len);
+    CHECK(request && !rpcrdma_request_read_chunk(request, sizeof len, buffer));
+    CHECK(!rpcrdma_local_client_start(client, request, 0, NULL));
+    for (int is_done = 0; !is_done;) {
+        CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);
+        CHECK(!server || rpcrdma_local_server_poll(server) >= 0);
+    }
+}
+
+static void run(const char *address, int is_polled) {
+    memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    inside = outside = count = released = 0;
+    rpcrdma_arena *arena = rpcrdma_arena_new(memory, (size_t)PAGES * PAGE, release, &released);
+    rpcrdma_config *config = rpcrdma_config_new();
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(arena && config && services && !rpcrdma_config_set(config, "prefault", "false"));
+    const rpcrdma_procedure table[] = {
+        {.number = 1, .handler = take, .read_chunks = 1, .max_read = PAGE, .reads_into = arena}};
+    CHECK(!rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
+    rpcrdma_local_server *polled = is_polled ? rpcrdma_local_server_start(address, services, config) : NULL;
+    rpcrdma_server *server = is_polled ? NULL : rpcrdma_server_start(address, services, config);
+    CHECK(polled || server);
+    CHECK(!rpcrdma_free(services) && !rpcrdma_free(arena));
+    rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
+    CHECK(client);
+    for (int established = 0; !established;) {
+        CHECK(rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+        CHECK(!polled || rpcrdma_local_server_poll(polled) >= 0);
+        CHECK((established = rpcrdma_local_client_is_established(client)) >= 0);
+    }
+    // Without a free page, the library's memory has the chunk.
+    for (int i = 0; i < KEPT; i++)
+        call(client, polled, i);
+    CHECK(inside == PAGES && outside == KEPT - PAGES);
+    free_kept();
+    for (int i = KEPT; i < CALLS; i++)
+        call(client, polled, i);
+    CHECK(inside == PAGES + CALLS - KEPT && outside == KEPT - PAGES);
+    CHECK(!released);
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(polled) && !rpcrdma_free(server) && !rpcrdma_free(config));
+    CHECK(released == 1);
+    CHECK(!munmap(memory, (size_t)PAGES * PAGE));
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    CHECK(!rpcrdma_arena_new(NULL, PAGE, release, &released) && released == 1);
+    run(argv[1], 0);
+    run(argv[2], 1);
+    printf("%d of %d chunks\n", inside, CALLS);
+    return 0;
+}
