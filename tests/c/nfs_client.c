@@ -52,21 +52,18 @@ static void begin(struct compound *to, const char *path, uint32_t operation, uin
     xdr_put_u32(count, ++to->operations);
 }
 
-// Makes a call. The request ends.
-static rpcrdma_reply *call(rpcrdma_request *request) {
+// Makes a COMPOUND's call, with a Read chunk behind its arguments and a Write chunk, of `data` and `room` bytes.
+static rpcrdma_reply *call(const struct compound *compound, const void *data, size_t len, size_t room) {
+    size_t args_len = (size_t)(compound->end - compound->args);
+    rpcrdma_read_chunk read = {.position = args_len, .data = data, .len = len};
+    rpcrdma_write_chunk write = {.len = room};
+    rpcrdma_request request = {.procedure = PROC_COMPOUND, .args = compound->args, .args_len = args_len,
+                               .read_chunks = &read, .read_count = len > 0,
+                               .write_chunks = &write, .write_count = room > 0, .timeout = PATIENCE};
     rpcrdma_reply *reply;
-    if (!request || rpcrdma_request_limits(request, PATIENCE, 0) || rpcrdma_client_call(client, request, &reply))
+    if (rpcrdma_client_call(client, &request, &reply))
         die("call", rpcrdma_error());
     return reply;
-}
-
-// A COMPOUND's request, with the arguments that it has.
-static rpcrdma_request *request_of(const struct compound *compound) {
-    size_t len = (size_t)(compound->end - compound->args);
-    rpcrdma_request *request = rpcrdma_request_new(PROC_COMPOUND, compound->args, len);
-    if (!request)
-        die("request", rpcrdma_error());
-    return request;
 }
 
 static uint32_t word(struct xdr *from) {
@@ -101,10 +98,7 @@ static void get(const char *path) {
         struct compound compound;
         begin(&compound, path, OP_READ, offset);
         compound.end = xdr_put_u32(compound.end, BLOCK);
-        rpcrdma_request *request = request_of(&compound);
-        if (rpcrdma_request_write_chunk(request, NULL, BLOCK))
-            die("Write chunk", rpcrdma_error());
-        rpcrdma_reply *reply = call(request);
+        rpcrdma_reply *reply = call(&compound, NULL, 0, BLOCK);
         struct xdr results = results_of(reply, &compound);
         eof = word(&results);
         uint32_t len = word(&results);
@@ -130,24 +124,15 @@ static void get(const char *path) {
 static void put(const char *path) {
     uint64_t offset = 0;
     for (;;) {
-        rpcrdma_buffer *buffer = rpcrdma_alloc(client, BLOCK);
-        void *data = buffer ? rpcrdma_buffer_data(buffer, NULL) : NULL;
-        if (!data)
-            die("buffer", rpcrdma_error());
+        static unsigned char data[BLOCK];
         size_t len = fread(data, 1, BLOCK, stdin);
-        if (!len) {
-            rpcrdma_free(buffer);
+        if (!len)
             break;
-        }
         struct compound compound;
         begin(&compound, path, OP_WRITE, offset);
         compound.end = xdr_put_u32(xdr_put_u32(compound.end, FILE_SYNC), (uint32_t)len);
-        rpcrdma_request *request = request_of(&compound);
         // The data follows its length, which is the last of the arguments.
-        if (rpcrdma_buffer_window(buffer, 0, len) ||
-            rpcrdma_request_read_chunk(request, (size_t)(compound.end - compound.args), buffer))
-            die("Read chunk", rpcrdma_error());
-        rpcrdma_reply *reply = call(request);
+        rpcrdma_reply *reply = call(&compound, data, len, 0);
         struct xdr results = results_of(reply, &compound);
         if (word(&results) != len || word(&results) != FILE_SYNC)
             die("reply", "the server has written less, or not to its disk");
@@ -170,7 +155,8 @@ int main(int argc, char **argv) {
     if (!client)
         die(argv[1], rpcrdma_error());
     rpcrdma_free(config);
-    rpcrdma_free(call(rpcrdma_request_new(PROC_NULL, NULL, 0)));
+    if (rpcrdma_client_call(client, &(rpcrdma_request){.procedure = PROC_NULL}, NULL))
+        die("NULL", rpcrdma_error());
     if (strcmp(argv[2], "get"))
         put(argv[3]);
     else

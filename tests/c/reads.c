@@ -37,8 +37,9 @@ static int is_full_of(const unsigned char *data, size_t len, unsigned char value
 }
 
 // Keeps the chunks of the first KEPT calls. They are more than there are pages.
-static int take(void *context, rpcrdma_call *call) {
-    (void)context;
+static int take(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
+                size_t *results_len) {
+    (void)context, (void)args, (void)args_len, (void)results, (void)results_len;
     size_t len;
     const unsigned char *data = rpcrdma_call_read_chunk(call, 0, &len, NULL);
     CHECK(data && len >= PAGE - CALLS && is_full_of(data, len, data[0]));
@@ -65,9 +66,8 @@ static void free_kept(void) {
     count = KEPT;
 }
 
-static void done(void *context, uint64_t token, int error, rpcrdma_reply *reply) {
-    (void)token, (void)reply;
-    CHECK(!error);
+static void done(void *context, const rpcrdma_completion *completion) {
+    CHECK(!completion->error);
     *(int *)context = 1;
 }
 
@@ -77,9 +77,10 @@ static void call(rpcrdma_local_client *client, rpcrdma_local_server *server, int
     rpcrdma_buffer *buffer = rpcrdma_alloc(client, PAGE);
     CHECK(buffer && !rpcrdma_buffer_window(buffer, 0, (size_t)(PAGE - value)));
     memset(rpcrdma_buffer_data(buffer, NULL), value, (size_t)(PAGE - value));
-    rpcrdma_request *request = rpcrdma_request_new(1, &len, sizeof len);
-    CHECK(request && !rpcrdma_request_read_chunk(request, sizeof len, buffer));
-    CHECK(!rpcrdma_local_client_start(client, request, 0, NULL));
+    rpcrdma_read_chunk chunk = {.position = sizeof len, .buffer = buffer};
+    rpcrdma_request request = {
+        .procedure = 1, .args = &len, .args_len = sizeof len, .read_chunks = &chunk, .read_count = 1};
+    CHECK(!rpcrdma_local_client_start(client, &request, NULL));
     for (int is_done = 0; !is_done;) {
         CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);
         CHECK(!server || rpcrdma_local_server_poll(server) >= 0);

@@ -30,8 +30,8 @@ static int remember(void *context, unsigned shard) {
     return 0;
 }
 
-static void take(void *context, rpcrdma_call *call) {
-    (void)context;
+static void take(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
+    (void)context, (void)args, (void)args_len;
     rpcrdma_call_info info;
     CHECK(!rpcrdma_call_header(call, &info) && info.shard < SHARDS);
     if (of[info.shard].has_run)
@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
         rpcrdma_client *client = rpcrdma_client_connect(argv[1 + i], PROGRAM, 1, config);
         CHECK(client);
         for (int call = 0; call < CALLS; call++)
-            CHECK(!rpcrdma_client_call(client, rpcrdma_request_new(1, NULL, 0), NULL));
+            CHECK(!rpcrdma_client_call(client, &(rpcrdma_request){.procedure = 1}, NULL));
         CHECK(!rpcrdma_free(client));
     }
     // Its threads have ended.
