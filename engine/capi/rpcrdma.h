@@ -224,7 +224,7 @@ typedef struct {
 // Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 // `rpcrdma_reply_keep`.
 //
-// The function may start calls, and poll. No exception of C++ may leave it: the process ends.
+// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception of C++ may leave it: the process ends.
 typedef void (*rpcrdma_done)(void *context, const rpcrdma_completion *completion);
 
 #ifdef __cplusplus
@@ -650,7 +650,7 @@ int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
 // Turns the client once, and passes each call that has ended to `done`. Never blocks.
 //
-// Returns 1 if there was work, 0 if there was none, or a negative code.
+// Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 //
 // # Safety
 // `client` as for `rpcrdma_free`; `done` may be called with `context`.

@@ -30,12 +30,12 @@ static struct {
     rpcrdma_local_server *local_server;
     rpcrdma_client *client;
     rpcrdma_local_client *local_client;
-    rpcrdma_call *call, *answered;
+    rpcrdma_call *call, *answered, *held;
     rpcrdma_buffer *buffer, *part;
     rpcrdma_reply *failed;
     rpcrdma_arena *arena, *for_reads;
     void *memory, *freed;
-    int freed_in_callback, answered_in_handler;
+    int freed_in_callback, answered_in_handler, in_done;
     rpcrdma_reply *kept_twice;
     pthread_mutex_t lock;
 } S = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -64,6 +64,14 @@ static void keep(void *context, rpcrdma_call *call, const void *args, size_t len
     }
 }
 
+// Keeps a call until `answer_again`.
+static void hold(void *context, rpcrdma_call *call, const void *args, size_t len) {
+    (void)context, (void)args, (void)len;
+    pthread_mutex_lock(&S.lock);
+    S.held = call;
+    pthread_mutex_unlock(&S.lock);
+}
+
 // Never answers.
 static void forget(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)call, (void)args, (void)len;
@@ -78,6 +86,7 @@ static const rpcrdma_procedure TABLE[] = {
     {.number = 1, .handler = empty},
     {.number = 2, .deferred = keep, .write_chunks = 1, .max_write = 1 << 16},
     {.number = 3, .deferred = forget},
+    {.number = 4, .deferred = hold},
 };
 
 static int add(rpcrdma_procedure procedure) {
@@ -136,6 +145,21 @@ static int call_writes(rpcrdma_buffer *buffer) {
     return call((rpcrdma_request){.procedure = 1, .write_chunks = &chunk, .write_count = 1});
 }
 
+// Answers a call once more, while a later one may have its place. That one is unharmed.
+static int answer_again(void) {
+    CHECK(!start((rpcrdma_request){.procedure = 4}));
+    for (int held = 0; !held;) {
+        CHECK(rpcrdma_local_client_poll(S.local_client, NULL, NULL) >= 0);
+        pthread_mutex_lock(&S.lock);
+        held = S.held != NULL;
+        pthread_mutex_unlock(&S.lock);
+    }
+    int result = rpcrdma_call_answer(S.answered, RPCRDMA_SYSTEM_ERR);
+    CHECK(!rpcrdma_call_answer(S.held, 0));
+    S.held = NULL;
+    return result;
+}
+
 // A call that does not start leaves its buffers: the first of two is still there.
 static int keeps_buffers(rpcrdma_buffer *second) {
     rpcrdma_read_chunk chunks[] = {{.buffer = S.buffer}, {.position = 64, .buffer = second}};
@@ -144,16 +168,27 @@ static int keeps_buffers(rpcrdma_buffer *second) {
     return result;
 }
 
+// Polls within itself: the ends of other calls wait.
 static void done(void *context, const rpcrdma_completion *completion) {
     rpcrdma_reply *reply = completion->reply;
-    CHECK(!completion->error && completion->token == 2);
+    CHECK(!completion->error && !S.in_done);
+    if (completion->token == 5) {
+        ++*(int *)context;
+        return;
+    }
+    CHECK(completion->token == 2);
+    S.in_done = 1;
+    CHECK(!start((rpcrdma_request){.procedure = 1, .token = 5}));
+    for (int turn = 0; turn < 100; turn++)
+        CHECK(rpcrdma_local_client_poll(S.local_client, done, context) >= 0);
+    S.in_done = 0;
     S.freed_in_callback = rpcrdma_free(reply);
     rpcrdma_reply *kept = rpcrdma_reply_keep(reply);
     CHECK(kept);
     S.kept_twice = rpcrdma_reply_keep(reply);
     CHECK(rpcrdma_reply_results(kept, NULL));
     CHECK(!rpcrdma_free(kept));
-    *(int *)context = 1;
+    ++*(int *)context;
 }
 
 // Of a server with one shard.
@@ -179,7 +214,7 @@ static void set_up(void) {
     CHECK(!rpcrdma_config_set(S.config, "prefault", "false"));
     CHECK(!rpcrdma_config_arena(S.config, S.arena));
     CHECK((S.services = rpcrdma_services_new()) && (S.services2 = rpcrdma_services_new()));
-    CHECK(!rpcrdma_services_add(S.services, PROGRAM, 1, TABLE, 3, sizeof *TABLE));
+    CHECK(!rpcrdma_services_add(S.services, PROGRAM, 1, TABLE, 4, sizeof *TABLE));
     CHECK(S.with_task = rpcrdma_services_new());
     CHECK(!rpcrdma_services_task(S.with_task, no_work, NULL, NULL));
     CHECK(S.server = rpcrdma_server_start(ADDRESS, S.services, S.config));
@@ -201,7 +236,7 @@ static void set_up(void) {
     CHECK(rpcrdma_client_call(S.client, &(rpcrdma_request){.procedure = 99}, &S.failed) == -EREMOTEIO);
     int is_done = 0;
     CHECK(!start((rpcrdma_request){.procedure = 1, .token = 2}));
-    while (!is_done)
+    while (is_done < 2)
         CHECK(rpcrdma_local_client_poll(S.local_client, done, &is_done) >= 0);
     CHECK(S.drained = rpcrdma_server_start("soft:misuse-drained", S.services, S.config));
     CHECK(!rpcrdma_server_drain(S.drained, 1000));

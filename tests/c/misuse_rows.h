@@ -153,6 +153,7 @@ ROW(rpcrdma_call_result, 4, -EMSGSIZE, 0, rpcrdma_call_result(S.call, 0, rpcrdma
 ROW(rpcrdma_call_answer, 1, -EINVAL, 0, rpcrdma_call_answer(NULL, 0))
 ROW(rpcrdma_call_answer, 2, -EBADF, 1, rpcrdma_call_answer(S.answered, 0))
 ROW(rpcrdma_call_answer, 3, -EINVAL, 0, S.answered_in_handler)
+ROW(rpcrdma_call_answer, 4, -EBADF, 1, answer_again())
 
 ROW(rpcrdma_call_is_disconnected, 1, -EINVAL, 0, rpcrdma_call_is_disconnected(NULL))
 ROW(rpcrdma_call_is_disconnected, 2, 0, 0, rpcrdma_call_is_disconnected(S.call))

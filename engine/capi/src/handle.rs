@@ -1,9 +1,10 @@
 #![expect(unsafe_code, reason = "a handle is a pointer that callers in C hold")]
 //! Handles: pointers to slots, with checks of what can be seen of wrong use.
 //!
-//! A slot has a mark. It says the kind of the handle, and whether it is free, unused, or in use by a function. Freed
-//! slots stay for the thread's next handles of the kind, so that a freed handle is seen as such until then, or until the
-//! thread ends.
+//! A slot has a mark. It says the kind of the handle, and whether it is free, unused, or in use by a function. Slots are
+//! used again, and never go back to the allocator: a freed handle points to a slot. The handles of a slot differ in
+//! their upper bits, which no address has, and the mark has those of the present one. The same handle comes again after
+//! 65,536 others of its slot.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::ffi::c_void;
@@ -11,10 +12,12 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread::LocalKey;
 
 use rustix::io::Errno;
 
+use crate::arguments::null;
 use crate::failure::Failure;
 
 /// A kind of handles: the type that a pointer in C has.
@@ -23,23 +26,65 @@ pub(crate) trait Kind: Sized + 'static {
     type Value: 'static;
     /// Name of the type in C.
     const NAME: &'static str;
-    /// Mark of a live handle: no other memory is likely to hold it. The last two bits are 0.
+    /// Mark of a live handle: no other memory is likely to hold it. The last two bits, and those of a tag, are 0.
     const MARK: u64;
     /// Whether it belongs to the thread that made it.
     const BOUND: bool;
+    /// Whether a slot's handles differ. Those of the others are plain pointers, which leak checkers know.
+    const TAGGED: bool;
 
-    /// Freed slots of this thread.
+    /// Free slots of this thread.
     fn spare() -> &'static LocalKey<Spare<Self>>;
+    /// Free slots of all threads.
+    fn common() -> &'static Common<Self>;
 }
 
 /// Bits of a mark: in use by a function, or freed.
 const IN_USE: u64 = 1;
 const FREED: u64 = 2;
-/// Most freed slots of a thread and kind to keep.
-const MOST_SPARE: usize = 1024;
+/// Bits of a handle, and of its mark, that tell it from others of its slot.
+const TAG: u64 = 0xffff << 48;
+const TAG_SHIFT: u32 = TAG.trailing_zeros();
+/// Free slots that a thread takes from the common ones, or gives to them, at once.
+const BATCH: usize = 64;
 
-/// Freed slots.
-pub(crate) struct Spare<K: Kind>(RefCell<Vec<Box<Slot<K>>>>);
+/// A free slot.
+struct Free<K: Kind>(Box<Slot<K>>);
+
+// SAFETY: it has no value, and nobody has a handle of it that is not freed.
+unsafe impl<K: Kind> Send for Free<K> {}
+
+/// Free slots of all threads.
+pub(crate) struct Common<K: Kind>(Mutex<Vec<Free<K>>>);
+
+impl<K: Kind> Common<K> {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    /// Moves up to [`BATCH`] of them to a thread's.
+    #[cold]
+    fn move_to(&self, spare: &mut Vec<Free<K>>) {
+        let mut common = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rest = common.len().saturating_sub(BATCH);
+        spare.extend(common.drain(rest..));
+    }
+
+    /// Takes all but `rest` of a thread's.
+    #[cold]
+    fn take_from(&self, spare: &mut Vec<Free<K>>, rest: usize) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(spare.drain(rest..));
+    }
+}
+
+/// Free slots of a thread.
+pub(crate) struct Spare<K: Kind>(RefCell<Vec<Free<K>>>);
+
+impl<K: Kind> Drop for Spare<K> {
+    fn drop(&mut self) {
+        K::common().take_from(self.0.get_mut(), 0);
+    }
+}
 
 impl<K: Kind> Spare<K> {
     pub(crate) const fn new() -> Self {
@@ -48,13 +93,19 @@ impl<K: Kind> Spare<K> {
 
     /// As [`hold`], in one of these slots.
     #[inline]
-    pub(crate) fn hold(&self, value: K::Value) -> *mut K {
-        let mut slot = self.0.borrow_mut().pop().unwrap_or_else(Slot::freed);
+    fn hold(&self, value: K::Value) -> *mut K {
+        let mut spare = self.0.borrow_mut();
+        if spare.is_empty() {
+            K::common().move_to(&mut spare);
+        }
+        let Free(mut slot) = spare.pop().unwrap_or_else(Slot::free);
+        let before = (*slot.mark.get_mut() ^ K::MARK) >> TAG_SHIFT;
+        let tag = if K::TAGGED { before.wrapping_add(1) << TAG_SHIFT } else { 0 };
         slot.thread.set(this_thread::<K>());
         slot.value.get_mut().write(value);
         // Release: with the Acquire of `Slot::claim` by another thread, which got the pointer in whatever way.
-        slot.mark.store(K::MARK, Ordering::Release);
-        let pointer = Box::into_raw(slot).cast();
+        slot.mark.store(K::MARK ^ tag, Ordering::Release);
+        let pointer = tagged(Box::into_raw(slot), tag);
         checked::add(pointer);
         pointer
     }
@@ -67,7 +118,7 @@ impl<K: Kind> Spare<K> {
     /// # Safety
     /// As [`take`].
     #[inline]
-    pub(crate) unsafe fn take(&self, pointer: *mut K) -> Result<K::Value, Failure> {
+    unsafe fn take(&self, pointer: *mut K) -> Result<K::Value, Failure> {
         // SAFETY: the caller's promise.
         let slot = unsafe { end(pointer) }?;
         // SAFETY: it was live, and has a value.
@@ -75,11 +126,25 @@ impl<K: Kind> Spare<K> {
         // SAFETY: as above; its next holder gets another one.
         let value = unsafe { value.assume_init() };
         let mut spare = self.0.borrow_mut();
-        if spare.len() < MOST_SPARE {
-            spare.push(slot);
+        spare.push(Free(slot));
+        if spare.len() == 2 * BATCH {
+            K::common().take_from(&mut spare, BATCH);
         }
         Ok(value)
     }
+}
+
+/// The handle of a slot.
+#[inline(always)]
+fn tagged<K: Kind>(slot: *mut Slot<K>, tag: u64) -> *mut K {
+    slot.cast::<K>().map_addr(|address| address | tag as usize)
+}
+
+/// The slot of a handle, and the mark of a live one.
+#[inline(always)]
+fn untagged<K: Kind>(pointer: *mut K) -> (*mut Slot<K>, u64) {
+    let tag = pointer.addr() as u64 & TAG;
+    (pointer.cast::<Slot<K>>().map_addr(|address| address & !TAG as usize), K::MARK ^ tag)
 }
 
 /// What a handle points to.
@@ -124,24 +189,27 @@ pub(crate) fn hold<K: Kind>(value: K::Value) -> *mut K {
     held.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| Spare::new().hold(value)))
 }
 
-/// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value.
+/// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value. A number makes
+/// the handle another one than those before it.
 #[inline]
 pub(crate) fn during<K: Kind, R, T>(
+    number: u16,
     value: K::Value,
     body: impl FnOnce(*mut K) -> R,
     end: impl FnOnce(R, &mut K::Value) -> T,
 ) -> T {
+    let tag = u64::from(number) << TAG_SHIFT;
     let slot = Slot::<K> {
-        mark: AtomicU64::new(K::MARK),
+        mark: AtomicU64::new(K::MARK ^ tag),
         thread: Cell::new(this_thread::<K>()),
         is_boxed: false,
         value: UnsafeCell::new(MaybeUninit::new(value)),
     };
-    let pointer = std::ptr::from_ref(&slot).cast_mut().cast();
+    let pointer = tagged(std::ptr::from_ref(&slot).cast_mut(), tag);
     checked::add(pointer);
     let result = body(pointer);
     checked::remove(pointer);
-    slot.mark.store(K::MARK | FREED, Ordering::Relaxed);
+    slot.mark.store((K::MARK ^ tag) | FREED, Ordering::Relaxed);
     // SAFETY: nobody has the handle any more.
     let value = unsafe { &mut *slot.value.get() };
     // SAFETY: it was written above, and nobody could take it.
@@ -153,37 +221,43 @@ pub(crate) fn during<K: Kind, R, T>(
 
 impl<K: Kind> Slot<K> {
     #[cold]
-    fn freed() -> Box<Self> {
+    fn free() -> Free<K> {
         let mark = AtomicU64::new(K::MARK | FREED);
-        Box::new(Self { mark, thread: Cell::new(0), is_boxed: true, value: UnsafeCell::new(MaybeUninit::uninit()) })
+        let value = UnsafeCell::new(MaybeUninit::uninit());
+        Free(Box::new(Self { mark, thread: Cell::new(0), is_boxed: true, value }))
     }
 
-    /// Claims a live slot for the function that runs.
+    /// Claims a live slot with this mark for the function that runs.
+    ///
+    /// # Errors
+    /// The mark that it has.
     #[inline(always)]
-    fn claim(&self) -> Result<(), Failure> {
+    fn claim(&self, live: u64) -> Result<(), u64> {
         if K::BOUND {
             // No other thread writes it: the caller is the thread that may, or fails.
             let mark = self.mark.load(Ordering::Relaxed);
-            if mark != K::MARK || self.thread.get() != this_thread::<K>() {
-                return Err(self.unusable(mark));
+            if mark != live || self.thread.get() != this_thread::<K>() {
+                return Err(mark);
             }
-            self.mark.store(K::MARK | IN_USE, Ordering::Relaxed);
+            self.mark.store(live | IN_USE, Ordering::Relaxed);
             return Ok(());
         }
         // Acquire: with the Release of `hold` and of the last use, on another thread.
-        match self.mark.compare_exchange(K::MARK, K::MARK | IN_USE, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Ok(()),
-            Err(mark) => Err(self.unusable(mark)),
-        }
+        self.mark.compare_exchange(live, live | IN_USE, Ordering::Acquire, Ordering::Relaxed).map(|_| ())
     }
 
+    /// Why a handle cannot be used whose live slot would have the mark `live`.
     #[cold]
-    fn unusable(&self, mark: u64) -> Failure {
+    #[inline(never)]
+    fn unusable(mark: u64, live: u64) -> Failure {
         let name = K::NAME;
-        match mark ^ K::MARK {
+        match mark ^ live {
             0 => Failure::new(Errno::PERM, format_args!("{name}: another thread made it, and only that may use it")),
             IN_USE => Failure::new(Errno::BUSY, format_args!("{name}: a function uses it now")),
-            FREED => checked::wrong(format_args!("{name}: freed or answered already")),
+            // Freed, or the mark of a later handle of the slot.
+            other if other & !(TAG | IN_USE | FREED) == 0 => {
+                checked::wrong(format_args!("{name}: freed or answered already"))
+            }
             _ => checked::wrong(format_args!("{name}: not a handle of this kind")),
         }
     }
@@ -197,34 +271,38 @@ impl<K: Kind> Slot<K> {
 /// # Safety
 /// As [`lend`].
 pub(crate) unsafe fn mark_of(pointer: *mut c_void) -> Result<u64, Failure> {
-    let wrong = |text| Failure::argument(format_args!("the handle {text}"));
-    let pointer = NonNull::new(pointer.cast::<AtomicU64>()).ok_or_else(|| wrong("is NULL"))?;
-    if !pointer.is_aligned() || !checked::knows(pointer) {
+    let known = checked::knows(pointer);
+    let pointer = pointer.cast::<AtomicU64>().map_addr(|address| address & !TAG as usize);
+    let pointer = NonNull::new(pointer).ok_or_else(|| Failure::argument("the handle is NULL"))?;
+    if !pointer.is_aligned() || !known {
         return Err(checked::wrong("freed already, or not a handle"));
     }
     // SAFETY: the caller promises that it points to a slot, which begins with its mark.
     let mark = unsafe { pointer.as_ref() };
-    Ok(mark.load(Ordering::Relaxed) & !(IN_USE | FREED))
+    Ok(mark.load(Ordering::Relaxed) & !(TAG | IN_USE | FREED))
 }
 
-/// The slot of a handle.
+/// The slot of a handle, and the mark of a live one.
 ///
 /// # Safety
 /// As [`lend`].
 #[inline(always)]
-unsafe fn slot<'a, K: Kind>(pointer: *mut K) -> Result<&'a Slot<K>, Failure> {
-    let Some(pointer) = NonNull::new(pointer.cast::<Slot<K>>()) else {
-        return Err(Failure::argument(format_args!("{} is NULL", K::NAME)));
-    };
-    if !pointer.is_aligned() || !checked::knows(pointer) {
+unsafe fn slot<'a, K: Kind>(pointer: *mut K) -> Result<(&'a Slot<K>, u64), Failure> {
+    let (slot, live) = untagged(pointer);
+    let Some(slot) = NonNull::new(slot) else { return Err(null(K::NAME)) };
+    if !slot.is_aligned() || !checked::knows(pointer) {
         return Err(checked::wrong(format_args!("{}: freed already, or not a handle", K::NAME)));
     }
-    // SAFETY: the caller promises that it points to a slot, live or spare. Slots are shared, with interior mutability.
-    Ok(unsafe { pointer.as_ref() })
+    // SAFETY: the caller promises that it points to a slot, live or free. Slots are shared, with interior mutability.
+    Ok((unsafe { slot.as_ref() }, live))
 }
 
 /// A handle's value, for the function that runs.
-pub(crate) struct Lent<'a, K: Kind>(&'a Slot<K>);
+pub(crate) struct Lent<'a, K: Kind> {
+    slot: &'a Slot<K>,
+    /// Its mark while no function uses it.
+    live: u64,
+}
 
 /// The value of a handle, exclusively.
 ///
@@ -236,9 +314,23 @@ pub(crate) struct Lent<'a, K: Kind>(&'a Slot<K>);
 #[inline(always)]
 pub(crate) unsafe fn lend<'a, K: Kind>(pointer: *mut K) -> Result<Lent<'a, K>, Failure> {
     // SAFETY: as the caller's.
-    let slot = unsafe { slot(pointer) }?;
-    slot.claim()?;
-    Ok(Lent(slot))
+    let (slot, live) = unsafe { slot(pointer) }?;
+    match slot.claim(live) {
+        Ok(()) => Ok(Lent { slot, live }),
+        Err(mark) => Err(Slot::<K>::unusable(mark, live)),
+    }
+}
+
+/// As [`lend`], for a handle that was live, after a function of the application: `None` if that has freed it.
+///
+/// # Safety
+/// As [`lend`]; and it is not null.
+#[inline]
+pub(crate) unsafe fn lend_again<'a, K: Kind>(pointer: *mut K) -> Option<Lent<'a, K>> {
+    let (slot, live) = untagged(pointer);
+    // SAFETY: it points to a slot, as it did before.
+    let slot = unsafe { &*slot };
+    slot.claim(live).ok().map(|()| Lent { slot, live })
 }
 
 /// Takes the value of a handle, which ends.
@@ -264,14 +356,15 @@ pub(crate) unsafe fn take<K: Kind>(pointer: *mut K) -> Result<K::Value, Failure>
 unsafe fn end<K: Kind>(pointer: *mut K) -> Result<Box<Slot<K>>, Failure> {
     // SAFETY: the caller's promise.
     let lent = unsafe { lend(pointer) }?;
-    if !lent.0.is_boxed {
+    if !lent.slot.is_boxed {
         return Err(Failure::argument(format_args!("{}: it ends by itself, with the function that got it", K::NAME)));
     }
+    let live = lent.live;
     std::mem::forget(lent);
     checked::remove(pointer);
     // SAFETY: `hold` made it by `Box::into_raw`. Nobody else has it: it was live, and is claimed now.
-    let mut slot = unsafe { Box::from_raw(pointer.cast::<Slot<K>>()) };
-    *slot.mark.get_mut() = K::MARK | FREED;
+    let mut slot = unsafe { Box::from_raw(untagged(pointer).0) };
+    *slot.mark.get_mut() = live | FREED;
     Ok(slot)
 }
 
@@ -281,7 +374,7 @@ impl<K: Kind> Deref for Lent<'_, K> {
     #[inline(always)]
     fn deref(&self) -> &K::Value {
         // SAFETY: the slot is claimed for this borrow alone.
-        let value = unsafe { &*self.0.value.get() };
+        let value = unsafe { &*self.slot.value.get() };
         // SAFETY: it is live, and has a value.
         unsafe { value.assume_init_ref() }
     }
@@ -291,7 +384,7 @@ impl<K: Kind> DerefMut for Lent<'_, K> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut K::Value {
         // SAFETY: the slot is claimed for this borrow alone.
-        let value = unsafe { &mut *self.0.value.get() };
+        let value = unsafe { &mut *self.slot.value.get() };
         // SAFETY: it is live, and has a value.
         unsafe { value.assume_init_mut() }
     }
@@ -301,7 +394,7 @@ impl<K: Kind> Drop for Lent<'_, K> {
     #[inline(always)]
     fn drop(&mut self) {
         // Release: with the Acquire of `Slot::claim`.
-        self.0.mark.store(K::MARK, Ordering::Release);
+        self.slot.mark.store(self.live, Ordering::Release);
     }
 }
 
@@ -315,11 +408,11 @@ impl<K: Kind> Drop for Lent<'_, K> {
 #[inline]
 pub(crate) unsafe fn share<'a, K: Kind<Value: Sync>>(pointer: *mut K) -> Result<&'a K::Value, Failure> {
     // SAFETY: as the caller's.
-    let slot = unsafe { slot(pointer) }?;
+    let (slot, live) = unsafe { slot(pointer) }?;
     // Acquire: with the Release of `hold`.
     match slot.mark.load(Ordering::Acquire) {
-        mark if mark == K::MARK => {}
-        mark => return Err(slot.unusable(mark)),
+        mark if mark == live => {}
+        mark => return Err(Slot::<K>::unusable(mark, live)),
     }
     // SAFETY: it is live, and the value of such a slot is not borrowed mutably.
     let value = unsafe { &*slot.value.get() };
@@ -392,9 +485,9 @@ mod checked {
 
     /// Whether it is a live handle, as far as this build knows.
     #[inline(always)]
-    pub(super) fn knows<T>(_pointer: std::ptr::NonNull<T>) -> bool {
+    pub(super) fn knows<K>(_pointer: *mut K) -> bool {
         #[cfg(feature = "checked")]
-        return live().contains(&_pointer.addr().get());
+        return live().contains(&_pointer.addr());
         #[cfg(not(feature = "checked"))]
         true
     }

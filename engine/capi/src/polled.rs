@@ -10,11 +10,14 @@ use rpcrdma::client::{CallId, Connection, Done, LocalClient};
 pub(crate) struct Polled {
     pub(crate) client: LocalClient,
     ended: VecDeque<Done>,
+    /// A function that gets an end runs.
+    pub(crate) is_reporting: bool,
+    reported: u16,
 }
 
 impl Polled {
     pub(crate) fn new(client: LocalClient) -> Self {
-        Self { client, ended: VecDeque::new() }
+        Self { client, ended: VecDeque::new(), is_reporting: false, reported: 0 }
     }
 
     #[inline]
@@ -35,10 +38,11 @@ impl Polled {
         self.ended.pop_front()
     }
 
-    /// Whether more calls have ended.
+    /// Number of a report.
     #[inline]
-    pub(crate) fn has_more(&self) -> bool {
-        !self.ended.is_empty()
+    pub(crate) fn number(&mut self) -> u16 {
+        self.reported = self.reported.wrapping_add(1);
+        self.reported
     }
 
     /// As [`LocalClient::arm`]; a call that was not reported is work, too.

@@ -141,6 +141,7 @@ impl Table {
         let context = Context(of.context);
         let procedure: Procedure = match (of.handler, of.deferred) {
             (Some(handler), None) => Procedure::new(move |call| {
+                let number = call.info().xid() as u16;
                 let (args, mut writer) = call.args_and_writer();
                 let (args, args_len, results) = (args.as_ptr().cast(), args.len(), writer.as_mut_ptr().cast());
                 // SAFETY: the handle that has it lives as long as the closure runs, which borrows the call.
@@ -151,7 +152,7 @@ impl Table {
                     let status = unsafe { handler(context.get(), call, args, args_len, results, &raw mut len) };
                     (status, len)
                 };
-                during(call, run, |(status, len), call| match status {
+                during(number, call, run, |(status, len), call| match status {
                     0 if len > 0 => written(call, len),
                     _ => call.outcome(status),
                 })

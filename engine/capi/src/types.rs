@@ -9,7 +9,7 @@ use rpcrdma::{Client, Server};
 use crate::call::Call;
 use crate::config::Knobs;
 use crate::ended::Ended;
-use crate::handle::{Kind, Spare};
+use crate::handle::{Common, Kind, Spare};
 use crate::memory::{Adopted, Memory};
 use crate::polled::Polled;
 use crate::services::Table;
@@ -36,30 +36,36 @@ pub struct rpcrdma_buffer(());
 pub struct rpcrdma_arena(());
 
 macro_rules! kinds {
-    ($($name:ident, $value:ty, $number:literal, bound: $bound:literal;)*) => {
+    ($($name:ident, $value:ty, $number:literal, bound: $bound:literal, tagged: $tagged:literal;)*) => {
         $(impl Kind for $name {
             type Value = $value;
             const NAME: &'static str = stringify!($name);
-            const MARK: u64 = 0x7270_6372_646d_6100 | $number << 2;
+            const MARK: u64 = 0x7072_646d_6100 | $number << 2;
             const BOUND: bool = $bound;
+            const TAGGED: bool = $tagged;
 
             fn spare() -> &'static LocalKey<Spare<Self>> {
                 thread_local!(static SPARE: Spare<$name> = const { Spare::new() });
                 &SPARE
+            }
+
+            fn common() -> &'static Common<Self> {
+                static COMMON: Common<$name> = Common::new();
+                &COMMON
             }
         })*
     };
 }
 
 kinds! {
-    rpcrdma_config, Knobs, 1, bound: false;
-    rpcrdma_services, Table, 2, bound: false;
-    rpcrdma_server, Server, 3, bound: false;
-    rpcrdma_local_server, LocalServer, 4, bound: true;
-    rpcrdma_call, Call, 5, bound: false;
-    rpcrdma_client, Client, 6, bound: false;
-    rpcrdma_local_client, Polled, 7, bound: true;
-    rpcrdma_reply, Ended, 8, bound: false;
-    rpcrdma_buffer, Memory, 9, bound: false;
-    rpcrdma_arena, Adopted, 10, bound: false;
+    rpcrdma_config, Knobs, 1, bound: false, tagged: false;
+    rpcrdma_services, Table, 2, bound: false, tagged: false;
+    rpcrdma_server, Server, 3, bound: false, tagged: false;
+    rpcrdma_local_server, LocalServer, 4, bound: true, tagged: false;
+    rpcrdma_call, Call, 5, bound: false, tagged: true;
+    rpcrdma_client, Client, 6, bound: false, tagged: false;
+    rpcrdma_local_client, Polled, 7, bound: true, tagged: false;
+    rpcrdma_reply, Ended, 8, bound: false, tagged: true;
+    rpcrdma_buffer, Memory, 9, bound: false, tagged: true;
+    rpcrdma_arena, Adopted, 10, bound: false, tagged: false;
 }

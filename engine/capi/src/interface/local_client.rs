@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::arguments::store;
 use crate::ended::Ended;
 use crate::failure::{Failure, entry};
-use crate::handle::{during, hold, lend};
+use crate::handle::{during, hold, lend, lend_again};
 use crate::interface::knobs;
 use crate::polled::Polled;
 use crate::process;
@@ -36,7 +36,7 @@ pub struct rpcrdma_completion {
 /// Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 /// `rpcrdma_reply_keep`.
 ///
-/// The function may start calls, and poll. No exception of C++ may leave it: the process ends.
+/// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception of C++ may leave it: the process ends.
 pub type rpcrdma_done = Option<unsafe extern "C" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 
 /// A client, connected by `connect`.
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
 
 /// Turns the client once, and passes each call that has ended to `done`. Never blocks.
 ///
-/// Returns 1 if there was work, 0 if there was none, or a negative code.
+/// Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`; `done` may be called with `context`.
@@ -164,20 +164,23 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
     entry("rpcrdma_local_client_poll", || {
         // SAFETY: the caller's promise.
         let mut local = unsafe { lend(client) }?;
-        let busy = local.client.turn();
-        let mut next = local.next();
-        // The client is free while a function runs, which may use it, or end it.
-        while let Some(ended) = next {
-            let has_more = local.has_more();
+        let mut busy = local.client.turn();
+        // Only the outer one of two nested functions reports: the stack stays bounded.
+        if local.is_reporting {
+            return Ok(c_int::from(busy));
+        }
+        while let Some(ended) = local.next() {
+            busy = true;
+            local.is_reporting = true;
+            let number = local.number();
+            // The client is free while a function runs, which may use it, or end it.
             drop(local);
             // SAFETY: the caller's promise.
-            unsafe { report(ended, done, context) };
-            if !has_more {
-                break;
-            }
-            // SAFETY: the caller's promise.
-            local = unsafe { lend(client) }?;
-            next = local.next();
+            unsafe { report(number, ended, done, context) };
+            // SAFETY: it was a handle before.
+            let Some(again) = (unsafe { lend_again(client) }) else { return Ok(1) };
+            local = again;
+            local.is_reporting = false;
         }
         Ok(c_int::from(busy))
     })
@@ -188,7 +191,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
 /// # Safety
 /// `done` may be called with `context`.
 #[inline]
-unsafe fn report(ended: Done, done: rpcrdma_done, context: *mut c_void) {
+unsafe fn report(number: u16, ended: Done, done: rpcrdma_done, context: *mut c_void) {
     let Some(done) = done else { return };
     let (token, ended) = (ended.token, Ended::new(ended.result));
     let (error, results) = match ended.reply() {
@@ -202,5 +205,5 @@ unsafe fn report(ended: Done, done: rpcrdma_done, context: *mut c_void) {
         // SAFETY: the caller's promise.
         unsafe { done(context, &completion) }
     };
-    during(ended, pass, |(), _| ());
+    during(number, ended, pass, |(), _| ());
 }
