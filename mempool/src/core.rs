@@ -171,7 +171,7 @@ impl ClassList {
 
 /// See the module page.
 pub(crate) struct Core {
-    /// The owner's number; [`owner::NOBODY`] once the pool was dropped. Only the owner ever finds its own number here.
+    /// The owner's number; [`owner::NOBODY`] once the pool was dropped. Only the owner finds its own number here.
     owner: AtomicU64,
     arena: Arena,
     /// Offset of the pool's range in the arena.
@@ -190,7 +190,7 @@ impl Core {
         let count = placed.iter().map(|class| class.count).sum();
         let larger = |class: &Placed| count - class.first as usize - class.count;
         let core = NonNull::from(Box::leak(Box::new(Self {
-            owner: AtomicU64::new(owner::enlist()),
+            owner: AtomicU64::new(owner::current()),
             arena,
             offset,
             classes: placed.iter().map(|class| ClassList::new(class, larger(class))).collect(),

@@ -64,6 +64,8 @@ pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError, MemErrorKind};
 pub use given::GivenMemory;
 pub use host::{HugePool, MemoryLimits};
+#[doc(hidden)]
+pub use owner::current as current_thread;
 pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};
 pub use prefetch::prefetch;
 pub use register::{Registrar, Registrations};

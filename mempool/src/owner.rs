@@ -1,41 +1,52 @@
+#![cfg_attr(
+    all(target_arch = "x86_64", target_os = "linux", not(loom), not(miri)),
+    expect(unsafe_code, reason = "reads the thread pointer")
+)]
 //! Owner threads of pools.
 //!
-//! A thread's first pool gives it a number in a const-initialised thread-local. The number is unique in the process and
-//! never reused. The owner check is one thread-local load and one compare. The address of the thread-local would cost
-//! the same, but a later thread may get the address of an ended one.
-
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+//! A thread has a number that no other thread has at the same time. A later thread may get that of an ended one: a pool
+//! ends before its thread, unless it was leaked, and a leaked pool has no other user.
+//!
+//! On x86-64 it is the thread pointer. In a shared library, a thread-local variable costs a function call.
 
 /// No thread has this number: it marks a pool without an owner.
 pub(crate) const NOBODY: u64 = u64::MAX;
 
-#[cfg(not(loom))]
-thread_local! {
-    /// 0: this thread has not created a pool.
-    static NUMBER: Cell<u64> = const { Cell::new(0) };
-}
-// Loom runs all its threads on one of the system's.
-#[cfg(loom)]
-loom::thread_local! {
-    static NUMBER: Cell<u64> = Cell::new(0);
+/// This thread's number.
+#[inline(always)]
+pub fn current() -> u64 {
+    number()
 }
 
-/// This thread's number, or 0 if it never owned a pool.
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(loom), not(miri)))]
+#[inline(always)]
+fn number() -> u64 {
+    let pointer: u64;
+    // SAFETY: the psABI has the thread pointer there, for reading.
+    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(pure, readonly, nostack, preserves_flags)) };
+    pointer
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(loom), not(miri))))]
 #[inline]
-pub(crate) fn current() -> u64 {
-    // `with` is not inlined without link-time optimisation. A cell without a drop lives as long as its thread.
-    NUMBER.try_with(Cell::get).unwrap_or(0)
-}
+fn number() -> u64 {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
-/// This thread's number; assigns one at the first call.
-pub(crate) fn enlist() -> u64 {
+    #[cfg(not(loom))]
+    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
+    // Loom runs all its threads on one of the system's.
+    #[cfg(loom)]
+    loom::thread_local!(static NUMBER: Cell<u64> = Cell::new(0));
+
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    NUMBER.with(|number| {
+    // A cell without a drop lives as long as its thread.
+    let number = NUMBER.try_with(|number| {
         if number.get() == 0 {
             // Relaxed: only uniqueness counts.
             number.set(NEXT.fetch_add(1, Ordering::Relaxed));
         }
         number.get()
-    })
+    });
+    number.unwrap_or(0)
 }

@@ -152,7 +152,7 @@ fn untagged<K: Kind>(pointer: *mut K) -> (*mut Slot<K>, u64) {
 pub(crate) struct Slot<K: Kind> {
     mark: AtomicU64,
     /// Thread that made it.
-    thread: Cell<usize>,
+    thread: Cell<u64>,
     /// On the heap. Otherwise it ends with the function that made it, and its holder cannot free it.
     is_boxed: bool,
     /// Only a live slot has it.
@@ -161,23 +161,8 @@ pub(crate) struct Slot<K: Kind> {
 
 /// Tells threads apart: no two have it at one time. 0 for kinds that any thread uses.
 #[inline(always)]
-fn this_thread<K: Kind>() -> usize {
-    if !K::BOUND {
-        return 0;
-    }
-    // The address of a thread-local variable takes a function call in a shared library.
-    #[cfg(target_arch = "x86_64")]
-    {
-        let pointer: usize;
-        // SAFETY: the psABI has the thread pointer there, for reading.
-        unsafe { std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(pure, readonly, nostack, preserves_flags)) };
-        pointer
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        thread_local!(static PLACE: Cell<u8> = const { Cell::new(0) });
-        PLACE.with(|place| std::ptr::from_ref(place).addr())
-    }
+fn this_thread<K: Kind>() -> u64 {
+    if K::BOUND { rpcrdma_mempool::current_thread() } else { 0 }
 }
 
 /// A new handle. It lives until it is [taken](take).

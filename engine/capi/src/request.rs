@@ -154,35 +154,11 @@ unsafe fn start_unusual<C: Starts>(
 ) -> Result<C::Started, Failure> {
     // SAFETY: the caller's promise.
     unsafe { check(request) }?;
-    let call = client.prepare(request.procedure, args)?;
-    // SAFETY: the caller's promise.
-    let call = unsafe { complete(client, request, call) }?;
-    Ok(client.start(call, request.token))
-}
-
-/// Adds chunks, limits and flags.
-///
-/// # Safety
-/// As [`start`].
-#[inline(always)]
-unsafe fn complete<C: Starts>(
-    client: &mut C,
-    request: &rpcrdma_request,
-    mut call: ClientCall,
-) -> Result<ClientCall, Failure> {
+    let mut call = client.prepare(request.procedure, args)?;
     // SAFETY: the caller's promise.
     for chunk in unsafe { items(request.read_chunks, request.read_count) } {
-        let argument = if chunk.buffer.is_null() {
-            // SAFETY: the caller's promise.
-            let data = unsafe { bytes("data", chunk.data.cast(), chunk.len) }?;
-            let mut copy = client.alloc(data.len())?;
-            copy.copy_from_slice(data);
-            copy
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { take(chunk.buffer) }?.into_own()?
-        };
-        call = call.read_chunk(chunk.position, argument);
+        // SAFETY: the caller's promise.
+        call = call.read_chunk(chunk.position, unsafe { argument(client, chunk) }?);
     }
     // SAFETY: the caller's promise.
     for chunk in unsafe { items(request.write_chunks, request.write_count) } {
@@ -195,10 +171,27 @@ unsafe fn complete<C: Starts>(
     if let Ok(milliseconds @ 1..) = u64::try_from(request.timeout) {
         call = call.timeout(Duration::from_millis(milliseconds));
     }
-    Ok(match request.flags {
-        RPCRDMA_ONE_WAY => call.one_way(),
-        _ => call.expect_reply(request.max_reply),
-    })
+    if request.flags == RPCRDMA_ONE_WAY {
+        call = call.one_way();
+    }
+    Ok(client.start(call.expect_reply(request.max_reply), request.token))
+}
+
+/// The memory of a Read chunk.
+///
+/// # Safety
+/// As [`start`].
+#[inline(always)]
+unsafe fn argument<C: Starts>(client: &mut C, chunk: &rpcrdma_read_chunk) -> Result<Buf, Failure> {
+    if !chunk.buffer.is_null() {
+        // SAFETY: the caller's promise.
+        return unsafe { take(chunk.buffer) }?.into_own();
+    }
+    // SAFETY: the caller's promise.
+    let data = unsafe { bytes("data", chunk.data.cast(), chunk.len) }?;
+    let mut copy = client.alloc(data.len())?;
+    copy.copy_from_slice(data);
+    Ok(copy)
 }
 
 /// Whether the flags are known, and the chunks can be taken.

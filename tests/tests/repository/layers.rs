@@ -200,6 +200,7 @@ const UNSAFE: &[&str] = &[
     "mempool/src/given.rs",
     "mempool/src/map.rs",
     "mempool/src/map_miri.rs",
+    "mempool/src/owner.rs",
     "mempool/src/pool.rs",
     "mempool/src/prefetch.rs",
     "mempool/src/ring.rs",
