@@ -29,20 +29,32 @@ pub(crate) fn null(name: &'static str) -> Failure {
     Failure::argument(format_args!("{name} is NULL"))
 }
 
-/// Bytes; none if there are none.
+/// Items of an array; none if there are none.
+///
+/// # Errors
+/// It is null, not aligned, or longer than any memory.
 ///
 /// # Safety
-/// `pointer` is null, or has `len` bytes that live as long as the result.
+/// `pointer` is null, or has `count` items that live as long as the result.
 #[inline]
-pub(crate) unsafe fn bytes<'a>(name: &'static str, pointer: *const u8, len: usize) -> Result<&'a [u8], Failure> {
-    if len == 0 {
+pub(crate) unsafe fn array<'a, T>(name: &'static str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
+    if count == 0 {
         return Ok(&[]);
     }
-    if pointer.is_null() || isize::try_from(len).is_err() {
+    if pointer.is_null() {
         return Err(null(name));
     }
+    if count > isize::MAX as usize / size_of::<T>() || !pointer.is_aligned() {
+        return Err(no_array(name, count));
+    }
     // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(pointer, len) })
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+}
+
+#[cold]
+#[inline(never)]
+fn no_array(name: &'static str, count: usize) -> Failure {
+    Failure::argument(format_args!("{name} is not aligned, or cannot have {count} items"))
 }
 
 /// Stores a result, if the caller wants it.
@@ -95,7 +107,7 @@ pub(crate) unsafe fn table(
         )));
     }
     // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(pointer, count) }.to_vec())
+    Ok(unsafe { array("table", pointer, count) }?.to_vec())
 }
 
 /// An address.

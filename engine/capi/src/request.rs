@@ -7,7 +7,7 @@ use std::time::Duration;
 use rpcrdma::client::{CallId, ClientCall, LocalClient};
 use rpcrdma::{Buf, CallResult, Client};
 
-use crate::arguments::{bytes, null};
+use crate::arguments::{array, null};
 use crate::failure::Failure;
 use crate::handle::{lend, take};
 use crate::memory::Memory;
@@ -131,7 +131,7 @@ pub(crate) unsafe fn start<C: Starts>(client: &mut C, request: *const rpcrdma_re
     // SAFETY: the caller's promise.
     let request = unsafe { request.as_ref() }.ok_or_else(|| null("request"))?;
     // SAFETY: the caller's promise.
-    let args = unsafe { bytes("args", request.args.cast(), request.args_len) }?;
+    let args = unsafe { array::<u8>("args", request.args.cast(), request.args_len) }?;
     let is_plain = request.read_count | request.write_count | request.max_reply == 0;
     if is_plain && request.flags == 0 && request.timeout == 0 {
         // In registers, as far as possible: it is not part of another result.
@@ -156,12 +156,12 @@ unsafe fn start_unusual<C: Starts>(
     unsafe { check(request) }?;
     let mut call = client.prepare(request.procedure, args)?;
     // SAFETY: the caller's promise.
-    for chunk in unsafe { items(request.read_chunks, request.read_count) } {
+    for chunk in unsafe { array("read_chunks", request.read_chunks, request.read_count) }? {
         // SAFETY: the caller's promise.
         call = call.read_chunk(chunk.position, unsafe { argument(client, chunk) }?);
     }
     // SAFETY: the caller's promise.
-    for chunk in unsafe { items(request.write_chunks, request.write_count) } {
+    for chunk in unsafe { array("write_chunks", request.write_chunks, request.write_count) }? {
         call = match chunk.buffer.is_null() {
             true => call.write_chunk(u32::try_from(chunk.len).unwrap_or(u32::MAX)),
             // SAFETY: the caller's promise.
@@ -188,7 +188,7 @@ unsafe fn argument<C: Starts>(client: &mut C, chunk: &rpcrdma_read_chunk) -> Res
         return unsafe { take(chunk.buffer) }?.into_own();
     }
     // SAFETY: the caller's promise.
-    let data = unsafe { bytes("data", chunk.data.cast(), chunk.len) }?;
+    let data = unsafe { array::<u8>("data", chunk.data.cast(), chunk.len) }?;
     let mut copy = client.alloc(data.len())?;
     copy.copy_from_slice(data);
     Ok(copy)
@@ -202,13 +202,8 @@ unsafe fn check(request: &rpcrdma_request) -> Result<(), Failure> {
     if request.flags & !RPCRDMA_ONE_WAY != 0 {
         return Err(Failure::argument("unknown flags"));
     }
-    if request.read_chunks.is_null() && request.read_count > 0
-        || request.write_chunks.is_null() && request.write_count > 0
-    {
-        return Err(null("read_chunks or write_chunks"));
-    }
     // SAFETY: the caller's promise.
-    let reads = unsafe { items(request.read_chunks, request.read_count) };
+    let reads = unsafe { array("read_chunks", request.read_chunks, request.read_count) }?;
     for chunk in reads {
         if chunk.buffer.is_null() != reads[0].buffer.is_null() {
             // Without memory for a copy the call does not start: the buffers before it would be lost.
@@ -218,7 +213,7 @@ unsafe fn check(request: &rpcrdma_request) -> Result<(), Failure> {
         unsafe { check_buffer(chunk.buffer) }?;
     }
     // SAFETY: the caller's promise.
-    for chunk in unsafe { items(request.write_chunks, request.write_count) } {
+    for chunk in unsafe { array("write_chunks", request.write_chunks, request.write_count) }? {
         // SAFETY: the caller's promise.
         unsafe { check_buffer(chunk.buffer) }?;
     }

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use rpcrdma::service::CallInfo;
 use rustix::io::Errno;
 
-use crate::arguments::{bytes, copy, store};
+use crate::arguments::{array, copy, store};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, take};
 use crate::memory::Memory;
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
         // SAFETY: the caller's promise.
-        let results = unsafe { bytes("results", results.cast(), len) }?;
+        let results = unsafe { array::<u8>("results", results.cast(), len) }?;
         match call.reply_writer().put(results) {
             Ok(()) => Ok(0),
             Err(error) => Err(call.fail(Errno::MSGSIZE, error)),
