@@ -84,8 +84,8 @@ typedef struct rpcrdma_services rpcrdma_services;
 // initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses `rpcrdma_call_reply`.
 //
 // It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
-// Another result refuses the call: an `RPCRDMA_` status, or the negative code of a function that has failed for this
-// call. No exception of C++ may leave it: the process ends.
+// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
+// this call. Any other is SYSTEM_ERR. No exception of C++ may leave it: the process ends.
 typedef int (*rpcrdma_handler)(void *context,
                                rpcrdma_call *call,
                                const void *args,

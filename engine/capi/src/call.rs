@@ -13,10 +13,10 @@ use crate::failure::Failure;
 use crate::handle::Borrowed;
 use crate::services::refusal;
 
-/// A call, and why the last function on it has failed.
+/// A call, and how the last function on it has failed.
 pub(crate) struct Call {
     of: Of,
-    failed: Option<Refusal>,
+    failed: Option<(Errno, Refusal)>,
 }
 
 enum Of {
@@ -39,16 +39,16 @@ impl Call {
     #[cold]
     pub(crate) fn fail(&mut self, code: Errno, error: impl Display + Into<Refusal>) -> Failure {
         let failure = Failure::new(code, &error);
-        self.failed = Some(error.into());
+        self.failed = Some((code, error.into()));
         failure
     }
 
-    /// What a handler's result means.
+    /// What a handler's result means. A negative one that is not the failure's is the handler's own.
     #[inline]
     pub(crate) fn outcome(&self, status: c_int) -> Result<(), Refusal> {
-        match status {
-            0 => Ok(()),
-            ..0 => Err(self.failed.unwrap_or(Refusal::SystemError)),
+        match (status, self.failed) {
+            (0, _) => Ok(()),
+            (..0, Some((code, refusal))) if status == -code.raw_os_error() => Err(refusal),
             _ => Err(refusal(status)),
         }
     }
