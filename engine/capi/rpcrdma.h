@@ -309,7 +309,8 @@ rpcrdma_services *rpcrdma_services_new(void);
 // Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
 // without a handler.
 //
-// Returns 0, or -EINVAL: the text names the procedure and the cause. The procedures before it are added.
+// Returns 0; -EEXIST for a procedure that was added before; -EINVAL, and the text names the procedure and the cause.
+// The procedures before it are added.
 //
 // # Safety
 // `services` and arenas as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their

@@ -1,6 +1,8 @@
 #![expect(unsafe_code, reason = "a table of C has function pointers, and contexts that its functions share")]
 //! Procedures whose handlers are functions of C.
 
+use std::cell::Cell;
+use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,6 +10,8 @@ use std::sync::Arc;
 use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
 use rpcrdma::service::{Application, MAX_CHUNKS, MAX_PROCEDURE, ShardSetup, ShardTask};
 use rpcrdma::{Arena, Procedure, Refusal, Services};
+use rustix::fs::{FileType, fstat};
+use rustix::io::Errno;
 
 use crate::call::Call;
 use crate::failure::Failure;
@@ -107,6 +111,10 @@ impl Context {
 #[derive(Default)]
 pub(crate) struct Table {
     services: Services,
+    /// Program, version and number of each.
+    known: HashSet<(u32, u32, u32)>,
+    /// One of them runs on workers.
+    needs_workers: bool,
     cache: Option<Arc<DuplicateRequestCache>>,
     task: Option<Task>,
     /// Where Read chunks arrive.
@@ -138,6 +146,9 @@ impl Table {
     pub(crate) fn add(&mut self, program: u32, version: u32, of: &rpcrdma_procedure) -> Result<(), Failure> {
         let number = of.number;
         let wrong = |text: &str| Err(Failure::argument(format_args!("procedure {number}: {text}")));
+        if self.known.contains(&(program, version, number)) {
+            return Err(Failure::new(Errno::EXIST, format_args!("procedure {number}: it was added before")));
+        }
         let context = Context(of.context);
         let procedure: Procedure = match (of.handler, of.deferred) {
             (Some(handler), None) => Procedure::new(move |call| {
@@ -175,6 +186,12 @@ impl Table {
         let has = |flag: u32| of.flags & flag != 0;
         if of.flags >= 2 * RPCRDMA_UNCOUNTED {
             return wrong("unknown flags");
+        }
+        if (of.read_chunks > 0) != (of.max_read > 0) {
+            return wrong("read_chunks and max_read go together");
+        }
+        if (of.write_chunks > 0) != (of.max_write > 0) && !has(RPCRDMA_OWN_RESULTS) {
+            return wrong("write_chunks and max_write go together");
         }
         let mut procedure = procedure.max_reply(if of.max_reply == 0 { 256 } else { of.max_reply });
         if of.read_chunks > 0 {
@@ -216,6 +233,8 @@ impl Table {
             procedure = procedure.on_workers();
         }
         self.services.add(program, version, number, procedure);
+        self.needs_workers |= has(RPCRDMA_ON_WORKERS);
+        self.known.insert((program, version, number));
         Ok(())
     }
 
