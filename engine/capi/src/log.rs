@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::failure::Failure;
 
-type Function = unsafe extern "C" fn(context: *mut c_void, level: c_int, line: *const c_char);
+type Function = unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char);
 
 /// Where lines go.
 pub(crate) struct Sink {

@@ -61,7 +61,7 @@ impl Memory {
 
 /// Tells the application that its memory is free.
 struct Release {
-    function: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    function: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
     context: *mut c_void,
 }
 
@@ -97,7 +97,7 @@ impl Adopted {
     pub(crate) unsafe fn new(
         base: *mut c_void,
         len: usize,
-        function: Option<unsafe extern "C" fn(context: *mut c_void)>,
+        function: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
         context: *mut c_void,
     ) -> Result<Self, Failure> {
         let release = Release { function, context };

@@ -234,15 +234,3 @@ unsafe fn check_buffer(buffer: *mut rpcrdma_buffer) -> Result<(), Failure> {
         Memory::Shared(_) => Err(Failure::argument("a chunk's buffer is only read: use one of rpcrdma_alloc")),
     }
 }
-
-/// The items of an array; none of a null one.
-///
-/// # Safety
-/// `pointer` is null, or has `count` items.
-unsafe fn items<'a, T>(pointer: *const T, count: usize) -> &'a [T] {
-    match pointer.is_null() {
-        true => &[],
-        // SAFETY: the caller's promise.
-        false => unsafe { std::slice::from_raw_parts(pointer, count) },
-    }
-}

@@ -28,7 +28,7 @@ use crate::types::{rpcrdma_arena, rpcrdma_call};
 /// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
 /// this call. Any other is SYSTEM_ERR. No exception of C++ may leave it: the process ends.
 pub type rpcrdma_handler = Option<
-    unsafe extern "C" fn(
+    unsafe extern "C-unwind" fn(
         context: *mut c_void,
         call: *mut rpcrdma_call,
         args: *const c_void,
@@ -42,8 +42,9 @@ pub type rpcrdma_handler = Option<
 /// in place until then.
 ///
 /// It runs on a shard and must not block.
-pub type rpcrdma_deferred_handler =
-    Option<unsafe extern "C" fn(context: *mut c_void, call: *mut rpcrdma_call, args: *const c_void, args_len: usize)>;
+pub type rpcrdma_deferred_handler = Option<
+    unsafe extern "C-unwind" fn(context: *mut c_void, call: *mut rpcrdma_call, args: *const c_void, args_len: usize),
+>;
 
 /// The procedure runs on workers (`server.workers`): its handler may block.
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
@@ -89,7 +90,7 @@ pub struct rpcrdma_procedure {
 }
 
 /// Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
-pub type rpcrdma_task = Option<unsafe extern "C" fn(context: *mut c_void, shard: c_uint) -> c_int>;
+pub type rpcrdma_task = Option<unsafe extern "C-unwind" fn(context: *mut c_void, shard: c_uint) -> c_int>;
 
 /// A pointer that functions of C get back.
 #[derive(Clone, Copy)]
@@ -123,7 +124,7 @@ pub(crate) struct Table {
 
 #[derive(Clone, Copy)]
 struct Task {
-    poll: unsafe extern "C" fn(*mut c_void, c_uint) -> c_int,
+    poll: unsafe extern "C-unwind" fn(*mut c_void, c_uint) -> c_int,
     descriptor: rpcrdma_task,
     context: Context,
 }

@@ -32,7 +32,7 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 /// `function` may be called with `context` on any thread, until the process ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_log(
-    function: Option<unsafe extern "C" fn(context: *mut c_void, level: c_int, line: *const c_char)>,
+    function: Option<unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char)>,
     context: *mut c_void,
     most: c_int,
 ) -> c_int {

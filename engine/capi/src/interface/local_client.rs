@@ -36,8 +36,10 @@ pub struct rpcrdma_completion {
 /// Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 /// `rpcrdma_reply_keep`.
 ///
-/// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception of C++ may leave it: the process ends.
-pub type rpcrdma_done = Option<unsafe extern "C" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
+/// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception
+/// of C++ may leave it: the process ends.
+pub type rpcrdma_done =
+    Option<unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 
 /// A client, connected by `connect`.
 ///

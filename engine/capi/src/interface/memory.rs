@@ -80,7 +80,7 @@ pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, star
 pub unsafe extern "C" fn rpcrdma_arena_new(
     base: *mut c_void,
     len: usize,
-    release: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    release: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
     context: *mut c_void,
 ) -> *mut rpcrdma_arena {
     entry("rpcrdma_arena_new", || {
