@@ -33,6 +33,9 @@
 // `PROG_UNAVAIL` of RFC 5531 §9.
 #define RPCRDMA_PROG_UNAVAIL 1
 
+// `PROG_MISMATCH`: the server has other versions of the program. Only in replies.
+#define RPCRDMA_PROG_MISMATCH 2
+
 // `PROC_UNAVAIL`.
 #define RPCRDMA_PROC_UNAVAIL 3
 
@@ -181,7 +184,8 @@ typedef struct {
 // A call to make: `{.procedure = 1, .args = &number, .args_len = sizeof number}`.
 //
 // All else may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks, which
-// end, but only if the call starts. `rpcrdma_reply_take` has them after the call.
+// end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and
+// `rpcrdma_reply_take_write_chunk` have them after the call.
 typedef struct {
     // Procedure number.
     uint32_t procedure;
@@ -215,7 +219,7 @@ typedef struct {
     const void *results;
     // Their bytes.
     size_t results_len;
-    // The reply, which holds the buffers of chunks: take them (`rpcrdma_reply_take`) for the next call.
+    // The reply, which holds the buffers of chunks: take them (`rpcrdma_reply_take_read_chunk`) for the next call.
     rpcrdma_reply *reply;
     // 0, or negative, as `rpcrdma_client_call` returns it.
     int error;
@@ -663,14 +667,29 @@ int rpcrdma_local_client_poll(rpcrdma_local_client *client, rpcrdma_done done, v
 // `reply` as for `rpcrdma_free`.
 const void *rpcrdma_reply_results(rpcrdma_reply *reply, size_t *len);
 
-// Takes the buffer of Write chunk `index` (`is_result`: 1), as long as its data; or that of Read chunk `index`
-// (`is_result`: 0), for the next call. Also of a failed call, where the server can no longer reach it.
+// Why the server refused the call: `RPCRDMA_PROG_UNAVAIL` and others, as handlers return them. 0 if it did not.
 //
-// NULL if there is none.
+// Negative for a call that has failed otherwise, as `rpcrdma_client_call` returns it. So is a refusal for another
+// version of RPC itself.
 //
 // # Safety
 // `reply` as for `rpcrdma_free`.
-rpcrdma_buffer *rpcrdma_reply_take(rpcrdma_reply *reply, int is_result, unsigned int index);
+int rpcrdma_reply_status(rpcrdma_reply *reply);
+
+// Takes the buffer of Write chunk `index`, as long as its data. Also of a failed call, where the server can no longer
+// reach it.
+//
+// NULL if there is none; so after a time-out or a cancel, while the server may still answer.
+//
+// # Safety
+// `reply` as for `rpcrdma_free`.
+rpcrdma_buffer *rpcrdma_reply_take_write_chunk(rpcrdma_reply *reply, unsigned int index);
+
+// Takes the buffer of Read chunk `index`, for the next call. As for `rpcrdma_reply_take_write_chunk`.
+//
+// # Safety
+// `reply` as for `rpcrdma_free`.
+rpcrdma_buffer *rpcrdma_reply_take_read_chunk(rpcrdma_reply *reply, unsigned int index);
 
 // Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
 //

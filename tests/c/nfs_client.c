@@ -104,7 +104,7 @@ static void get(const char *path) {
         uint32_t len = word(&results);
         if (len) {
             // The data is in the chunk, and not among the results.
-            rpcrdma_buffer *buffer = rpcrdma_reply_take(reply, 1, 0);
+            rpcrdma_buffer *buffer = rpcrdma_reply_take_write_chunk(reply, 0);
             size_t room = 0;
             const void *data = buffer ? rpcrdma_buffer_data(buffer, &room) : NULL;
             if (!data || room < len || results.left)

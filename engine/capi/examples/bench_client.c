@@ -119,8 +119,12 @@ static void done(void *context, const rpcrdma_completion *completion) {
         return;
     // The buffer of the chunk serves the next call.
     rpcrdma_buffer *buffer = NULL;
-    if (bench->procedure > ECHO && !(buffer = rpcrdma_reply_take(completion->reply, bench->procedure == READ, 0)))
-        die("buffer", rpcrdma_error());
+    if (bench->procedure > ECHO) {
+        buffer = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
+                                          : rpcrdma_reply_take_read_chunk(completion->reply, 0);
+        if (!buffer)
+            die("buffer", rpcrdma_error());
+    }
     start(bench, token, time, buffer);
 }
 

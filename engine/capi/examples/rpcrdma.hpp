@@ -61,7 +61,7 @@ struct Reply {
         auto *results = static_cast<const char *>(check(rpcrdma_reply_results(handle.get(), &len)));
         return {results, len};
     }
-    Buffer take_write_chunk(unsigned index) { return Buffer(rpcrdma_reply_take(handle.get(), 1, index)); }
+    Buffer take_write_chunk(unsigned index) { return Buffer(rpcrdma_reply_take_write_chunk(handle.get(), index)); }
 };
 
 // A call to make.

@@ -3,9 +3,10 @@
 
 use std::ffi::c_int;
 
-use rpcrdma::{Buf, CallResult, Reply};
+use rpcrdma::{Buf, CallError, CallResult, Reply};
 
 use crate::failure::Failure;
+use crate::services::status;
 
 /// The end of a call.
 pub(crate) struct Ended {
@@ -44,6 +45,17 @@ impl Ended {
         match self.result.as_ref().ok_or_else(kept)? {
             Ok(reply) => Ok(reply),
             Err(failed) => Err(failed.error.into()),
+        }
+    }
+
+    /// The status that the server refused it with; 0 for an answered call.
+    pub(crate) fn status(&self) -> Result<c_int, Failure> {
+        match self.result.as_ref().ok_or_else(kept)? {
+            Ok(_) => Ok(0),
+            Err(failed) => match failed.error {
+                CallError::Refused(refusal) => status(refusal).ok_or_else(|| failed.error.into()),
+                error => Err(error.into()),
+            },
         }
     }
 

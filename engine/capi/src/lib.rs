@@ -33,7 +33,7 @@ pub use interface::*;
 pub use request::{rpcrdma_read_chunk, rpcrdma_request, rpcrdma_write_chunk};
 pub use services::{
     RPCRDMA_AUTH_ERROR, RPCRDMA_CACHED, RPCRDMA_GARBAGE_ARGS, RPCRDMA_NO_REPLY, RPCRDMA_ON_WORKERS, RPCRDMA_ONE_WAY,
-    RPCRDMA_OWN_RESULTS, RPCRDMA_PROC_UNAVAIL, RPCRDMA_PROG_UNAVAIL, RPCRDMA_SYSTEM_ERR, RPCRDMA_UNCOUNTED,
-    rpcrdma_deferred_handler, rpcrdma_handler, rpcrdma_procedure, rpcrdma_task,
+    RPCRDMA_OWN_RESULTS, RPCRDMA_PROC_UNAVAIL, RPCRDMA_PROG_MISMATCH, RPCRDMA_PROG_UNAVAIL, RPCRDMA_SYSTEM_ERR,
+    RPCRDMA_UNCOUNTED, rpcrdma_deferred_handler, rpcrdma_handler, rpcrdma_procedure, rpcrdma_task,
 };
 pub use types::*;

@@ -41,7 +41,8 @@ pub struct rpcrdma_write_chunk {
 /// A call to make: `{.procedure = 1, .args = &number, .args_len = sizeof number}`.
 ///
 /// All else may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks, which
-/// end, but only if the call starts. `rpcrdma_reply_take` has them after the call.
+/// end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and
+/// `rpcrdma_reply_take_write_chunk` have them after the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_request {

@@ -307,8 +307,23 @@ pub(crate) fn refusal(status: c_int) -> Refusal {
     }
 }
 
+/// The status of a refusal, if it has one.
+pub(crate) fn status(refusal: Refusal) -> Option<c_int> {
+    Some(match refusal {
+        Refusal::ProgramUnavailable => RPCRDMA_PROG_UNAVAIL,
+        Refusal::ProgramMismatch { .. } => RPCRDMA_PROG_MISMATCH,
+        Refusal::ProcedureUnavailable => RPCRDMA_PROC_UNAVAIL,
+        Refusal::GarbageArguments => RPCRDMA_GARBAGE_ARGS,
+        Refusal::SystemError => RPCRDMA_SYSTEM_ERR,
+        Refusal::Authentication(auth) => RPCRDMA_AUTH_ERROR.saturating_add(c_int::try_from(auth).unwrap_or(c_int::MAX)),
+        _ => return None,
+    })
+}
+
 /// `PROG_UNAVAIL` of RFC 5531 §9.
 pub const RPCRDMA_PROG_UNAVAIL: c_int = 1;
+/// `PROG_MISMATCH`: the server has other versions of the program. Only in replies.
+pub const RPCRDMA_PROG_MISMATCH: c_int = 2;
 /// `PROC_UNAVAIL`.
 pub const RPCRDMA_PROC_UNAVAIL: c_int = 3;
 /// `GARBAGE_ARGS`: the arguments cannot be decoded.

@@ -27,7 +27,7 @@ pub struct rpcrdma_completion {
     pub results: *const c_void,
     /// Their bytes.
     pub results_len: usize,
-    /// The reply, which holds the buffers of chunks: take them (`rpcrdma_reply_take`) for the next call.
+    /// The reply, which holds the buffers of chunks: take them (`rpcrdma_reply_take_read_chunk`) for the next call.
     pub reply: *mut rpcrdma_reply,
     /// 0, or negative, as `rpcrdma_client_call` returns it.
     pub error: c_int,

@@ -25,22 +25,52 @@ pub unsafe extern "C" fn rpcrdma_reply_results(reply: *mut rpcrdma_reply, len: *
     })
 }
 
-/// Takes the buffer of Write chunk `index` (`is_result`: 1), as long as its data; or that of Read chunk `index`
-/// (`is_result`: 0), for the next call. Also of a failed call, where the server can no longer reach it.
+/// Why the server refused the call: `RPCRDMA_PROG_UNAVAIL` and others, as handlers return them. 0 if it did not.
 ///
-/// NULL if there is none.
+/// Negative for a call that has failed otherwise, as `rpcrdma_client_call` returns it. So is a refusal for another
+/// version of RPC itself.
 ///
 /// # Safety
 /// `reply` as for `rpcrdma_free`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rpcrdma_reply_take(
+pub unsafe extern "C" fn rpcrdma_reply_status(reply: *mut rpcrdma_reply) -> c_int {
+    entry("rpcrdma_reply_status", || {
+        // SAFETY: the caller's promise.
+        unsafe { lend(reply) }?.status()
+    })
+}
+
+/// Takes the buffer of Write chunk `index`, as long as its data. Also of a failed call, where the server can no longer
+/// reach it.
+///
+/// NULL if there is none; so after a time-out or a cancel, while the server may still answer.
+///
+/// # Safety
+/// `reply` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_reply_take_write_chunk(
     reply: *mut rpcrdma_reply,
-    is_result: c_int,
     index: c_uint,
 ) -> *mut rpcrdma_buffer {
-    entry("rpcrdma_reply_take", || {
+    entry("rpcrdma_reply_take_write_chunk", || {
         // SAFETY: the caller's promise.
-        let buffer = unsafe { lend(reply) }?.take(is_result != 0, index as usize)?;
+        let buffer = unsafe { lend(reply) }?.take(true, index as usize)?;
+        Ok(hold(Memory::Own(buffer)))
+    })
+}
+
+/// Takes the buffer of Read chunk `index`, for the next call. As for `rpcrdma_reply_take_write_chunk`.
+///
+/// # Safety
+/// `reply` as for `rpcrdma_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_reply_take_read_chunk(
+    reply: *mut rpcrdma_reply,
+    index: c_uint,
+) -> *mut rpcrdma_buffer {
+    entry("rpcrdma_reply_take_read_chunk", || {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { lend(reply) }?.take(false, index as usize)?;
         Ok(hold(Memory::Own(buffer)))
     })
 }
