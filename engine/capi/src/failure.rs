@@ -91,6 +91,7 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
         CallError::NoMemory { .. } | CallError::NoReplyBuffer { .. } => Errno::NOBUFS,
         CallError::TooLong { .. } => Errno::MSGSIZE,
         CallError::NoReverse => Errno::OPNOTSUPP,
+        error if error.is_busy() => Errno::BUSY,
         CallError::MalformedReply(_) | CallError::Transport(_) => Errno::PROTO,
         CallError::Refused(Refusal::Authentication(_)) => Errno::ACCESS,
         CallError::Refused(_) => Errno::REMOTEIO,

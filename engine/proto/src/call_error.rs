@@ -165,6 +165,12 @@ impl CallError {
         }
     }
 
+    /// The server drains, or has no memory for the call.
+    #[doc(hidden)]
+    pub const fn is_busy(&self) -> bool {
+        matches!(self, Self::Transport(ErrorBody::System))
+    }
+
     /// The error for a call that the server has answered: memory for its reply is lacking.
     #[doc(hidden)]
     pub const fn of_reply(self) -> Self {

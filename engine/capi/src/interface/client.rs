@@ -55,9 +55,14 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// Makes a call, and blocks until its end.
 ///
 /// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
-/// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it), EACCES
-/// (it refused the credential), EPROTO (a malformed reply or a transport error), EINVAL. `reply`, unless it is NULL, gets
-/// a reply of each call that has started, or NULL; `rpcrdma_free` ends it.
+/// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
+/// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed
+/// reply or another transport error), EINVAL.
+///
+/// A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
+/// without a reply: another thread uses `client` now.
+///
+/// `reply`, unless it is NULL, gets a reply of each call that has started, or NULL; `rpcrdma_free` ends it.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`; `reply` is writable.
