@@ -234,7 +234,8 @@ fn is_finite(value: &toml::Value) -> bool {
 /// Readings of a variable or argument: TOML, then a string without quotes.
 fn values(text: &str) -> Vec<Value> {
     let table: Option<toml::Table> = format!("value = {text}").parse().ok();
-    let value = table.and_then(|mut table| table.remove("value")).filter(is_finite);
+    // Lines that follow it would be lost.
+    let value = table.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value")).filter(is_finite);
     let value = value.and_then(|value| serde_json::to_value(value).ok());
     value.into_iter().chain([Value::String(text.to_owned())]).collect()
 }
