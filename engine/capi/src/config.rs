@@ -10,7 +10,8 @@ use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::{Arena, Services};
-use rpcrdma_config::{Role, Settings, knobs_named};
+use rpcrdma_config::{Role, SettingError, Settings, knobs_named};
+use rustix::io::Errno;
 
 use crate::failure::Failure;
 
@@ -31,7 +32,7 @@ pub(crate) struct Knobs {
 }
 
 /// What has a function's argument in Rust, and a name here.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Own {
     shards: Option<usize>,
     cores: Option<Vec<usize>>,
@@ -81,8 +82,23 @@ impl Knobs {
     /// Adds a file's.
     pub(crate) fn load(&mut self, path: &Path) -> Result<(), Failure> {
         let mut next = self.settings.clone();
-        next.read(path).map_err(Failure::argument)?;
-        self.check(next)
+        next.read(path).map_err(|error| match (error, std::fs::metadata(path)) {
+            (_, Err(missing)) => {
+                let code = Errno::from_io_error(&missing).unwrap_or(Errno::INVAL);
+                Failure::new(code, format_args!("{}: {missing}", path.display()))
+            }
+            (SettingError::File { why, .. }, _) => Failure::argument(format_args!("{}: {why}", path.display())),
+            (error, _) => Failure::argument(error),
+        })?;
+        let mut own = self.own.clone();
+        for name in OWN {
+            if let Some(text) = next.take(name) {
+                own.set(name, &text).unwrap_or(Ok(()))?;
+            }
+        }
+        self.check(next)?;
+        self.own = own;
+        Ok(())
     }
 
     /// Takes these if they are valid. What depends on other knobs is checked at the start.

@@ -286,6 +286,18 @@ impl Settings {
         self.0.push(Setting { source, is_argument: false, knob, values });
     }
 
+    /// Takes out a knob that is not the library's: its last value as text, lists with commas.
+    pub fn take(&mut self, knob: &str) -> Option<String> {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let found = self.0.iter().rfind(|setting| setting.knob == knob)?.values.last()?;
+        let taken = match found {
+            Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(","),
+            other => text(other),
+        };
+        self.0.retain(|setting| setting.knob != knob);
+        Some(taken)
+    }
+
     /// Applies them to a program's defaults, and checks the result.
     ///
     /// `options` are the knobs that options of the program have set. They override file and environment, which may

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
 use rpcrdma::{CreditMode, IdlePolicy, PagePolicy};
-use rpcrdma_config::{ConfigArgs, Idle, Named, SettingError, to_toml};
+use rpcrdma_config::{ConfigArgs, Idle, Named, SettingError, Settings, to_toml};
 
 #[derive(Parser)]
 struct Program {
@@ -173,6 +173,24 @@ fn an_error_names_source_knob_and_value() {
     assert!(said.contains("no knob receives: knobs are in groups"), "{said}");
     let said = refused("[memory\n", &[], &[]);
     assert!(said.starts_with("--config ") && said.contains(": line 1: "), "{said}");
+}
+
+#[test]
+fn knobs_of_others_are_taken_out() {
+    let file = file("[server]\nshards = 2\ncores = [0, 2]\nstats = \"/run/stats\"\n[limits]\ncredits = 8\n");
+    let mut settings = Settings::default();
+    settings.read(file.path()).expect("a file");
+    settings.set("a test", "server.shards", "3");
+    let taken = ["shards", "cores", "stats", "workers"].map(|name| settings.take(&format!("server.{name}")));
+    assert_eq!(taken, [Some("3"), Some("0,2"), Some("/run/stats"), None].map(|text| text.map(str::to_owned)));
+    let (config, _) = settings.apply(&Config::default(), &AcceptConfig::default(), &[]).expect("only known knobs");
+    assert_eq!(config.limits.credits, 8);
+}
+
+#[test]
+fn lines_after_a_value_are_refused() {
+    let error = refused("", &[], &["limits.credits=8\n[limits]\nmax_calls = 1"]);
+    assert!(error.contains("limits.credits"), "{error}");
 }
 
 #[test]

@@ -44,9 +44,10 @@ pub unsafe extern "C" fn rpcrdma_config_set(
     })
 }
 
-/// Reads a TOML file of knobs, as programs do with `--config`.
+/// Reads a TOML file of knobs, as programs do with `--config`: all that `rpcrdma_config_set` takes, in their groups.
 ///
-/// Returns 0, or -EINVAL: the text names the file, the line or the knob.
+/// Returns 0; -ENOENT or another code of a file that cannot be read; -EINVAL, and the text names the file, the line or
+/// the knob.
 ///
 /// # Safety
 /// As for `rpcrdma_config_set`.
