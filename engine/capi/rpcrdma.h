@@ -343,8 +343,11 @@ int rpcrdma_services_task(rpcrdma_services *services, rpcrdma_task poll, rpcrdma
 // Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
 //
 // An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
-// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a
-// failure: the text names the call, the limit and the remedy.
+// `server.shards` says how many there are, by default one for each address. `config` may be NULL.
+//
+// NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
+// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, ENODEV (the
+// device), EIO (another system call).
 //
 // # Safety
 // `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -374,7 +377,8 @@ int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
 
 // Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
 //
-// As for `rpcrdma_server_start`.
+// As for `rpcrdma_server_start`. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
+// servers with threads: EINVAL. So are services with a task.
 //
 // # Safety
 // As for `rpcrdma_server_start`.

@@ -76,6 +76,12 @@ impl StartError {
         self.0.kind
     }
 
+    /// Another listener has the address.
+    #[doc(hidden)]
+    pub fn is_address_in_use(&self) -> bool {
+        self.shown::<FabricError>().is_some_and(|error| error.kind() == FabricErrorKind::AddressInUse)
+    }
+
     /// The inner error, if it has this type.
     pub(crate) fn shown<T: Error + 'static>(&self) -> Option<&T> {
         self.0.error.downcast_ref()

@@ -14,6 +14,7 @@ use rpcrdma_config::{Role, SettingError, Settings, knobs_named};
 use rustix::io::Errno;
 
 use crate::failure::Failure;
+use crate::services::Table;
 
 /// Machine name of `AUTH_SYS` credentials: servers do not use it.
 const MACHINE: &str = "localhost";
@@ -117,20 +118,61 @@ impl Knobs {
         Ok((shard, role))
     }
 
-    /// Configuration of a server with this many addresses.
-    pub(crate) fn server(&self, addresses: usize) -> Result<ServerConfig, Failure> {
+    /// Configuration of a server with this many addresses, for these services.
+    pub(crate) fn server(&self, addresses: usize, services: &Table) -> Result<ServerConfig, Failure> {
         let (shard, accept) = self.shard(Config::default(), &AcceptConfig::default())?;
         let cores = self.own.cores.as_ref().map(Vec::len);
+        let shards = self.own.shards.or(cores).unwrap_or(addresses);
         let workers = Some(self.own.workers).filter(|count| *count > 0);
+        let wrong = |text: String| Err(Failure::argument(text));
+        if shards < addresses || cores.is_some_and(|cores| cores < shards) {
+            let cores = cores.map_or_else(String::new, |cores| format!(", server.cores names {cores} cores"));
+            return wrong(format!(
+                "server.shards is {shards}{cores}: a shard for each of {addresses} addresses, and a \
+                                  core for each shard"
+            ));
+        }
+        if services.needs_workers() && workers.is_none() {
+            return wrong("a procedure has RPCRDMA_ON_WORKERS, and server.workers is 0".to_owned());
+        }
+        if services.has_task() && workers.is_some() {
+            return wrong("server.workers is set, and the services have a task (rpcrdma_services_task)".to_owned());
+        }
+        if let Some(folder) = self.own.stats.as_deref().and_then(Path::parent)
+            && !folder.as_os_str().is_empty()
+            && !folder.exists()
+        {
+            return Err(Failure::new(Errno::NOENT, format_args!("server.stats: no folder {}", folder.display())));
+        }
         Ok(ServerConfig {
             shard,
             accept,
-            shards: self.own.shards.or(cores).unwrap_or(addresses),
+            shards,
             cores: self.own.cores.clone(),
             workers: workers.map(|count| WorkerConfig { count, ..WorkerConfig::default() }),
             stats: self.own.stats.clone(),
             ..ServerConfig::default()
         })
+    }
+
+    /// As [`server`](Self::server), for a polled one.
+    ///
+    /// # Errors
+    /// It has none of what a knob is for.
+    pub(crate) fn local_server(&self, services: &Table) -> Result<ServerConfig, Failure> {
+        let config = self.server(1, services)?;
+        let knobs = [
+            ("server.shards", config.shards > 1),
+            ("server.cores", config.cores.is_some()),
+            ("server.stats", config.stats.is_some()),
+            ("poll.core", config.shard.poll.core.is_some()),
+        ];
+        match knobs.into_iter().find(|(_, is_set)| *is_set) {
+            Some((knob, _)) => {
+                Err(Failure::argument(format_args!("{knob} is set: a polled server has no thread for it")))
+            }
+            None => Ok(config),
+        }
     }
 
     pub(crate) fn client(&self, program: u32, version: u32) -> Result<ClientConfig, Failure> {

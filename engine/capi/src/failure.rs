@@ -47,6 +47,7 @@ impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         let code = match error.kind() {
             StartErrorKind::Config | StartErrorKind::Core => Errno::INVAL,
+            StartErrorKind::Address if error.is_address_in_use() => Errno::ADDRINUSE,
             StartErrorKind::Address => Errno::ADDRNOTAVAIL,
             StartErrorKind::Memory => Errno::NOMEM,
             StartErrorKind::Device => Errno::NODEV,

@@ -134,6 +134,14 @@ impl Table {
         self.services.clone()
     }
 
+    pub(crate) fn needs_workers(&self) -> bool {
+        self.needs_workers
+    }
+
+    pub(crate) fn has_task(&self) -> bool {
+        self.task.is_some()
+    }
+
     /// Adds the arenas of Read chunks to those of a server.
     pub(crate) fn add_arenas(&self, to: &mut Vec<Arena>) {
         for arena in &self.arenas {

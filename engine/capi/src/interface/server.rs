@@ -20,8 +20,11 @@ use crate::types::*;
 /// Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
 ///
 /// An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
-/// `server.shards` says how many there are, by default one for each address. `config` may be NULL. NULL after a
-/// failure: the text names the call, the limit and the remedy.
+/// `server.shards` says how many there are, by default one for each address. `config` may be NULL.
+///
+/// NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
+/// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, ENODEV (the
+/// device), EIO (another system call).
 ///
 /// # Safety
 /// `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -38,7 +41,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
         // SAFETY: the caller's promise.
         let services = unsafe { lend(services) }?;
         // SAFETY: the caller's promise.
-        let mut config = unsafe { knobs(config, |knobs| knobs.server(addresses.len())) }?;
+        let mut config = unsafe { knobs(config, |knobs| knobs.server(addresses.len(), &services)) }?;
         let (first, others) = addresses.split_first().ok_or_else(|| Failure::argument("address is empty"))?;
         config.more_addresses = others.to_vec();
         services.add_arenas(&mut config.shard.memory.arenas);
@@ -94,7 +97,8 @@ pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milli
 
 /// Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
 ///
-/// As for `rpcrdma_server_start`.
+/// As for `rpcrdma_server_start`. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
+/// servers with threads: EINVAL. So are services with a task.
 ///
 /// # Safety
 /// As for `rpcrdma_server_start`.
@@ -112,9 +116,9 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
         // SAFETY: the caller's promise.
         let services = unsafe { lend(services) }?;
         // SAFETY: the caller's promise.
-        let mut config = unsafe { knobs(config, |knobs| knobs.server(1)) }?;
+        let mut config = unsafe { knobs(config, |knobs| knobs.local_server(&services)) }?;
         services.add_arenas(&mut config.shard.memory.arenas);
-        if services.application().is_some() {
+        if services.has_task() {
             return Err(Failure::argument("the services have a task: a polled server's thread does that work itself"));
         }
         Ok(hold(LocalServer::start(address, services.services(), &config)?))
