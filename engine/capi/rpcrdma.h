@@ -461,6 +461,9 @@ const void *rpcrdma_call_read_chunk(rpcrdma_call *call, unsigned int index, size
 
 // Takes the memory of Read chunk `index`, to be kept beyond the call, or lent as a result. It is only read.
 //
+// It is memory of the call's shard: a result of that shard's calls alone (`shard` of `rpcrdma_call_header`), unless it
+// came with `reads_into`.
+//
 // The caller frees it. NULL if there is no such chunk.
 //
 // # Safety
@@ -506,7 +509,9 @@ int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size
 // Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that
 // was taken, or a part of either. The buffer ends, also after a failure.
 //
-// Returns 0, -ENOENT if the caller offers no such chunk, or -EMSGSIZE if it is shorter.
+// Returns 0, -ENOENT if the caller offers no such chunk, -EMSGSIZE if it is shorter, or -EXDEV for a Read chunk of
+// another shard or server, and for a client's buffer: copy those. An arena that the server has not registered
+// (`rpcrdma_config_arena`) is seen later: the caller gets SYSTEM_ERR, and the log has the cause.
 //
 // # Safety
 // As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use rpcrdma::{Arena, Buf, Frozen};
-use rpcrdma_mempool::{Class, GivenMemory, Pool};
+use rpcrdma_mempool::{ArenaId, Class, GivenMemory, Pool};
 use rustix::io::Errno;
 
 use crate::failure::Failure;
@@ -14,7 +14,10 @@ use crate::failure::Failure;
 /// A buffer: written by its holder, or shared and only read.
 pub(crate) enum Memory {
     Own(Buf),
+    /// Of an arena that several shards may have.
     Shared(Frozen),
+    /// Of a shard's own arena.
+    OfShard(Frozen),
 }
 
 impl Memory {
@@ -22,7 +25,7 @@ impl Memory {
     pub(crate) fn bytes(&mut self) -> (*mut u8, usize) {
         match self {
             Self::Own(buf) => (buf.as_mut_ptr(), buf.len()),
-            Self::Shared(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
+            Self::Shared(bytes) | Self::OfShard(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
         }
     }
 
@@ -30,14 +33,14 @@ impl Memory {
     pub(crate) fn set_window(&mut self, start: usize, len: usize) -> Result<(), Failure> {
         let capacity = match self {
             Self::Own(buf) => buf.capacity(),
-            Self::Shared(bytes) => bytes.len(),
+            Self::Shared(bytes) | Self::OfShard(bytes) => bytes.len(),
         };
         if start.checked_add(len).is_none_or(|end| end > capacity) {
             return Err(Failure::argument(format_args!("{len} bytes from {start} exceed the buffer's {capacity}")));
         }
         match self {
             Self::Own(buf) => buf.set_window(start, len),
-            Self::Shared(bytes) => *bytes = bytes.part(start, len),
+            Self::Shared(bytes) | Self::OfShard(bytes) => *bytes = bytes.part(start, len),
         }
         Ok(())
     }
@@ -46,15 +49,32 @@ impl Memory {
     pub(crate) fn into_own(self) -> Result<Buf, Failure> {
         match self {
             Self::Own(buf) => Ok(buf),
-            Self::Shared(_) => Err(Failure::argument("the buffer is only read: use one of rpcrdma_alloc")),
+            Self::Shared(_) | Self::OfShard(_) => {
+                Err(Failure::argument("the buffer is only read: use one of rpcrdma_alloc"))
+            }
         }
     }
 
-    /// For a result of a server.
-    pub(crate) fn into_shared(self) -> Frozen {
-        match self {
+    /// A Read chunk of a call whose shard has this arena.
+    pub(crate) fn taken(bytes: Frozen, own: Option<ArenaId>) -> Self {
+        if own == Some(bytes.arena()) { Self::OfShard(bytes) } else { Self::Shared(bytes) }
+    }
+
+    /// For a result of a call whose shard has this arena.
+    ///
+    /// # Errors
+    /// It is memory of another shard, or of a client.
+    pub(crate) fn into_result(self, own: Option<ArenaId>) -> Result<Frozen, Failure> {
+        let bytes = match self {
+            Self::Shared(bytes) => return Ok(bytes),
             Self::Own(buf) => buf.freeze(),
-            Self::Shared(bytes) => bytes,
+            Self::OfShard(bytes) => bytes,
+        };
+        match own {
+            Some(own) if own != bytes.arena() => {
+                Err(Failure::new(Errno::XDEV, "the buffer is another shard's, or a client's: copy it"))
+            }
+            _ => Ok(bytes),
         }
     }
 }

@@ -232,6 +232,8 @@ unsafe fn check_buffer(buffer: *mut rpcrdma_buffer) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     match &*unsafe { lend(buffer) }? {
         Memory::Own(_) => Ok(()),
-        Memory::Shared(_) => Err(Failure::argument("a chunk's buffer is only read: use one of rpcrdma_alloc")),
+        Memory::Shared(_) | Memory::OfShard(_) => {
+            Err(Failure::argument("a chunk's buffer is only read: use one of rpcrdma_alloc"))
+        }
     }
 }

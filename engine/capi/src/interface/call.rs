@@ -125,6 +125,9 @@ pub unsafe extern "C" fn rpcrdma_call_read_chunk(
 
 /// Takes the memory of Read chunk `index`, to be kept beyond the call, or lent as a result. It is only read.
 ///
+/// It is memory of the call's shard: a result of that shard's calls alone (`shard` of `rpcrdma_call_header`), unless it
+/// came with `reads_into`.
+///
 /// The caller frees it. NULL if there is no such chunk.
 ///
 /// # Safety
@@ -135,7 +138,8 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
         let none = || Failure::argument(format_args!("the call has no Read chunk {index}"));
-        Ok(hold(Memory::Shared(call.take_read_chunk(index as usize).ok_or_else(none)?)))
+        let own = call.arena();
+        Ok(hold(Memory::taken(call.take_read_chunk(index as usize).ok_or_else(none)?, own)))
     })
 }
 
@@ -236,7 +240,9 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
 /// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that
 /// was taken, or a part of either. The buffer ends, also after a failure.
 ///
-/// Returns 0, -ENOENT if the caller offers no such chunk, or -EMSGSIZE if it is shorter.
+/// Returns 0, -ENOENT if the caller offers no such chunk, -EMSGSIZE if it is shorter, or -EXDEV for a Read chunk of
+/// another shard or server, and for a client's buffer: copy those. An arena that the server has not registered
+/// (`rpcrdma_config_arena`) is seen later: the caller gets SYSTEM_ERR, and the log has the cause.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.
@@ -252,7 +258,8 @@ pub unsafe extern "C" fn rpcrdma_call_result(
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
         let has = call.write_chunk_capacity(index as usize).is_some();
-        match call.set_result(index as usize, buffer.into_shared()) {
+        let bytes = buffer.into_result(call.arena())?;
+        match call.set_result(index as usize, bytes) {
             Ok(()) => Ok(0),
             Err(error) => Err(call.fail(if has { Errno::MSGSIZE } else { Errno::NOENT }, error)),
         }

@@ -16,7 +16,7 @@ mod state;
 
 use std::net::IpAddr;
 
-use rpcrdma_mempool::{Buf, Frozen};
+use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 
 use super::NO_ENTRY;
 use super::writer::ResultWriter;
@@ -367,6 +367,12 @@ impl<T: ?Sized> ServerCall<T> {
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         self.chunk_mut(index)?.writer(index)
+    }
+
+    /// The arena of the shard's own memory.
+    #[doc(hidden)]
+    pub fn arena(&self) -> Option<ArenaId> {
+        self.parts.reply.buf.as_ref().map(Buf::arena)
     }
 
     /// Sends the service's own memory as a result, without a copy.
