@@ -300,7 +300,7 @@ int rpcrdma_config_load(rpcrdma_config *config, const char *path);
 // As for `rpcrdma_config_set`.
 int rpcrdma_config_callbacks(rpcrdma_config *config, rpcrdma_services *services);
 
-// Registers the application's memory with the devices of servers and clients.
+// Registers the application's memory with the devices of servers and clients. An arena that it has already is ignored.
 //
 // Returns 0 or a negative code.
 //

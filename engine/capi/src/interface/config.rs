@@ -81,7 +81,7 @@ pub unsafe extern "C" fn rpcrdma_config_callbacks(
     })
 }
 
-/// Registers the application's memory with the devices of servers and clients.
+/// Registers the application's memory with the devices of servers and clients. An arena that it has already is ignored.
 ///
 /// Returns 0 or a negative code.
 ///
@@ -92,7 +92,9 @@ pub unsafe extern "C" fn rpcrdma_config_arena(config: *mut rpcrdma_config, arena
     entry("rpcrdma_config_arena", || {
         // SAFETY: the caller's promise.
         let (mut config, arena) = (unsafe { lend(config) }?, unsafe { share(arena) }?);
-        config.arenas.push(arena.arena.clone());
+        if config.arenas.iter().all(|known| known.id() != arena.arena.id()) {
+            config.arenas.push(arena.arena.clone());
+        }
         Ok(0)
     })
 }
