@@ -254,11 +254,13 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 
 // Ends a handle of any kind, but not a call's. NULL is ignored.
 //
-// A server or client closes its connections at once; `rpcrdma_drain` lets calls finish first. It blocks until their
-// threads have ended, so a handler or task does not end its own server. A configuration, services, and an arena may
-// end before the servers and clients that were started with them.
+// A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. It blocks until
+// their threads have ended, so a handler or task cannot end its own server. A configuration, services, and an arena
+// may end before the servers and clients that were started with them. Calls of a polled client that ends are not
+// reported any more.
 //
-// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got.
+// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
+// server in one of its handlers or tasks. On a worker that is any server with workers.
 //
 // # Safety
 // `handle` is NULL or came from this library, and nobody uses it any more.
@@ -369,7 +371,7 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 // Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
 // server ends.
 //
-// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many.
+// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many; -EDEADLK as for `rpcrdma_free`.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.

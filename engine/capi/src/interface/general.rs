@@ -2,6 +2,9 @@
 //! Version, errors, log, and the end of handles.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::thread;
+
+use rustix::io::Errno;
 
 use crate::failure::{self, Failure, entry};
 use crate::handle::{self, Kind, mark_of};
@@ -44,13 +47,29 @@ pub unsafe extern "C" fn rpcrdma_log(
     })
 }
 
+/// Whether the calling thread may wait for the end of a server. Of several threads that end it at once, one wins: so
+/// only threads of this library look into it.
+///
+/// # Safety
+/// As [`handle::share`].
+pub(crate) unsafe fn may_end(server: *mut rpcrdma_server) -> Result<(), Failure> {
+    let is_ours = thread::current().name().is_some_and(|name| name.starts_with("rpcrdma-"));
+    // SAFETY: the caller's promise.
+    match is_ours && unsafe { handle::share(server) }?.is_on_own_thread() {
+        true => Err(Failure::new(Errno::DEADLK, "a server's handlers and tasks cannot end it: it waits for their end")),
+        false => Ok(()),
+    }
+}
+
 /// Ends a handle of any kind, but not a call's. NULL is ignored.
 ///
-/// A server or client closes its connections at once; `rpcrdma_drain` lets calls finish first. It blocks until their
-/// threads have ended, so a handler or task does not end its own server. A configuration, services, and an arena may
-/// end before the servers and clients that were started with them.
+/// A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. It blocks until
+/// their threads have ended, so a handler or task cannot end its own server. A configuration, services, and an arena
+/// may end before the servers and clients that were started with them. Calls of a polled client that ends are not
+/// reported any more.
 ///
-/// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got.
+/// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
+/// server in one of its handlers or tasks. On a worker that is any server with workers.
 ///
 /// # Safety
 /// `handle` is NULL or came from this library, and nobody uses it any more.
@@ -62,6 +81,10 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
         }
         // SAFETY: the caller's promise.
         let mark = unsafe { mark_of(handle) }?;
+        if mark == rpcrdma_server::MARK {
+            // SAFETY: it is of this kind; the caller's promise.
+            unsafe { may_end(handle.cast()) }?;
+        }
         macro_rules! end {
             ($($kind:ty),*) => {
                 match mark {

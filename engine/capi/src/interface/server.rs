@@ -13,6 +13,7 @@ use crate::any::{Any, any};
 use crate::arguments::{addresses, copy};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, share, take};
+use crate::interface::general::may_end;
 use crate::interface::knobs;
 use crate::process;
 use crate::types::*;
@@ -81,13 +82,15 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 /// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
 /// server ends.
 ///
-/// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many.
+/// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many; -EDEADLK as for `rpcrdma_free`.
 ///
 /// # Safety
 /// `server` as for `rpcrdma_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milliseconds: u32) -> c_int {
     entry("rpcrdma_server_drain", || {
+        // SAFETY: the caller's promise.
+        unsafe { may_end(server) }?;
         // SAFETY: the caller's promise.
         let server = unsafe { take(server) }?;
         let drained = server.drain(Duration::from_millis(milliseconds.into()));
