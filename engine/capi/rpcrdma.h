@@ -333,7 +333,8 @@ int rpcrdma_services_add(rpcrdma_services *services,
 //
 // It submits I/O, checks for completions, and answers deferred calls, whose replies go out in the same turn. It does
 // not block. A shard that sleeps wakes when the descriptor is readable that `descriptor` returns, such as of an
-// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. A server
+// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. One that is
+// closed, or a file's, counts as none; the log says so. A server
 // with a task has no workers. A client's task does not run.
 //
 // Returns 0 or a negative code.

@@ -263,7 +263,7 @@ impl Table {
     pub(crate) fn application(&self) -> Option<impl Fn(&ShardSetup<'_>) -> Application + Send + Sync + 'static> {
         let (task, services) = (self.task?, self.services.clone());
         Some(move |setup: &ShardSetup<'_>| {
-            let task = OfShard { task, shard: setup.index as c_uint };
+            let task = OfShard { task, shard: setup.index as c_uint, was_told: Cell::new(false) };
             Application { services: services.to_local(), task: Some(Box::new(task)) }
         })
     }
@@ -272,6 +272,23 @@ impl Table {
 struct OfShard {
     task: Task,
     shard: c_uint,
+    /// The log has a line about its descriptor.
+    was_told: Cell<bool>,
+}
+
+impl OfShard {
+    /// Whether its shard can sleep on this descriptor. A file is always readable.
+    fn is_usable(&self, fd: BorrowedFd<'_>) -> bool {
+        let why = match fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            Ok(FileType::RegularFile | FileType::Directory) => "it is a file's".to_owned(),
+            Ok(_) => return true,
+            Err(error) => error.to_string(),
+        };
+        if !self.was_told.replace(true) {
+            log::error!("descriptor of the task of shard {}: {why}: the shard sleeps without it", self.shard);
+        }
+        false
+    }
 }
 
 impl ShardTask for OfShard {
@@ -285,7 +302,8 @@ impl ShardTask for OfShard {
         // SAFETY: as above.
         let fd = unsafe { descriptor(self.task.context.get(), self.shard) };
         // SAFETY: the interface says that it stays open while the server lives.
-        (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+        let fd = (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) });
+        fd.filter(|fd| self.is_usable(*fd))
     }
 }
 
