@@ -238,7 +238,10 @@ extern "C" {
 // Version of the library, such as `0.1.0`.
 const char *rpcrdma_version(void);
 
-// Text of this thread's last failure. Never NULL. It is valid until the thread's next failure.
+// Text of this thread's last failure: at most 1023 bytes. Never NULL.
+//
+// It is in a buffer of the thread, which the next failure overwrites. A failing call and this one are not arguments of
+// one `printf`: C may run them in either order.
 const char *rpcrdma_error(void);
 
 // Passes each line of the log to `function`, from any thread, as soon as it is written.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -36,7 +36,12 @@ impl Failure {
     pub(crate) fn report(self) -> c_int {
         let (code, text) = *self.0;
         let text = text.replace('\0', " ");
-        LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+        let len = (0..LONGEST.min(text.len() + 1)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        // A buffer of the thread: its address outlives the text.
+        LAST.with_borrow_mut(|last| {
+            last[..len].copy_from_slice(&text.as_bytes()[..len]);
+            last[len] = 0;
+        });
         set_errno(code);
         -code.raw_os_error()
     }
@@ -114,14 +119,17 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Bytes of the longest text, with the zero byte at its end.
+const LONGEST: usize = 1024;
+
 thread_local! {
     /// Text of the thread's last failure.
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST: RefCell<[u8; LONGEST]> = const { RefCell::new([0; LONGEST]) };
 }
 
-/// The thread's last failure; empty before the first. Valid until the next one.
+/// The thread's last failure; empty before the first. The next one overwrites it.
 pub(crate) fn last() -> *const c_char {
-    LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr())).unwrap_or(CStr::as_ptr(c""))
+    LAST.with(|last| last.as_ptr().cast_const().cast())
 }
 
 /// What a function of the interface returns.

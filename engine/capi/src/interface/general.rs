@@ -18,7 +18,10 @@ pub extern "C" fn rpcrdma_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Text of this thread's last failure. Never NULL. It is valid until the thread's next failure.
+/// Text of this thread's last failure: at most 1023 bytes. Never NULL.
+///
+/// It is in a buffer of the thread, which the next failure overwrites. A failing call and this one are not arguments of
+/// one `printf`: C may run them in either order.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpcrdma_error() -> *const c_char {
     failure::last()
