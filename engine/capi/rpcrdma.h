@@ -5,8 +5,9 @@
 // cannot be checked.
 //
 // No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: functions fail
-// there with -EPERM once the process has had a server or client. Where a server or client starts, descriptors 0 to 2
-// that are closed become /dev/null: nothing that is printed goes to a peer.
+// there with -EPERM once the process has had a server or client. Until it execs or ends, it keeps the connections of its
+// parent open, beyond the parent's end. Where a server or client starts, descriptors 0 to 2 that are closed become
+// /dev/null: nothing that is printed goes to a peer.
 
 #ifndef RPCRDMA_H
 #define RPCRDMA_H
@@ -45,7 +46,7 @@
 // `SYSTEM_ERR`: the server has failed.
 #define RPCRDMA_SYSTEM_ERR 5
 
-// No reply, for procedures of `RPCRDMA_ONE_WAY`.
+// No reply, for procedures of `RPCRDMA_ONE_WAY`. From others it is `SYSTEM_ERR`.
 #define RPCRDMA_NO_REPLY 6
 
 // `AUTH_ERROR`: add the `auth_stat`.
@@ -116,7 +117,7 @@ typedef struct {
     rpcrdma_deferred_handler deferred;
     // First argument of both. Any thread may use it.
     void *context;
-    // Most bytes of inline results; 0: 256.
+    // Bytes of inline results that there is at least room for; 0: 256.
     size_t max_reply;
     // Most Read chunks of a call: eligible arguments (RFC 8166 §6). Most bytes of each.
     uint32_t read_chunks;
@@ -207,7 +208,8 @@ typedef struct {
     size_t write_count;
     // Most bytes of inline results; 0: what fits into one message.
     size_t max_reply;
-    // Time-out in milliseconds; 0: none.
+    // Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
+    // memory of its chunks until the server answers it, or the connection ends.
     int timeout;
 } rpcrdma_request;
 
@@ -277,8 +279,11 @@ rpcrdma_config *rpcrdma_config_new(void);
 // `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
 // all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
 // there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
-// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key` (`ID:KEY` in hexadecimal
-// digits, required of the peer).
+// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set again
+// has its last value.
+//
+// `wire.host_key` is `ID:KEY`, the key in hexadecimal digits. Both ends need the same: peers without it are refused, and
+// so is version 1. ID names the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
 //
 // Returns 0, or -EINVAL: the text names the knob, and what it takes.
 //
@@ -415,7 +420,7 @@ int rpcrdma_local_server_drain(rpcrdma_local_server *server);
 // `handle` as for `rpcrdma_free`.
 int rpcrdma_fd(void *handle);
 
-// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll.
+// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll. Negative: no limit of the caller.
 //
 // Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
 // `rpcrdma_disarm` follows. Whatever comes in between makes the descriptor readable.
@@ -432,6 +437,8 @@ int rpcrdma_disarm(void *handle);
 
 // Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 // bytes, with the zero byte at the end.
+//
+// It blocks until each shard has answered: as long as a handler or task blocks a shard.
 //
 // Returns the length of the whole, or a negative code.
 //
@@ -479,7 +486,8 @@ rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int in
 // Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
 // keeps what was written.
 //
-// NULL if they exceed `max_reply` of the procedure. The handler may then return -EMSGSIZE: the caller gets SYSTEM_ERR.
+// There is room for at least `max_reply` bytes of the procedure. NULL if they exceed the room. The handler may then
+// return -EMSGSIZE: the caller gets SYSTEM_ERR.
 //
 // # Safety
 // As for `rpcrdma_call_header`.
@@ -487,7 +495,7 @@ void *rpcrdma_call_reply(rpcrdma_call *call, size_t len);
 
 // Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
 //
-// Returns 0, or -EMSGSIZE if they exceed `max_reply` of the procedure: then as for `rpcrdma_call_reply`.
+// Returns 0, or -EMSGSIZE if they exceed the room: then as for `rpcrdma_call_reply`.
 //
 // # Safety
 // As for `rpcrdma_call_header`; `results` has `len` bytes.
@@ -495,18 +503,20 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 
 // The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 //
-// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. The
-// length of the data belongs to the inline results. NULL with ENOENT if the caller offers no such chunk: then the data
+// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
+// last call of this function, which forgets what was filled. The length of the data belongs to the inline results. NULL with ENOENT if the caller offers no such chunk: then the data
 // belongs there, too.
 //
 // # Safety
 // As for `rpcrdma_call_header`.
-void *rpcrdma_call_write_chunk(rpcrdma_call *call, unsigned int index, size_t *room);
+void *rpcrdma_call_write_chunk(rpcrdma_call *call,
+                               unsigned int index,
+                               size_t *room);
 
 // Sends the first `len` bytes of Write chunk `index`.
 //
-// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that: the client then retransmits the call
-// with a longer chunk, and the handler runs again.
+// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that. In version 2, the client then
+// retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
 //
 // # Safety
 // As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
@@ -651,6 +661,9 @@ rpcrdma_local_client *rpcrdma_local_client_begin(const char *address,
 
 // 1 once calls may be started, 0 while the client connects, -ENOTCONN if its connection has ended: the text says why.
 //
+// `rpcrdma_local_client_poll` does not tell: it returns 0 then. Calls that are started while the client reconnects
+// (`connect.reconnect_attempts`) are sent once it has.
+//
 // # Safety
 // `client` as for `rpcrdma_free`.
 int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
@@ -666,7 +679,7 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_reque
 
 // Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 //
-// Returns 0 or a negative code.
+// Returns 0, also if there is no such call, or a negative code. The call keeps its credit, as after a time-out.
 //
 // # Safety
 // `client` as for `rpcrdma_free`.
@@ -711,6 +724,9 @@ rpcrdma_buffer *rpcrdma_reply_take_write_chunk(rpcrdma_reply *reply, unsigned in
 rpcrdma_buffer *rpcrdma_reply_take_read_chunk(rpcrdma_reply *reply, unsigned int index);
 
 // Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
+//
+// It holds one of the client's receive buffers (`memory.receives`). While none is left, no reply arrives: the calls
+// time out, and the server ends the connection. Copy results to keep them long.
 //
 // # Safety
 // `reply` is the callback's.

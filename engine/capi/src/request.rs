@@ -66,7 +66,8 @@ pub struct rpcrdma_request {
     pub write_count: usize,
     /// Most bytes of inline results; 0: what fits into one message.
     pub max_reply: usize,
-    /// Time-out in milliseconds; 0: none.
+    /// Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
+    /// memory of its chunks until the server answers it, or the connection ends.
     pub timeout: c_int,
 }
 

@@ -73,7 +73,7 @@ pub struct rpcrdma_procedure {
     pub deferred: rpcrdma_deferred_handler,
     /// First argument of both. Any thread may use it.
     pub context: *mut c_void,
-    /// Most bytes of inline results; 0: 256.
+    /// Bytes of inline results that there is at least room for; 0: 256.
     pub max_reply: usize,
     /// Most Read chunks of a call: eligible arguments (RFC 8166 §6). Most bytes of each.
     pub read_chunks: u32,
@@ -356,7 +356,7 @@ pub const RPCRDMA_PROC_UNAVAIL: c_int = 3;
 pub const RPCRDMA_GARBAGE_ARGS: c_int = 4;
 /// `SYSTEM_ERR`: the server has failed.
 pub const RPCRDMA_SYSTEM_ERR: c_int = 5;
-/// No reply, for procedures of `RPCRDMA_ONE_WAY`.
+/// No reply, for procedures of `RPCRDMA_ONE_WAY`. From others it is `SYSTEM_ERR`.
 pub const RPCRDMA_NO_REPLY: c_int = 6;
 /// `AUTH_ERROR`: add the `auth_stat`.
 pub const RPCRDMA_AUTH_ERROR: c_int = 256;

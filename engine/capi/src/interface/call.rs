@@ -146,7 +146,8 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
 /// Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
 /// keeps what was written.
 ///
-/// NULL if they exceed `max_reply` of the procedure. The handler may then return -EMSGSIZE: the caller gets SYSTEM_ERR.
+/// There is room for at least `max_reply` bytes of the procedure. NULL if they exceed the room. The handler may then
+/// return -EMSGSIZE: the caller gets SYSTEM_ERR.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`.
@@ -164,7 +165,7 @@ pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize)
 
 /// Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
 ///
-/// Returns 0, or -EMSGSIZE if they exceed `max_reply` of the procedure: then as for `rpcrdma_call_reply`.
+/// Returns 0, or -EMSGSIZE if they exceed the room: then as for `rpcrdma_call_reply`.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`; `results` has `len` bytes.
@@ -184,8 +185,8 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 
 /// The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 ///
-/// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much. The
-/// length of the data belongs to the inline results. NULL with ENOENT if the caller offers no such chunk: then the data
+/// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
+/// last call of this function, which forgets what was filled. The length of the data belongs to the inline results. NULL with ENOENT if the caller offers no such chunk: then the data
 /// belongs there, too.
 ///
 /// # Safety
@@ -212,8 +213,8 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
 
 /// Sends the first `len` bytes of Write chunk `index`.
 ///
-/// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that: the client then retransmits the call
-/// with a longer chunk, and the handler runs again.
+/// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that. In version 2, the client then
+/// retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.

@@ -22,8 +22,11 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
 /// all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
 /// there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
-/// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key` (`ID:KEY` in hexadecimal
-/// digits, required of the peer).
+/// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set again
+/// has its last value.
+///
+/// `wire.host_key` is `ID:KEY`, the key in hexadecimal digits. Both ends need the same: peers without it are refused, and
+/// so is version 1. ID names the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
 ///
 /// Returns 0, or -EINVAL: the text names the knob, and what it takes.
 ///

@@ -98,6 +98,9 @@ pub unsafe extern "C" fn rpcrdma_local_client_begin(
 
 /// 1 once calls may be started, 0 while the client connects, -ENOTCONN if its connection has ended: the text says why.
 ///
+/// `rpcrdma_local_client_poll` does not tell: it returns 0 then. Calls that are started while the client reconnects
+/// (`connect.reconnect_attempts`) are sent once it has.
+///
 /// # Safety
 /// `client` as for `rpcrdma_free`.
 #[unsafe(no_mangle)]
@@ -138,7 +141,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
 
 /// Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 ///
-/// Returns 0 or a negative code.
+/// Returns 0, also if there is no such call, or a negative code. The call keeps its credit, as after a time-out.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`.

@@ -176,7 +176,7 @@ pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
     })
 }
 
-/// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll.
+/// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll. Negative: no limit of the caller.
 ///
 /// Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
 /// `rpcrdma_disarm` follows. Whatever comes in between makes the descriptor readable.
@@ -217,6 +217,8 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 
 /// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 /// bytes, with the zero byte at the end.
+///
+/// It blocks until each shard has answered: as long as a handler or task blocks a shard.
 ///
 /// Returns the length of the whole, or a negative code.
 ///
