@@ -198,6 +198,46 @@ static uint32_t shard_of(rpcrdma_call *call) {
     return info.shard;
 }
 
+// The next failure overwrites the text, and frees nothing.
+static int text_stays(void) {
+    rpcrdma_free(S.call);
+    const char *text = rpcrdma_error();
+    char before[200];
+    snprintf(before, sizeof before, "%s", text);
+    rpcrdma_local_server_poll(NULL);
+    return text == rpcrdma_error() && strcmp(before, text);
+}
+
+// A server with this knob: why it did not start.
+static int start_server(const char *address, const char *name, const char *value) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, name, value));
+    rpcrdma_server *server = rpcrdma_server_start(address, S.services, config);
+    int code = server ? 0 : -errno;
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
+    errno = -code;
+    return code;
+}
+
+static int start_local_server(const char *name, const char *value) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, name, value));
+    rpcrdma_local_server *server = rpcrdma_local_server_start("soft:misuse-knob", S.services, config);
+    int code = server ? 0 : -errno;
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
+    errno = -code;
+    return code;
+}
+
+// An arena that a configuration has already.
+static int arena_twice(void) {
+    CHECK(!rpcrdma_config_set(S.config2, "prefault", "false"));
+    CHECK(!rpcrdma_config_arena(S.config2, S.arena) && !rpcrdma_config_arena(S.config2, S.arena));
+    rpcrdma_server *server = rpcrdma_server_start("soft:misuse-arena", S.services, S.config2);
+    CHECK(server);
+    return rpcrdma_free(server);
+}
+
 static void set_up(void) {
     CHECK(!rpcrdma_log(count_line, NULL, 2));
     CHECK(!posix_memalign(&S.memory, 4096, 1 << 20));

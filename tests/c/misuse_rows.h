@@ -4,6 +4,7 @@
 
 ROW(rpcrdma_version, 1, 0, 0, rpcrdma_version() == NULL)
 ROW(rpcrdma_error, 1, 0, 0, rpcrdma_error() == NULL)
+ROW(rpcrdma_error, 2, 1, 0, text_stays())
 
 ROW(rpcrdma_log, 1, -EINVAL, 0, rpcrdma_log(NULL, NULL, 1))
 ROW(rpcrdma_log, 2, -EBUSY, 0, rpcrdma_log(count_line, NULL, 1))
@@ -34,9 +35,12 @@ ROW(rpcrdma_config_set, 13, -EINVAL, 0, rpcrdma_config_set(S.config, "wire.host_
 ROW(rpcrdma_config_set, 14, -EBADF, 1, rpcrdma_config_set((rpcrdma_config *)S.services, "limits.credits", "1"))
 ROW(rpcrdma_config_set, 15, -EINVAL, 0, rpcrdma_config_set(S.config, "keep_alive", "30s"))
 
+ROW(rpcrdma_config_set, 16, -EINVAL, 0, rpcrdma_config_set(S.config, "limits.credits", "64\n[limits]\nmax_calls = 1"))
+
 ROW(rpcrdma_config_load, 1, -EINVAL, 0, rpcrdma_config_load(NULL, "/dev/null"))
 ROW(rpcrdma_config_load, 2, -EINVAL, 0, rpcrdma_config_load(S.config, NULL))
-ROW(rpcrdma_config_load, 3, -EINVAL, 0, rpcrdma_config_load(S.config, "/nowhere/at.all"))
+ROW(rpcrdma_config_load, 3, -ENOENT, 0, rpcrdma_config_load(S.config, "/nowhere/at.all"))
+ROW(rpcrdma_config_load, 4, -EINVAL, 0, rpcrdma_config_load(S.config, "/proc/self/cmdline"))
 
 ROW(rpcrdma_config_callbacks, 1, -EINVAL, 0, rpcrdma_config_callbacks(NULL, S.services))
 ROW(rpcrdma_config_callbacks, 2, -EINVAL, 0, rpcrdma_config_callbacks(S.config, NULL))
@@ -44,6 +48,8 @@ ROW(rpcrdma_config_callbacks, 3, -EBADF, 1, rpcrdma_config_callbacks(S.config, (
 
 ROW(rpcrdma_config_arena, 1, -EINVAL, 0, rpcrdma_config_arena(NULL, S.arena))
 ROW(rpcrdma_config_arena, 2, -EINVAL, 0, rpcrdma_config_arena(S.config, NULL))
+
+ROW(rpcrdma_config_arena, 3, 0, 0, arena_twice())
 
 ROW(rpcrdma_services_new, 1, 0, 0, rpcrdma_free(rpcrdma_services_new()))
 
@@ -65,7 +71,19 @@ ROW(rpcrdma_services_add, 13, -EINVAL, 0,
 ROW(rpcrdma_services_add, 14, -EBUSY, 0,
     add((rpcrdma_procedure){.handler = empty, .read_chunks = 1, .max_read = 1, .reads_into = S.arena}))
 ROW(rpcrdma_services_add, 15, -EBADF, 1,
-    add((rpcrdma_procedure){.handler = empty, .read_chunks = 1, .reads_into = (rpcrdma_arena *)S.config}))
+    add((rpcrdma_procedure){.handler = empty, .read_chunks = 1, .max_read = 1, .reads_into = (rpcrdma_arena *)S.config}))
+ROW(rpcrdma_services_add, 16, -EINVAL, 0, rpcrdma_services_add(S.services, 1, 1, TABLE, SIZE_MAX, sizeof *TABLE))
+ROW(rpcrdma_services_add, 17, -EINVAL, 0,
+    rpcrdma_services_add(S.services, 1, 1, TABLE, SIZE_MAX / sizeof *TABLE, sizeof *TABLE))
+ROW(rpcrdma_services_add, 18, -EINVAL, 0,
+    rpcrdma_services_add(S.services, 1, 1, (void *)((char *)S.memory + 1), 1, sizeof *TABLE))
+ROW(rpcrdma_services_add, 19, -EEXIST, 0, rpcrdma_services_add(S.services, PROGRAM, 1, TABLE + 1, 1, sizeof *TABLE))
+ROW(rpcrdma_services_add, 20, -EEXIST, 0,
+    rpcrdma_services_add(S.services2, 1, 1, (rpcrdma_procedure[]){TABLE[0], TABLE[0]}, 2, sizeof *TABLE))
+ROW(rpcrdma_services_add, 21, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .read_chunks = 1}))
+ROW(rpcrdma_services_add, 22, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .max_read = 1}))
+ROW(rpcrdma_services_add, 23, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .write_chunks = 1}))
+ROW(rpcrdma_services_add, 24, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .max_write = 1}))
 
 ROW(rpcrdma_services_task, 1, -EINVAL, 0, rpcrdma_services_task(NULL, no_work, NULL, NULL))
 ROW(rpcrdma_services_task, 2, -EINVAL, 0, rpcrdma_services_task(S.services, NULL, NULL, NULL))
@@ -77,6 +95,12 @@ ROW(rpcrdma_server_start, 4, 0, 0, rpcrdma_server_start("soft:a,", S.services, S
 ROW(rpcrdma_server_start, 5, 0, 0, rpcrdma_server_start(ADDRESS, NULL, S.config))
 ROW(rpcrdma_server_start, 6, 0, 0, rpcrdma_server_start(ADDRESS, S.services, S.config))
 ROW(rpcrdma_server_start, 7, 0, 1, rpcrdma_server_start("soft:b", S.services, (rpcrdma_config *)S.services2))
+
+ROW(rpcrdma_server_start, 8, -EADDRINUSE, 0, start_server(ADDRESS, "limits.credits", "8"))
+ROW(rpcrdma_server_start, 9, -ENOENT, 0, start_server("soft:b", "server.stats", "/nowhere/at.all"))
+ROW(rpcrdma_server_start, 10, -EINVAL, 0, start_server("soft:b", "server.shards", "0"))
+ROW(rpcrdma_server_start, 11, -EINVAL, 0, start_server("soft:a,soft:b", "server.shards", "1"))
+ROW(rpcrdma_server_start, 12, -EINVAL, 0, start_server("soft:a,soft:b", "server.cores", "0"))
 
 ROW(rpcrdma_server_call_back, 1, 0, 0, rpcrdma_server_call_back(NULL, S.call, 1, 1, NULL))
 ROW(rpcrdma_server_call_back, 2, 0, 0, rpcrdma_server_call_back(S.server, NULL, 1, 1, NULL))
@@ -90,6 +114,11 @@ ROW(rpcrdma_local_server_start, 1, 0, 0, rpcrdma_local_server_start(NULL, S.serv
 ROW(rpcrdma_local_server_start, 2, 0, 0, rpcrdma_local_server_start("soft:a,soft:b", S.services, S.config))
 ROW(rpcrdma_local_server_start, 3, 0, 0, rpcrdma_local_server_start("soft:c", NULL, S.config))
 ROW(rpcrdma_local_server_start, 4, 0, 0, rpcrdma_local_server_start("soft:d", S.with_task, S.config))
+
+ROW(rpcrdma_local_server_start, 5, -EINVAL, 0, start_local_server("server.shards", "2"))
+ROW(rpcrdma_local_server_start, 6, -EINVAL, 0, start_local_server("server.cores", "0"))
+ROW(rpcrdma_local_server_start, 7, -EINVAL, 0, start_local_server("server.stats", "/tmp/stats"))
+ROW(rpcrdma_local_server_start, 8, -EINVAL, 0, start_local_server("poll.core", "0"))
 
 ROW(rpcrdma_local_server_poll, 1, -EINVAL, 0, rpcrdma_local_server_poll(NULL))
 ROW(rpcrdma_local_server_poll, 2, -EPERM, 0, elsewhere(poll_local_server))
@@ -137,6 +166,8 @@ ROW(rpcrdma_call_reply_with, 2, -EINVAL, 0, rpcrdma_call_reply_with(S.call, NULL
 ROW(rpcrdma_call_reply_with, 3, -EMSGSIZE, 0, rpcrdma_call_reply_with(S.call, S.memory, 1 << 20))
 ROW(rpcrdma_call_reply_with, 4, -EBADF, 1, rpcrdma_call_reply_with(S.answered, "", 1))
 
+ROW(rpcrdma_call_reply_with, 5, -EINVAL, 0, rpcrdma_call_reply_with(S.call, S.memory, SIZE_MAX))
+
 ROW(rpcrdma_call_write_chunk, 1, 0, 0, rpcrdma_call_write_chunk(NULL, 0, NULL))
 ROW(rpcrdma_call_write_chunk, 2, 0, 0, rpcrdma_call_write_chunk(S.call, 7, NULL))
 
@@ -149,6 +180,8 @@ ROW(rpcrdma_call_result, 1, -EINVAL, 0, rpcrdma_call_result(NULL, 0, rpcrdma_are
 ROW(rpcrdma_call_result, 2, -EINVAL, 0, rpcrdma_call_result(S.call, 0, NULL))
 ROW(rpcrdma_call_result, 3, -ENOENT, 0, rpcrdma_call_result(S.call, 7, rpcrdma_arena_part(S.arena, 0, 4)))
 ROW(rpcrdma_call_result, 4, -EMSGSIZE, 0, rpcrdma_call_result(S.call, 0, rpcrdma_arena_part(S.arena, 0, 65)))
+
+ROW(rpcrdma_call_result, 5, -EXDEV, 0, rpcrdma_call_result(S.call, 0, rpcrdma_alloc(S.client, 4)))
 
 ROW(rpcrdma_call_answer, 1, -EINVAL, 0, rpcrdma_call_answer(NULL, 0))
 ROW(rpcrdma_call_answer, 2, -EBADF, 1, rpcrdma_call_answer(S.answered, 0))
@@ -205,6 +238,10 @@ ROW(rpcrdma_client_call, 15, -EINVAL, 0, call_writes(S.part))
 ROW(rpcrdma_client_call, 16, -EINVAL, 0, keeps_buffers(S.part))
 ROW(rpcrdma_client_call, 17, -EINVAL, 0, keeps_buffers(NULL))
 
+ROW(rpcrdma_client_call, 18, -EINVAL, 0, call((rpcrdma_request){.args = S.memory, .args_len = SIZE_MAX}))
+ROW(rpcrdma_client_call, 19, -EINVAL, 0, call((rpcrdma_request){.read_chunks = S.memory, .read_count = SIZE_MAX / 4}))
+ROW(rpcrdma_client_call, 20, -EINVAL, 0, call((rpcrdma_request){.write_chunks = S.memory, .write_count = SIZE_MAX}))
+
 ROW(rpcrdma_close_reason, 1, -EINVAL, 0, rpcrdma_close_reason(NULL, NULL, 0))
 ROW(rpcrdma_close_reason, 2, 0, 0, rpcrdma_close_reason(S.client, NULL, 0))
 ROW(rpcrdma_close_reason, 3, -EBADF, 1, rpcrdma_close_reason(S.server, NULL, 0))
@@ -233,9 +270,14 @@ ROW(rpcrdma_local_client_poll, 2, -EPERM, 0, elsewhere(poll_local_client))
 ROW(rpcrdma_reply_results, 1, 0, 0, rpcrdma_reply_results(NULL, NULL))
 ROW(rpcrdma_reply_results, 2, 0, 0, rpcrdma_reply_results(S.failed, NULL))
 
-ROW(rpcrdma_reply_take, 1, 0, 0, rpcrdma_reply_take(NULL, 1, 0))
-ROW(rpcrdma_reply_take, 2, 0, 0, rpcrdma_reply_take(S.failed, 1, 0))
-ROW(rpcrdma_reply_take, 3, 0, 0, rpcrdma_reply_take(S.failed, 0, ~0u))
+ROW(rpcrdma_reply_status, 1, -EINVAL, 0, rpcrdma_reply_status(NULL))
+ROW(rpcrdma_reply_status, 2, RPCRDMA_PROC_UNAVAIL, 0, rpcrdma_reply_status(S.failed))
+
+ROW(rpcrdma_reply_take_write_chunk, 1, 0, 0, rpcrdma_reply_take_write_chunk(NULL, 0))
+ROW(rpcrdma_reply_take_write_chunk, 2, 0, 0, rpcrdma_reply_take_write_chunk(S.failed, 0))
+
+ROW(rpcrdma_reply_take_read_chunk, 1, 0, 0, rpcrdma_reply_take_read_chunk(NULL, 0))
+ROW(rpcrdma_reply_take_read_chunk, 2, 0, 0, rpcrdma_reply_take_read_chunk(S.failed, ~0u))
 
 ROW(rpcrdma_reply_keep, 1, 0, 0, rpcrdma_reply_keep(NULL))
 ROW(rpcrdma_reply_keep, 2, 0, 0, S.kept_twice)

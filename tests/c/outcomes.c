@@ -1,0 +1,249 @@
+// How calls end, as the handler, the client and a server's own threads see it.
+//
+//   outcomes ADDRESS ADDRESS
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <rpcrdma.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PROGRAM = 0x20000001, ROOM = 16 };
+enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD };
+// How FAIL fails.
+enum { OWN_CODE, CODE_OF_FUNCTION, OWN_CODE_WITHOUT_CHUNK, CODE_WITHOUT_CHUNK };
+
+#define CHECK(x)                                                                                                       \
+    do                                                                                                                 \
+        if (!(x)) {                                                                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    while (0)
+
+static rpcrdma_server *server;
+static atomic_int runs, lent, lines;
+static _Atomic(rpcrdma_buffer *) kept;
+static _Atomic(rpcrdma_call *) held;
+
+static int number(const void *args, size_t len) {
+    int value;
+    CHECK(len == sizeof value);
+    memcpy(&value, args, sizeof value);
+    return value;
+}
+
+static int status(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)call, (void)results, (void)results_len;
+    return number(args, len);
+}
+
+// A function fails. Then the handler returns a code of its own, or the function's.
+static int fail(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)results, (void)results_len;
+    size_t room = 0;
+    void *memory = rpcrdma_call_write_chunk(call, 0, &room);
+    if (memory)
+        memset(memory, 0, room);
+    runs++;
+    switch (number(args, len)) {
+    case OWN_CODE:
+        CHECK(rpcrdma_call_write_chunk_filled(call, 0, ROOM + 1) == -EMSGSIZE);
+        return -EIO;
+    case CODE_OF_FUNCTION:
+        return rpcrdma_call_write_chunk_filled(call, 0, ROOM + 1);
+    case OWN_CODE_WITHOUT_CHUNK:
+        CHECK(!rpcrdma_call_write_chunk(call, 0, NULL) && errno == ENOENT);
+        return -EIO;
+    default:
+        CHECK(!rpcrdma_call_write_chunk(call, 0, NULL) && errno == ENOENT);
+        return -ENOENT;
+    }
+}
+
+static int keep(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)args, (void)len, (void)results, (void)results_len;
+    CHECK(kept = rpcrdma_call_take_read_chunk(call, 0));
+    return 0;
+}
+
+static int give(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)args, (void)len, (void)results, (void)results_len;
+    return lent = rpcrdma_call_result(call, 0, kept);
+}
+
+// A server is not ended by its own threads, and goes on.
+static int end(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
+    CHECK(rpcrdma_free(server) == -EDEADLK);
+    CHECK(rpcrdma_server_drain(server, 1000) == -EDEADLK);
+    return 0;
+}
+
+static void hold(void *context, rpcrdma_call *call, const void *args, size_t len) {
+    (void)context, (void)args, (void)len;
+    held = call;
+}
+
+static const rpcrdma_procedure TABLE[] = {
+    {.number = STATUS, .handler = status},
+    {.number = FAIL, .handler = fail, .write_chunks = 1, .max_write = 4 * ROOM},
+    {.number = KEEP, .handler = keep, .read_chunks = 1, .max_read = ROOM, .flags = RPCRDMA_UNCOUNTED},
+    {.number = GIVE, .handler = give, .write_chunks = 1, .max_write = ROOM},
+    {.number = END, .handler = end},
+    {.number = END_ON_WORKER, .handler = end, .flags = RPCRDMA_ON_WORKERS},
+    {.number = HOLD, .deferred = hold},
+};
+
+// Makes a call, and returns its code; its status in `status`.
+static int call(rpcrdma_client *client, rpcrdma_request request, int *status) {
+    rpcrdma_reply *reply = NULL;
+    int code = rpcrdma_client_call(client, &request, &reply);
+    CHECK(reply);
+    if (status)
+        *status = rpcrdma_reply_status(reply);
+    CHECK(!rpcrdma_free(reply));
+    return code;
+}
+
+static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
+    const int all[] = {RPCRDMA_PROG_UNAVAIL, RPCRDMA_PROC_UNAVAIL, RPCRDMA_GARBAGE_ARGS, RPCRDMA_SYSTEM_ERR,
+                       RPCRDMA_AUTH_ERROR + 5};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        int is = 0, code = all[i] > RPCRDMA_AUTH_ERROR ? -EACCES : -EREMOTEIO;
+        CHECK(call(client, (rpcrdma_request){.procedure = STATUS, .args = &all[i], .args_len = sizeof *all}, &is) == code);
+        CHECK(is == all[i]);
+    }
+    int is = 1, none = 0;
+    CHECK(!call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, &is) && !is);
+    CHECK(call(client, (rpcrdma_request){.procedure = 99}, &is) == -EREMOTEIO && is == RPCRDMA_PROC_UNAVAIL);
+    rpcrdma_client *other = rpcrdma_client_connect(address, PROGRAM, 2, config);
+    CHECK(other && call(other, (rpcrdma_request){.procedure = STATUS}, &is) == -EREMOTEIO && is == RPCRDMA_PROG_MISMATCH);
+    CHECK(!rpcrdma_free(other) && (other = rpcrdma_client_connect(address, PROGRAM + 1, 1, config)));
+    CHECK(call(other, (rpcrdma_request){.procedure = STATUS}, &is) == -EREMOTEIO && is == RPCRDMA_PROG_UNAVAIL);
+    CHECK(!rpcrdma_free(other));
+}
+
+// A handler's code, if it is not of the function that failed, says nothing of that.
+static void own_codes(rpcrdma_client *client) {
+    rpcrdma_write_chunk chunk = {.len = ROOM};
+    int how = OWN_CODE, is;
+    rpcrdma_request request = {.procedure = FAIL, .args = &how, .args_len = sizeof how,
+                               .write_chunks = &chunk, .write_count = 1};
+    CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_SYSTEM_ERR && runs == 1);
+    // The client offers a longer chunk, and the handler runs again.
+    how = CODE_OF_FUNCTION;
+    CHECK(!call(client, request, &is) && !is && runs == 3);
+    request.write_count = 0;
+    how = OWN_CODE_WITHOUT_CHUNK;
+    CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_SYSTEM_ERR);
+    how = CODE_WITHOUT_CHUNK;
+    CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_GARBAGE_ARGS);
+}
+
+// A Read chunk that was taken is a result on its own shard, and no other.
+static void results_of_shards(rpcrdma_client *clients[2]) {
+    rpcrdma_read_chunk data = {.data = "0123456789abcdef", .len = ROOM};
+    rpcrdma_write_chunk room = {.len = ROOM};
+    for (int shard = 0; shard < 2; shard++) {
+        int is;
+        CHECK(!call(clients[0], (rpcrdma_request){.procedure = KEEP, .read_chunks = &data, .read_count = 1}, NULL));
+        rpcrdma_request request = {.procedure = GIVE, .write_chunks = &room, .write_count = 1};
+        CHECK(call(clients[shard], request, &is) == (shard ? -EREMOTEIO : 0));
+        CHECK(lent == (shard ? -EXDEV : 0) && is == (shard ? RPCRDMA_SYSTEM_ERR : 0));
+    }
+}
+
+static void *drain(void *unused) {
+    (void)unused;
+    CHECK(!rpcrdma_server_drain(server, 60000));
+    return NULL;
+}
+
+// A server that drains has not run the call.
+static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
+    rpcrdma_local_client *holder = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
+    CHECK(holder && !rpcrdma_local_client_start(holder, &(rpcrdma_request){.procedure = HOLD}, NULL));
+    while (!held)
+        CHECK(rpcrdma_local_client_poll(holder, NULL, NULL) >= 0);
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, NULL, drain, NULL));
+    int none = 0, code, is;
+    do
+        code = call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, &is);
+    while (!code);
+    CHECK(code == -EBUSY && is == -EBUSY);
+    CHECK(!rpcrdma_call_answer(held, 0));
+    CHECK(!rpcrdma_free(holder) && !pthread_join(thread, NULL));
+}
+
+static void count_line(void *context, int level, const char *line) {
+    (void)context, (void)level;
+    lines += strstr(line, "descriptor of the task") != NULL;
+}
+
+static int no_work(void *context, unsigned shard) {
+    (void)context, (void)shard;
+    return 0;
+}
+
+static int descriptor(void *context, unsigned shard) {
+    (void)shard;
+    return *(int *)context;
+}
+
+// The log has one line about the descriptor of a file, which is always readable.
+static void task_of_file(const char *address, rpcrdma_config *config) {
+    char path[] = "/tmp/rpcrdma-outcomes-XXXXXX";
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && !unlink(path));
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, 1, sizeof *TABLE));
+    CHECK(!rpcrdma_services_task(services, no_work, descriptor, &fd));
+    rpcrdma_server *with_task = rpcrdma_server_start(address, services, config);
+    rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
+    CHECK(with_task && client);
+    int none = 0;
+    for (int i = 0; i < 10 || !lines; i++)
+        CHECK(!call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, NULL));
+    CHECK(lines == 1);
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(with_task) && !rpcrdma_free(services) && !close(fd));
+}
+
+// Knobs of a file, also those that only this interface has.
+static void load(rpcrdma_config *config) {
+    static const char text[] = "[server]\nshards = 2\nworkers = 1\n[poll]\ncontrol_interval = \"1s\"\n";
+    char path[] = "/tmp/rpcrdma-outcomes-XXXXXX";
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && write(fd, text, sizeof text - 1) == sizeof text - 1 && !close(fd));
+    CHECK(!rpcrdma_config_load(config, path) && !unlink(path));
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    CHECK(!rpcrdma_log(count_line, NULL, 1));
+    char addresses[200];
+    snprintf(addresses, sizeof addresses, "%s,%s", argv[1], argv[2]);
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, "poll.idle", "event"));
+    task_of_file(argv[1], config);
+    load(config);
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, sizeof TABLE / sizeof *TABLE, sizeof *TABLE));
+    CHECK(server = rpcrdma_server_start(addresses, services, config));
+    rpcrdma_client *clients[2];
+    for (int shard = 0; shard < 2; shard++)
+        CHECK(clients[shard] = rpcrdma_client_connect(argv[1 + shard], PROGRAM, 1, config));
+    statuses(clients[0], argv[1], config);
+    own_codes(clients[0]);
+    results_of_shards(clients);
+    CHECK(!call(clients[0], (rpcrdma_request){.procedure = END}, NULL));
+    CHECK(!call(clients[0], (rpcrdma_request){.procedure = END_ON_WORKER}, NULL));
+    busy(clients[0], argv[1], config);
+    CHECK(!rpcrdma_free(clients[0]) && !rpcrdma_free(clients[1]) && !rpcrdma_free(services) && !rpcrdma_free(config));
+    printf("statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");
+    return 0;
+}

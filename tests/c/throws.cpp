@@ -1,0 +1,75 @@
+// An exception leaves a callback: the process ends, as it must not pass through the library.
+//
+//   throws done|handler|task|release ADDRESS
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <rpcrdma.h>
+#include <sys/mman.h>
+
+#define CHECK(x)                                                                                                       \
+    do                                                                                                                 \
+        if (!(x)) {                                                                                                    \
+            std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                          \
+            std::_Exit(1);                                                                                             \
+        }                                                                                                              \
+    while (0)
+
+static const char *place;
+
+static void here(const char *name) {
+    if (!std::strcmp(place, name))
+        throw 1;
+}
+
+static int handler(void *, rpcrdma_call *, const void *, size_t, void *, size_t *) {
+    here("handler");
+    return 0;
+}
+
+static int task(void *, unsigned) {
+    here("task");
+    return 0;
+}
+
+static void release(void *) {
+    here("release");
+}
+
+static void done(void *context, const rpcrdma_completion *) {
+    here("done");
+    *static_cast<bool *>(context) = true;
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    place = argv[1];
+    try {
+        void *memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory != MAP_FAILED);
+        CHECK(!rpcrdma_free(rpcrdma_arena_new(memory, 4096, release, nullptr)));
+        rpcrdma_config *config = rpcrdma_config_new();
+        CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+        rpcrdma_procedure procedure = {};
+        procedure.number = 1;
+        procedure.handler = handler;
+        rpcrdma_services *services = rpcrdma_services_new();
+        CHECK(services && !rpcrdma_services_add(services, 0x20000001, 1, &procedure, 1, sizeof procedure));
+        CHECK(!rpcrdma_services_task(services, task, nullptr, nullptr));
+        CHECK(rpcrdma_server_start(argv[2], services, config));
+        rpcrdma_local_client *client = rpcrdma_local_client_connect(argv[2], 0x20000001, 1, config);
+        CHECK(client);
+        rpcrdma_request request = {};
+        request.procedure = 1;
+        bool is_done = false;
+        CHECK(!rpcrdma_local_client_start(client, &request, nullptr));
+        while (!is_done)
+            CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);
+    } catch (int) {
+        std::puts("caught");
+        std::_Exit(2);
+    }
+    std::puts("nothing thrown");
+    std::_Exit(3);
+}
