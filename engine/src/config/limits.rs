@@ -39,6 +39,9 @@ knobs! {
     ///
     /// Further calls of [deferred](crate::service::DeferredCall) procedures wait. A deferred or waiting call keeps its
     /// memory, and its receive.
+    ///
+    /// All connections of a host, open and closed, have at most half of [`receives`](super::MemoryConfig::receives) in
+    /// calls that are deferred or on workers; several hosts leave each other half of the rest. Further calls wait.
     pub max_deferred: u32 = 1024, positive;
     /// Outstanding RDMA Reads of one connection, at least 1. Default none.
     ///

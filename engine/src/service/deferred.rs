@@ -120,6 +120,8 @@ impl DeferredCall {
 
     /// Whether the connection is closed, so that nobody awaits the reply.
     ///
+    /// Check it before long work. Answer or drop such a call at once: it still counts for its host.
+    ///
     /// It stays false when only the caller gives up, such as by a time-out: the protocol does not report that.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {

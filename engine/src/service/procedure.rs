@@ -117,6 +117,9 @@ impl<S: Sharing> fmt::Debug for Procedure<S> {
 
 impl Procedure {
     /// Runs the procedure on workers.
+    ///
+    /// A call whose connection closes before a worker takes it does not run: nobody awaits its reply. This includes
+    /// [one-way](Self::one_way) calls, and all queued calls at the end of the server.
     pub fn on_workers(mut self) -> Self {
         self.run_on = RunOn::Workers;
         self

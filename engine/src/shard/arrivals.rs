@@ -15,6 +15,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::accepted::Accepted;
@@ -22,6 +23,7 @@ use super::clock::nanoseconds;
 use super::close_reason::LocalClose;
 use super::conn::Conn;
 use super::drain::silence;
+use super::responder::Account;
 use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -59,6 +61,8 @@ struct Keeper<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Shortage<'a> {
     host: &'a str,
+    /// Hosts with receives that calls of closed connections hold.
+    dead: &'a [Rc<Account>],
     /// Receives of all connections, of all hosts.
     all: usize,
     /// Receives of a new connection.
@@ -78,6 +82,9 @@ impl Shortage<'_> {
         let mut kept = HashMap::<&str, usize>::from([(self.host, 0)]);
         for one in keepers {
             *kept.entry(one.host).or_default() += one.reserve;
+        }
+        for account in self.dead {
+            *kept.entry(account.party()).or_default() += account.dead();
         }
         let share = self.all / kept.len().max(2);
         let ours = kept[self.host];
@@ -140,8 +147,10 @@ impl<F: Fabric> Shard<F> {
     /// No receives, and none to evict.
     fn in_the_way_of(&mut self, host: &str, now: u64) -> Result<Option<QpId>, FabricError> {
         let Err(error) = self.share() else { return Ok(None) };
+        let dead = self.responder.dead();
         let shortage = Shortage {
             host,
+            dead: &dead,
             all: self.cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN),
             least: MIN_CREDITS as usize + 1,
             silent_after: nanoseconds(self.cx.accept.evict_after),
@@ -259,7 +268,7 @@ mod tests {
 
     /// Picks the connection to evict for one of this host.
     fn makes_room(keepers: &[Keeper<'_>], host: &str, all: usize, silent_after: u64) -> Option<u32> {
-        let shortage = Shortage { host, all, least: 5, silent_after, peace: u64::MAX };
+        let shortage = Shortage { host, dead: &[], all, least: 5, silent_after, peace: u64::MAX };
         shortage.who_makes_room(keepers).map(|qp| qp.slot)
     }
 
@@ -327,7 +336,7 @@ mod tests {
     fn evictions_for_other_hosts_are_paced() {
         let all = [busy(0, "a", 1, 66), idle(1, "a", false, 2, 65)];
         let after = |keepers: &[Keeper<'_>], peace| {
-            let shortage = Shortage { host: "c", all: 130, least: 5, silent_after: 1000, peace };
+            let shortage = Shortage { host: "c", dead: &[], all: 130, least: 5, silent_after: 1000, peace };
             shortage.who_makes_room(keepers).map(|qp| qp.slot)
         };
         assert_eq!((after(&all, FIRST_MESSAGE - 1), after(&all, FIRST_MESSAGE)), (None, Some(1)));

@@ -93,7 +93,7 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{Arena, Buf};
 
-use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH};
+use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH, RECEIVE_MARGIN};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
@@ -214,11 +214,12 @@ impl<F: Fabric> Shard<F> {
     pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
         let cx = Context::open(fabric, config, services.is_some())?;
+        let most_away = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
         let outside = Outside::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
         let mut shard = Self {
             cx,
             requester: Requester::new(),
-            responder: Responder::new(services, outside.signal()),
+            responder: Responder::new(services, outside.signal(), most_away),
             life: Lifecycle::new(),
             watch: Watch::default(),
             fitting: Fitting::default(),

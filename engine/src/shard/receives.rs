@@ -45,6 +45,8 @@ pub(super) struct ReceiveBudget {
     /// Low-water mark, updated before each post: between posts the number only falls, by one for each message.
     lowest: usize,
     promised: usize,
+    /// Receives that calls of closed connections hold.
+    withheld: usize,
     /// Receives that connections may need beyond those promised.
     overcommit: usize,
     /// Whether connections wait because fewer are posted than promised.
@@ -64,6 +66,7 @@ impl ReceiveBudget {
             posted: 0,
             lowest: usize::MAX,
             promised: 0,
+            withheld: 0,
             overcommit: 0,
             ran_short: false,
             reserve: 0,
@@ -156,9 +159,19 @@ impl ReceiveBudget {
         self.held() >= self.promised || self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
     }
 
+    /// Takes receives that calls of closed connections hold from those to promise.
+    pub(super) fn withhold(&mut self, count: usize) {
+        self.withheld += count;
+    }
+
+    /// Gives such receives back.
+    pub(super) fn give_back(&mut self, count: usize) {
+        self.withheld -= count;
+    }
+
     /// Receives left to promise.
     pub(super) fn unpromised(&self) -> usize {
-        self.limit.saturating_sub(self.promised)
+        self.limit.saturating_sub(self.promised + self.withheld)
     }
 
     pub(super) fn promised(&self) -> usize {

@@ -12,6 +12,7 @@ mod bindings;
 mod calls;
 mod characteristics;
 mod chunks;
+mod closed;
 mod connects;
 mod credits;
 mod deferred;

@@ -15,7 +15,7 @@ use super::reverse::{HELLO, serving_client, telling_services};
 use super::rules_of_servers::SCHEMES;
 
 /// Calls that the test holds.
-const HELD: u32 = 400;
+pub(super) const HELD: u32 = 400;
 /// Like [`HELD`], with room for a reply that only a buffer of `long_buffers` has.
 const HELD_LONG: u32 = 401;
 /// Like [`HELD`], with a Read chunk.
@@ -26,7 +26,7 @@ const LONG: usize = 20_000;
 
 /// Held calls.
 #[derive(Clone, Default)]
-struct Desk(Arc<Mutex<Vec<DeferredCall>>>);
+pub(super) struct Desk(Arc<Mutex<Vec<DeferredCall>>>);
 
 impl Desk {
     fn procedure(&self) -> Procedure {
@@ -34,29 +34,29 @@ impl Desk {
         Procedure::deferred(move |call| desk.0.lock().expect("nobody panics with it").push(call))
     }
 
-    fn add_to(&self, services: &mut Services) {
+    pub(super) fn add_to(&self, services: &mut Services) {
         services.add(PROGRAM, VERSION, HELD, self.procedure().max_reply(0));
         services.add(PROGRAM, VERSION, HELD_LONG, self.procedure().max_reply(LONG));
         services.add(PROGRAM, VERSION, HELD_BULK, self.procedure().max_reply(0).read_chunks(1, 64 << 10).uncounted());
         services.add(PROGRAM, VERSION, SINK, Procedure::new(|_: &mut ServerCall| Ok(())).max_reply(0));
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.0.lock().expect("nobody panics with it").len()
     }
 
-    fn take(&self) -> Option<DeferredCall> {
+    pub(super) fn take(&self) -> Option<DeferredCall> {
         self.0.lock().expect("nobody panics with it").pop()
     }
 
-    fn answer_all(&self) {
+    pub(super) fn answer_all(&self) {
         while let Some(call) = self.take() {
             call.answer(Ok(()));
         }
     }
 }
 
-fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
+pub(super) fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
     let (mut call, first) = (client.prepare(procedure, len).unwrap(), client.first());
     call.args_mut().fill(1);
     call = call.expect_reply(LONG);
@@ -65,7 +65,7 @@ fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
 }
 
 /// The result of a call; `None` if it stays unanswered.
-fn ends(client: &mut LocalClient, token: u64) -> Option<Result<(), CallError>> {
+pub(super) fn ends(client: &mut LocalClient, token: u64) -> Option<Result<(), CallError>> {
     let mut end = None;
     settles(|| {
         client.poll(|done| {

@@ -392,6 +392,15 @@ impl Call<Ready> {
         self.answered(Err(Refusal::SystemError))
     }
 
+    /// Ends a call of a closed connection that did not run: a retransmission runs.
+    #[cold]
+    pub(crate) fn skipped(mut self) -> Call<Answered> {
+        if let Some(claim) = self.parts().extras.get_mut().and_then(|extra| extra.claim.take()) {
+            claim.forget();
+        }
+        self.dropped()
+    }
+
     /// Ends a deferred call that was dropped.
     #[cold]
     pub(in crate::service) fn dropped(mut self) -> Call<Answered> {

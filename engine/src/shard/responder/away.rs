@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::futures::Futures;
-use super::workers::{Port, WorkKey, Workers};
+use super::workers::{Job, Port, WorkKey, Workers};
 use crate::config::POLL_BATCH;
 use crate::handoff::parker::Signal;
 use crate::handoff::workers::JobResult;
-use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Ready, Task};
+use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Task};
 
 pub(super) struct Away {
     // Dropped before `home`, to which their calls return.
@@ -17,7 +17,7 @@ pub(super) struct Away {
     home: CallsHome,
     workers: Option<Port>,
     /// Calls held back by full worker rings.
-    backlog: VecDeque<(WorkKey, Call<Ready>)>,
+    backlog: VecDeque<(WorkKey, Job)>,
     /// Number of them, from the first, counted as backpressure already.
     held: usize,
     /// Calls returned by workers, being answered.
@@ -73,9 +73,9 @@ impl Away {
     }
 
     /// Queues a call for a worker.
-    pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Call<Ready>) {
+    pub(super) fn send_to_workers(&mut self, key: WorkKey, job: Job) {
         self.count += 1;
-        self.backlog.push_back((key, call));
+        self.backlog.push_back((key, job));
     }
 
     /// Number of calls that full worker rings hold back.
@@ -92,8 +92,8 @@ impl Away {
     /// Dispatches waiting calls; returns the number that full rings hold back for the first time.
     pub(super) fn dispatch(&mut self) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
-        while let Some((key, call)) = self.backlog.pop_front() {
-            if let Err(back) = port.dispatch(key, call) {
+        while let Some((key, job)) = self.backlog.pop_front() {
+            if let Err(back) = port.dispatch(key, job) {
                 self.backlog.push_front(back);
                 break;
             }
@@ -116,7 +116,7 @@ impl Away {
         self.worked = worked;
     }
 
-    /// Origin of one more connection's deferred calls.
+    /// Origin of one more connection's calls.
     pub(super) fn origin(&self) -> Arc<Origin> {
         self.home.origin()
     }

@@ -4,7 +4,6 @@ use super::Responder;
 use super::header::{CallRefusal, Trouble, check_position_zero, read_lists, reply_body};
 use super::landing::Fetching;
 use super::replies::{fits_inline, reply_headroom, reply_room};
-use super::workers::WorkKey;
 use crate::config::HEADROOM_PLAIN;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{Failing, InboundId, Refusal};
@@ -242,12 +241,8 @@ impl Responder {
                 return self.run_before(cx, conn, call, Lookup::Lost, silent);
             }
         }
-        if entry.takes_calls() {
+        if entry.takes_calls() || (entry.run_on == RunOn::Workers && self.away.has_workers()) {
             return self.hand_over(cx, conn, call);
-        }
-        if entry.run_on == RunOn::Workers && self.away.has_workers() {
-            conn.served.at_workers += 1;
-            return self.away.send_to_workers(WorkKey::of(conn, &call), call);
         }
         let call = entry.run(call);
         self.finish(cx, conn, call);

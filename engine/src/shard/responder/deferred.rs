@@ -1,18 +1,27 @@
-//! Deferred calls: hand-over to their handlers, and return.
+//! Calls that go away: hand-over to deferred handlers and workers, and return.
 
-use super::Responder;
-use crate::fabric::Fabric;
+use std::sync::Arc;
+
+use super::parties::Sender;
+use super::workers::{Job, WorkKey};
+use super::{Responder, Served};
+use crate::fabric::{Fabric, QpId};
 use crate::service::{Answered, Call, CameHome, DeferredCall, Ready};
+use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
 impl Responder {
-    /// Gives a call to its handler. At the connection's limit of deferred calls, it waits for one to return.
+    /// Gives a call to its handler, or to a worker. At the limit of the connection, or of its party, it waits for one
+    /// to return.
     #[inline(always)]
     pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
-        if conn.served.taken >= cx.config.limits.max_deferred {
-            cx.stats.backpressure += 1;
-            return conn.served.untaken.push_back(call);
+        if conn.served.sender.is_none() {
+            let (origin, account) = (self.away.origin(), self.shares.parties.account(conn));
+            conn.served.sender = Some(Box::new(Sender { origin, account }));
+        }
+        if self.must_stay(cx, &conn.served, &call) {
+            return self.stay(cx, conn, call);
         }
         self.give(cx, conn, call);
         // It may be answered already.
@@ -39,12 +48,45 @@ impl Responder {
         }
     }
 
-    /// Gives a call to its handler.
+    /// Whether a call waits for others to return.
+    #[inline(always)]
+    fn must_stay<F: Fabric>(&self, cx: &Context<F>, served: &Served, call: &Call<Ready>) -> bool {
+        let parties = &self.shares.parties;
+        let deferred = || self.services.as_ref().is_some_and(|all| all.entry(call.entry()).takes_calls());
+        (served.taken >= cx.config.limits.max_deferred && deferred())
+            || served.sender.as_ref().is_some_and(|sender| parties.is_full(&sender.account))
+    }
+
+    #[cold]
+    fn stay<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
+        if let Some(sender) = &conn.served.sender
+            && self.shares.parties.is_full(&sender.account)
+        {
+            let line = format_args!(
+                "{}: call waits: handlers and workers have as many calls of its host as memory.receives leaves for \
+                 others, {} of them of closed connections",
+                conn.who(),
+                sender.account.dead()
+            );
+            cx.warn("calls that wait for others of their host", line);
+        }
+        cx.stats.backpressure += 1;
+        self.untaken += 1;
+        conn.served.untaken.push_back(call);
+        Self::try_soon(cx);
+    }
+
+    /// Gives a call to its handler, or to a worker.
     #[inline(always)]
     fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
-        let Some(services) = &self.services else { return };
-        let entry = services.entry(call.entry());
-        let origin = conn.served.origin.get_or_insert_with(|| self.away.origin());
+        let (Some(services), Some(sender)) = (&self.services, &conn.served.sender) else { return };
+        let (entry, origin) = (services.entry(call.entry()), &sender.origin);
+        self.shares.parties.give(&sender.account);
+        if !entry.takes_calls() {
+            let (key, job) = (WorkKey::of(conn, &call), Job { call, origin: Arc::clone(origin) });
+            conn.served.at_workers += 1;
+            return self.away.send_to_workers(key, job);
+        }
         self.away.give();
         conn.served.taken += 1;
         if let Some(task) = entry.take(DeferredCall::new(call, origin), |panic| tell_panic(cx, panic)) {
@@ -63,6 +105,7 @@ impl Responder {
         let Some(conn) = cx.conns.take(call.qp()) else {
             // The connection has closed meanwhile, and the call with it.
             self.away.came_back();
+            self.came_home_dead(cx, call.qp());
             self.count_dropped(cx, &call);
             return self.boxes.put(call);
         };
@@ -76,20 +119,61 @@ impl Responder {
     fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
         self.away.came_back();
         conn.served.taken -= 1;
+        self.came_back_to(conn);
         if call.was_dropped() {
             self.count_dropped(cx, &call);
         }
         self.finish(cx, conn, call);
+        self.give_next(cx, conn);
+    }
+
+    /// Counts a call of an open connection that came home.
+    #[inline(always)]
+    pub(super) fn came_back_to(&mut self, conn: &Conn) {
+        if let Some(sender) = &conn.served.sender {
+            self.shares.parties.came_back(&sender.account);
+        }
+    }
+
+    /// Counts a call of a closed connection that came home. Its receive may be promised again.
+    pub(super) fn came_home_dead<F: Fabric>(&mut self, cx: &mut Context<F>, qp: QpId) {
+        if self.shares.parties.came_back_dead(qp) {
+            cx.receives.give_back(1);
+        }
+    }
+
+    /// Gives away waiting calls of a connection, as far as its limits allow.
+    #[inline(always)]
+    pub(super) fn give_next<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         if !conn.served.untaken.is_empty() {
-            self.give_next(cx, conn);
+            self.give_waiting(cx, conn);
         }
     }
 
     #[cold]
-    fn give_next<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        if let Some(next) = conn.served.untaken.pop_front() {
+    fn give_waiting<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        while let Some(next) = conn.served.untaken.pop_front() {
+            if self.must_stay(cx, &conn.served, &next) {
+                return conn.served.untaken.push_front(next);
+            }
+            self.untaken -= 1;
             self.give(cx, conn, next);
         }
+    }
+
+    /// Part of a control-plane run: calls of other connections may have come home.
+    #[cold]
+    pub(super) fn give_untaken<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        cx.with_each(|cx, conn| self.give_next(cx, conn));
+        self.dispatch(cx);
+        if self.untaken > 0 {
+            Self::try_soon(cx);
+        }
+    }
+
+    fn try_soon<F: Fabric>(cx: &mut Context<F>) {
+        let soon = cx.clock.read() + nanoseconds(cx.config.poll.control_interval);
+        cx.schedule.wake_by(soon);
     }
 
     #[cold]
@@ -98,14 +182,18 @@ impl Responder {
         cx.stats.calls_dropped += u64::from(call.was_dropped() && !self.is_silent(call));
     }
 
-    /// Ends the deferred calls of a closed connection, and drops the waiting ones.
-    pub(super) fn abandon_taken(&mut self, conn: &mut Conn) {
-        if let Some(origin) = conn.served.origin.take() {
-            origin.end();
+    /// Ends the calls away of a closed connection, and drops the waiting ones. Those away hold their receives.
+    pub(super) fn abandon_taken<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        if let Some(sender) = conn.served.sender.take() {
+            sender.origin.end();
             self.away.abandon_futures();
+            let calls = (conn.served.taken + conn.served.at_workers) as usize;
+            self.shares.parties.close(conn.qp(), sender.account, calls);
+            cx.receives.withhold(calls);
         }
+        self.untaken -= conn.served.untaken.len();
         for call in conn.served.untaken.drain(..) {
-            self.boxes.put(call);
+            self.boxes.put(call.skipped());
         }
     }
 }

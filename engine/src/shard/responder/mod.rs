@@ -13,6 +13,7 @@
 //! | `lines` | queues of waiting calls |
 //! | `shares` | shares of the pool, by connection and host |
 //! | `away` | calls away from the shard |
+//! | `parties` | calls away, by party |
 //! | `workers` | calls on workers: dispatch and return |
 //! | `deferred` | deferred calls: hand-over and return |
 //! | `futures` | handlers as futures |
@@ -30,6 +31,7 @@ mod landing;
 mod lines;
 mod memory;
 mod needs;
+mod parties;
 mod reads;
 mod refusals;
 mod replies;
@@ -41,7 +43,7 @@ mod workers;
 mod writes;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::rc::Rc;
 
 use super::conn::Conn;
 use super::context::Context;
@@ -49,7 +51,7 @@ use super::stage::Stage;
 use crate::fabric::Fabric;
 use crate::handoff::parker::Signal;
 use crate::proto::Connection;
-use crate::service::{Call, CallBoxes, LocalServices, Origin, Ready, Replying, Stamp};
+use crate::service::{Call, CallBoxes, LocalServices, Ready, Replying, Stamp};
 use crate::stats::ShardStats;
 use crate::wire;
 
@@ -58,6 +60,8 @@ use deferred::tell_panic;
 use header::Found;
 use landing::PendingReads;
 use lines::{Lines, Waiting};
+pub(super) use parties::Account;
+use parties::Sender;
 use shares::Shares;
 use tally::Tally;
 pub use workers::SimulatedWorkers;
@@ -76,6 +80,8 @@ pub(super) struct Responder {
     waiters: Lines,
     /// Shares of the pool, by connection.
     shares: Shares,
+    /// Calls that wait because others are away.
+    untaken: usize,
     /// Replies that wait for the RDMA Writes of their connections.
     unwritten: usize,
     tally: Tally,
@@ -94,10 +100,10 @@ pub(super) struct Served {
     at_workers: u32,
     /// Deferred calls.
     taken: u32,
-    /// Calls that wait for fewer deferred ones.
+    /// Calls that wait for fewer calls away.
     untaken: VecDeque<Call<Ready>>,
-    /// Origin of deferred calls; `None` before the first.
-    origin: Option<Arc<Origin>>,
+    /// Origin of its calls away; `None` before the first.
+    sender: Option<Box<Sender>>,
     /// Calls that wait until the connection is within its share of a scarce pool.
     held_back: VecDeque<Waiting>,
     /// Replies that wait for other RDMA Writes of the connection.
@@ -180,8 +186,8 @@ impl Served {
 }
 
 impl Responder {
-    /// `signal` wakes the shard.
-    pub(super) fn new(services: Option<LocalServices>, signal: Signal) -> Self {
+    /// `signal` wakes the shard; at most `most_away` calls are away.
+    pub(super) fn new(services: Option<LocalServices>, signal: Signal, most_away: usize) -> Self {
         Self {
             services,
             last: None,
@@ -189,7 +195,8 @@ impl Responder {
             away: Away::new(signal),
             repeats: VecDeque::new(),
             waiters: Lines::default(),
-            shares: Shares::default(),
+            shares: Shares::new(most_away),
+            untaken: 0,
             unwritten: 0,
             tally: Tally::default(),
         }
@@ -262,6 +269,11 @@ impl Responder {
         }
     }
 
+    /// Parties with calls away whose connections have closed.
+    pub(super) fn dead(&self) -> Vec<Rc<Account>> {
+        self.shares.parties.dead()
+    }
+
     /// Whether calls wait for memory.
     #[inline]
     pub(super) fn waits_for_memory(&self) -> bool {
@@ -292,6 +304,9 @@ impl Responder {
         if !self.repeats.is_empty() {
             self.answer_repeats(cx);
         }
+        if self.untaken > 0 {
+            self.give_untaken(cx);
+        }
     }
 
     /// Ends the peer's calls of a connection without a queue pair.
@@ -299,7 +314,7 @@ impl Responder {
         self.drop_memory_waiters(cx, conn);
         self.drop_held_back(conn);
         self.drop_unwritten(conn);
-        self.abandon_taken(conn);
+        self.abandon_taken(cx, conn);
     }
 
     /// Ends the calls that the device has released.

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use rpcrdma_mempool::Buf;
 
 use super::lines::Waiting;
+use super::parties::Parties;
 use super::replies::reply_room;
 use super::{Responder, Served};
 use crate::fabric::Fabric;
@@ -33,8 +34,10 @@ const PART: usize = 64;
 const RECOUNT: u64 = 1000;
 
 /// Calls held back because their connection or host is beyond its share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shares {
+    /// Calls away, which keep their memory beyond the end of their connections.
+    pub(super) parties: Parties,
     /// Held back calls, of all connections.
     held_back: usize,
     /// Calls by host at the last count, and those admitted since.
@@ -89,6 +92,10 @@ pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> us
 }
 
 impl Shares {
+    pub(super) fn new(most_away: usize) -> Self {
+        Self { parties: Parties::new(most_away), held_back: 0, hosts: HashMap::new(), recount: 0 }
+    }
+
     /// Held back calls, of all connections.
     pub(super) fn held_back(&self) -> usize {
         self.held_back
@@ -127,8 +134,8 @@ impl Shares {
             return false;
         }
         let share = share(count);
-        // This call is included.
-        Served::held(conn) > share
+        // This call is included. A new connection of a party has its share with the closed ones.
+        Served::held(conn) + self.parties.dead_of(conn) > share
             || (is_short_for_hosts(free, count) && conn.host().is_some() && self.host_is_beyond(cx, conn, share))
     }
 

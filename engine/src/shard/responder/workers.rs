@@ -7,7 +7,7 @@ use super::header::Trouble;
 use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
 use crate::proto::InboundId;
-use crate::service::{Answered, Call, Ready, Services};
+use crate::service::{Answered, Call, Origin, Ready, Services};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::peers::OwedEnd;
@@ -28,22 +28,32 @@ impl WorkKey {
     }
 }
 
-/// Worker threads of a server.
-pub(crate) type Workers = WorkerPool<WorkKey, Call<Ready>, Call<Answered>>;
-/// The shard's end of the pool.
-pub(super) type Port = ShardPort<WorkKey, Call<Ready>, Call<Answered>>;
-
-pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Call<Ready>) -> Call<Answered> {
-    move |call| services.entry(call.entry()).run(call)
+/// A call for a worker, with the state of its connection.
+pub(crate) struct Job {
+    pub(super) call: Call<Ready>,
+    pub(super) origin: Arc<Origin>,
 }
 
-type Work = Box<dyn Fn(Call<Ready>) -> Call<Answered>>;
+/// Worker threads of a server.
+pub(crate) type Workers = WorkerPool<WorkKey, Job, Call<Answered>>;
+/// The shard's end of the pool.
+pub(super) type Port = ShardPort<WorkKey, Job, Call<Answered>>;
+
+/// Work of a worker. Calls of closed connections do not run: they would take the workers from others.
+pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Job) -> Call<Answered> {
+    move |Job { call, origin }| match origin.is_over() {
+        true => call.skipped(),
+        false => services.entry(call.entry()).run(call),
+    }
+}
+
+type Work = Box<dyn Fn(Job) -> Call<Answered>>;
 
 /// Workers without threads, for simulations. They run when given a turn, on the caller's thread. Shards [use
 /// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pub(in crate::shard) pool: Workers,
-    pub(in crate::shard) benches: Vec<Bench<WorkKey, Call<Ready>, Call<Answered>, Work>>,
+    pub(in crate::shard) benches: Vec<Bench<WorkKey, Job, Call<Answered>, Work>>,
 }
 
 impl SimulatedWorkers {
@@ -83,6 +93,7 @@ impl Responder {
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection has closed meanwhile, and the call with it.
+            self.came_home_dead(cx, qp);
             if let Ok(call) = result {
                 self.boxes.put(call);
             }
@@ -90,6 +101,7 @@ impl Responder {
         };
         cx.lend(conn, |cx, conn| {
             conn.served.at_workers -= 1;
+            self.came_back_to(conn);
             match result {
                 Ok(call) => self.finish(cx, conn, call),
                 Err(JobError::Stopped) if Self::puts_off(conn, Trouble::NoWorkers) => {
@@ -107,6 +119,7 @@ impl Responder {
                     self.tally.lost();
                 }
             }
+            self.give_next(cx, conn);
             cx.ready.add(conn);
         });
     }

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
+use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Services, Unready};
 use crate::shard::accepted::Accepted;
 use crate::shard::clock::{Clock, SimulatedTime};
@@ -27,6 +28,8 @@ const LATER: u32 = 3;
 
 /// Returns bulk data.
 const BULK: u32 = 4;
+/// Runs on workers, with a duplicate request cache.
+const ONCE: u32 = 5;
 
 struct Scene {
     responder: Responder,
@@ -53,12 +56,15 @@ impl Scene {
         services.add(1, 1, SHORT, Procedure::new(answer));
         services.add(1, 1, ELSEWHERE, Procedure::new(answer).on_workers());
         services.add(1, 1, BULK, Procedure::new(answer).write_chunks(1, 50_000));
+        let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+        let once = Procedure::new(answer).on_workers().cached(cache, |_| Some(Client::number(1)));
+        services.add(1, 1, ONCE, once);
         let (hold, held) = mpsc::channel();
         services.add(1, 1, LATER, Procedure::deferred(move |call| hold.send(call).expect("it is held")));
         let mut cx = context(config);
         cx.config.limits.max_deferred = 2;
         let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
-        let responder = Responder::new(Some(services.to_local()), signal);
+        let responder = Responder::new(Some(services.to_local()), signal, 128);
         let spare = std::iter::from_fn(|| cx.alloc(cx.config.wire.receive_size)).take(16).collect();
         let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let own = Pool::new(&PoolConfig { classes: vec![Class { size: 8192, count: 16 }], arena }).expect("memory");
@@ -265,6 +271,63 @@ fn a_deferred_call_of_a_closed_connection_is_dropped() {
     drop(taken);
     assert_eq!(scene.responder.collect(&mut scene.cx), 2);
     assert_eq!((scene.responder.away.len(), scene.responder.boxes.len()), (0, 3), "the boxes are there for others");
+}
+
+#[test]
+fn a_cached_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
+    let mut scene = Scene::new();
+    let mut workers = SimulatedWorkers::new(1, 2, Arc::clone(&scene.services));
+    scene.responder.use_workers(&workers.pool);
+    let (mut closed, mut conn) = (open_conn(0, true), open_conn(1, true));
+    scene.serve(&mut closed, 7, ONCE);
+    scene.responder.connection_lost(&mut scene.cx, &mut closed);
+    scene.responder.go_on(&mut scene.cx);
+    scene.responder.dispatch(&mut scene.cx);
+    assert!(workers.turn(0));
+    assert_eq!((scene.responder.collect(&mut scene.cx), scene.responder.away.len()), (1, 0));
+    assert_eq!(scene.cx.receives.unpromised(), 256, "its receive is back");
+    scene.serve(&mut conn, 7, ONCE);
+    scene.responder.dispatch(&mut scene.cx);
+    assert!(workers.turn(0), "the first one did nothing");
+    scene.cx.conns.insert(conn);
+    scene.responder.collect(&mut scene.cx);
+    let mut conn = scene.cx.conns.take_slot(1).expect("it is there");
+    assert_eq!((scene.sent(&mut conn), scene.cx.stats.calls), (vec![7], 1));
+}
+
+#[test]
+fn a_host_that_reconnects_waits_for_its_own_calls() {
+    let mut scene = Scene::new();
+    scene.cx.config.limits.max_deferred = 8;
+    scene.responder.shares = Shares::new(12);
+    let conn = |slot, host: &str| {
+        let mut conn = open_conn(slot, true);
+        conn.was_accepted(Accepted::new(host, 0, u64::MAX), None);
+        conn
+    };
+    let mut held = Vec::new();
+    for slot in 0..4 {
+        let mut conn = conn(slot, "192.0.2.1:7");
+        (1..=4).for_each(|xid| scene.serve(&mut conn, xid, LATER));
+        held.extend(scene.held.try_iter());
+        scene.responder.connection_lost(&mut scene.cx, &mut conn);
+    }
+    assert_eq!((held.len(), scene.responder.untaken, scene.responder.dead()[0].dead()), (6, 0, 6));
+    assert_eq!(scene.cx.receives.unpromised(), 256 - 6);
+    let (mut late, mut other) = (conn(4, "192.0.2.1:7"), conn(5, "192.0.2.2:7"));
+    scene.serve(&mut late, 1, LATER);
+    scene.serve(&mut other, 2, LATER);
+    assert_eq!(scene.held.try_iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [2], "another host does not");
+    scene.cx.conns.insert(late);
+    scene.cx.conns.insert(other);
+    held.truncate(5);
+    scene.responder.collect(&mut scene.cx);
+    scene.responder.control(&mut scene.cx);
+    assert_eq!(scene.held.try_iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1]);
+    drop(held);
+    while scene.responder.collect(&mut scene.cx) > 0 {}
+    assert!(scene.responder.away.is_empty() && scene.responder.dead().is_empty());
+    assert_eq!(scene.cx.receives.unpromised(), 256);
 }
 
 #[test]
