@@ -12,7 +12,7 @@ use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, Procedure, ServerCall, Services};
 use rpcrdma_tests::*;
 
-use super::parked::{Desk, HELD, ends, start};
+use super::parked::{Desk, HELD, ends};
 
 /// Host that reconnects. The others are at 127.0.0.1.
 const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -32,11 +32,17 @@ fn stats(world: &World) -> ShardStats {
     world.server().stats().swap_remove(0)
 }
 
+fn start(client: &mut LocalClient, procedure: u32, token: u64) {
+    let (call, first) = (client.prepare(procedure, 0).expect("a buffer"), client.first());
+    client.start(first, call, token);
+    client.flush();
+}
+
 /// One more connection of the greedy host, with its calls under way.
 fn greedy(address: &Address, procedure: u32) -> (Cable, LocalClient) {
     let cable = Cable::new(address, GREEDY);
     let mut client = LocalClient::connect(cable.address(), small_client(small())).expect("a connection");
-    (0..CALLS).for_each(|n| start(&mut client, procedure, 4, n));
+    (0..CALLS).for_each(|n| start(&mut client, procedure, n));
     (cable, client)
 }
 
@@ -62,7 +68,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     echo(&mut victim, b"four").expect("it is served as before");
     let mut other = world.client(&address, small());
     for client in [&mut victim, &mut other] {
-        start(client, HELD, 4, 0);
+        start(client, HELD, 0);
         assert!(settles(|| {
             client.poll(drop);
             desk.len() > held
@@ -132,7 +138,7 @@ fn workers_skip_the_calls_of_closed_connections() {
         }));
     }
     assert!(settles(|| stats(&world).connections == 1 && gate.came() == 1), "a worker runs one of them");
-    start(&mut victim, GATED, 4, 0);
+    start(&mut victim, GATED, 0);
     assert!(settles(|| {
         victim.poll(drop);
         stats(&world).worker_queue_depth == 3 * CALLS + 1
@@ -147,7 +153,7 @@ fn the_end_of_a_server_does_not_wait_for_queued_calls() {
     let (mut world, gate) = (World::new("queued"), Arc::new(Gate::default()));
     let address = gate.serve(&mut world);
     let mut client = world.client(&address, small());
-    (0..CALLS).for_each(|n| start(&mut client, GATED, 4, n));
+    (0..CALLS).for_each(|n| start(&mut client, GATED, n));
     assert!(settles(|| {
         client.poll(drop);
         stats(&world).worker_queue_depth == CALLS && gate.came() == 1

@@ -56,7 +56,7 @@ impl Desk {
     }
 }
 
-pub(super) fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
+fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
     let (mut call, first) = (client.prepare(procedure, len).unwrap(), client.first());
     call.args_mut().fill(1);
     call = call.expect_reply(LONG);
