@@ -393,6 +393,9 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
         }
         store(&mut witness, 100);
         assert_eq!(ends(&mut witness, 100), Some(Ok(())), "{scheme:?}: bulk beside {held} held");
+        // Those that wait for others of their host end with their connections.
+        drop(holders);
+        assert!(settles(|| world.server().stats()[0].connections == 1));
         desk.answer_all();
     }
 }
