@@ -41,7 +41,8 @@ const YIELD_EVERY: u32 = 256;
 
 /// A client on the caller's own thread; not `Send`.
 ///
-/// Nothing happens unless it is polled.
+/// Nothing happens unless it is polled. Poll it at least 20 times a second, or sleep by [`arm`](Self::arm). Rarer polls
+/// report time-outs and losses late, and servers end connections that answer no RDMA Read in time.
 ///
 /// ```no_run
 /// use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};

@@ -39,8 +39,7 @@ impl<F: Fabric> Shard<F> {
         if self.has_more_to_do() {
             return self.finish_turn(found);
         }
-        self.cx.stats.idle_turns += u64::from(found == 0);
-        found != 0
+        self.end_turn(found != 0)
     }
 
     /// Whether anything has to be polled in each turn.
@@ -95,8 +94,13 @@ impl<F: Fabric> Shard<F> {
         if self.cx.has_starved() && found != 0 {
             self.cx.feed();
         }
-        let busy = found != 0 || transmitted;
+        self.end_turn(found != 0 || transmitted)
+    }
+
+    #[inline(always)]
+    fn end_turn(&mut self, busy: bool) -> bool {
         self.cx.stats.idle_turns += u64::from(!busy);
+        self.cx.clock.turned(busy);
         busy
     }
 

@@ -42,6 +42,7 @@ mod parts;
 mod peers;
 mod private_data;
 mod procedures;
+mod rare_polls;
 mod reach;
 mod reads;
 mod reconnect;

@@ -1,0 +1,114 @@
+//! A server and a client that their owner polls twice a second, in simulated time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpcrdma::client::{ClientConfig, Connection, Done, LocalClient};
+use rpcrdma::shard::SimulatedTime;
+use rpcrdma::{Address, CallError};
+use rpcrdma_tests::*;
+
+/// Between two polls.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Polls for what takes some turns of both ends: fewer than the default time-outs allow.
+const SOON: usize = 9;
+
+struct Ends {
+    time: SimulatedTime,
+    server: LocalClient,
+    client: LocalClient,
+    connection: Connection,
+}
+
+impl Ends {
+    /// Two ends with a connection.
+    fn connected(world: &World) -> Self {
+        let (address, time) = (world.address(), SimulatedTime::new());
+        let end = |config: ClientConfig| {
+            let mut end = LocalClient::open(place::open(&address), config).expect("a shard");
+            end.simulate(&time);
+            end
+        };
+        let services = Some(Arc::new(standard_services()));
+        let mut server = end(ClientConfig { services, ..small_client(small()) });
+        let mut client = end(small_client(small()));
+        listen(&mut server, &address);
+        let connection = client.begin_connect(&address).expect("it begins");
+        let mut ends = Self { time, server, client, connection };
+        ends.poll_until(SOON, |ends, _| ends.client.is_established(connection));
+        ends
+    }
+
+    /// Polls both ends once after each pause.
+    fn poll_until(&mut self, polls: usize, mut holds: impl FnMut(&mut Self, Vec<Done>) -> bool) {
+        let held = (0..polls).any(|_| {
+            self.time.advance(PAUSE);
+            self.server.poll(|_| {});
+            let mut ended = Vec::new();
+            self.client.poll(|done| ended.push(done));
+            holds(self, ended)
+        });
+        assert!(held, "after {polls} polls");
+    }
+}
+
+fn listen(server: &mut LocalClient, address: &Address) {
+    server.shard_mut().listen(&address.bind().expect("an address")).expect("listening");
+}
+
+#[test]
+fn a_read_chunk_is_read() {
+    // A device works between polls, for times that are not simulated.
+    if place::on_device() {
+        return;
+    }
+    let world = World::new("rare-reads");
+    let mut ends = Ends::connected(&world);
+    let mut data = ends.client.alloc(ends.connection, 50_000).expect("memory");
+    pattern(1, &mut data);
+    let mut call = ends.client.prepare(STORE, 4).expect("memory").read_chunk(4, data);
+    call.args_mut().copy_from_slice(&1u32.to_be_bytes());
+    ends.client.start(ends.connection, call, 1);
+    ends.poll_until(SOON, |_, ended| {
+        ended.into_iter().any(|done| {
+            let reply = done.result.expect("a reply");
+            assert_eq!(reply.results(), 50_000u32.to_be_bytes());
+            true
+        })
+    });
+}
+
+#[test]
+fn a_time_out_is_reported_by_the_next_poll() {
+    if place::on_device() {
+        return;
+    }
+    let world = World::new("rare-time-out");
+    let mut ends = Ends::connected(&world);
+    let call = ends.client.prepare(ECHO, 0).expect("memory").timeout(PAUSE);
+    ends.client.start(ends.connection, call, 1);
+    let mut polls = 0;
+    ends.client.poll(|done| panic!("{done:?} too early"));
+    // The server does not answer.
+    let error = loop {
+        ends.time.advance(PAUSE);
+        polls += 1;
+        let mut error = None;
+        ends.client.poll(|done| error = done.result.err().map(CallError::from));
+        if let Some(error) = error {
+            break error;
+        }
+    };
+    assert_eq!((polls, error), (1, CallError::TimedOut { sent: true }));
+}
+
+#[test]
+fn a_lost_connection_is_noticed() {
+    if place::on_device() {
+        return;
+    }
+    let world = World::new("rare-loss");
+    let mut ends = Ends::connected(&world);
+    ends.server.shard_mut().abort();
+    ends.poll_until(3, |ends, _| ends.client.close_reason(ends.connection).is_some());
+}
