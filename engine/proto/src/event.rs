@@ -24,8 +24,9 @@ pub enum Event {
         /// The error.
         error: CallError,
     },
-    /// A call of this side got an error that more resources may cure. It stays in the table. Use [`Connection::resend`]
-    /// or [`Connection::give_up`]. If the error concerns the length of its results, the call was executed.
+    /// A call of this side got an error that more resources may cure, or the peer's shortage or drain. It stays in the
+    /// table. Use [`Connection::resend`] or [`Connection::give_up`]. If the error concerns the length of its results,
+    /// the call was executed.
     Retryable {
         /// The call.
         call: CallId,

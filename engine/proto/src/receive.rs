@@ -197,7 +197,10 @@ impl Connection {
         }
         let curable = matches!(
             error,
-            ErrorBody::ReadChunks { .. } | ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. }
+            ErrorBody::ReadChunks { .. }
+                | ErrorBody::WriteResource { .. }
+                | ErrorBody::ReplyResource { .. }
+                | ErrorBody::System
         );
         if curable && let Some((call, token)) = self.calls.retryable(view.xid()) {
             return Event::Retryable { call, token, error };

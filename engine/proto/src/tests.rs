@@ -105,6 +105,10 @@ impl Pair {
             match take(&mut self.client, &message).unwrap() {
                 Event::Reply { token, .. } => self.answered.push(token),
                 Event::Failed { token, error, .. } => self.failed.push((token, error)),
+                Event::Retryable { call, token, error } => {
+                    self.client.give_up(call);
+                    self.failed.push((token, CallError::Transport(error)));
+                }
                 Event::Grant | Event::Late { .. } | Event::Settled => {}
                 other => panic!("{other:?}"),
             }

@@ -38,6 +38,10 @@ knobs! {
     /// Retransmits unanswered calls on a new connection. Default false.
     ///
     /// Keeps each call until its reply arrives, most as a copy.
+    ///
+    /// A server that drains or lacks memory refuses calls with ERR_SYSTEM. They are retransmitted, too: on the next
+    /// connection, or on the same one after [`reconnect_backoff`](Self::reconnect_backoff). A call fails after
+    /// [`reconnect_attempts`](Self::reconnect_attempts) such retransmissions.
     pub retransmit: bool = false;
 }
 

@@ -9,7 +9,7 @@ use rpcrdma_mempool::{Buf, Pool};
 
 use super::ConnRef;
 use super::assembly::Assemblies;
-use super::clock::Clock;
+use super::clock::{Clock, nanoseconds};
 use super::close_reason::{CloseCause, LocalClose};
 use super::conn::Conn;
 use super::peers::Peers;
@@ -98,6 +98,12 @@ impl<F: Fabric> Context<F> {
             connect: ConnectConfig::default(),
             serves,
         })
+    }
+
+    /// Nanoseconds to wait before the next attempt.
+    pub(super) fn backoff(&self, attempts: u32) -> u64 {
+        let (first, longest) = self.connect.reconnect_backoff;
+        nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
     /// Applies a function to each connection with a queue pair.

@@ -224,6 +224,7 @@ impl<F: Fabric> Shard<F> {
         self.responder.control(&mut self.cx);
         self.check_negotiations();
         self.check_connecting();
+        self.requester.resend_refused(&mut self.cx);
         if self.cx.conns.has_parked() {
             self.reconnect();
         }

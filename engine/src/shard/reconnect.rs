@@ -144,17 +144,11 @@ impl<F: Fabric> Shard<F> {
         conn.go(Stage::Reconnecting);
         conn.again.retry_at = match falls_back {
             Some(_) => 0,
-            None => self.cx.clock.read() + self.backoff(conn.again.attempts),
+            None => self.cx.clock.read() + self.cx.backoff(conn.again.attempts),
         };
         conn.again.attempts += 1;
         self.cx.schedule.wake_by(conn.again.retry_at);
         self.cx.conns.park(conn);
-    }
-
-    /// Nanoseconds to wait before the next attempt.
-    fn backoff(&self, attempts: u32) -> u64 {
-        let (first, longest) = self.cx.connect.reconnect_backoff;
-        nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
     /// Reconnects the connections that are due.
@@ -185,7 +179,7 @@ impl<F: Fabric> Shard<F> {
             }
             Err(why) if conn.again.attempts < self.cx.connect.reconnect_attempts => {
                 conn.again.attempts += 1;
-                conn.again.retry_at = now + self.backoff(conn.again.attempts);
+                conn.again.retry_at = now + self.cx.backoff(conn.again.attempts);
                 conn.not_made_again(why);
                 self.cx.schedule.wake_by(conn.again.retry_at);
                 self.cx.conns.park(conn);

@@ -86,7 +86,10 @@ fn calls_go_to_the_next_server_under_their_xids() {
 }
 
 fn again_services() -> Services {
-    let mut services = rpcrdma_tests::standard_services();
+    with_longer_echo(rpcrdma_tests::standard_services())
+}
+
+fn with_longer_echo(mut services: Services) -> Services {
     let longer = Procedure::new(|call| {
         let args = call.args().to_vec();
         call.reply_mut(args.len())?.copy_from_slice(&args);
@@ -94,6 +97,62 @@ fn again_services() -> Services {
     });
     services.add(PROGRAM, VERSION, rpcrdma_tests::ECHO, longer.max_reply(8000));
     services
+}
+
+/// A call that is under way keeps the server from closing the connection. Others are refused meanwhile.
+#[test]
+fn calls_refused_by_a_draining_server_go_to_the_next_one() {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let mut world = World::new("drain-again");
+        let (services, kept) = keeping();
+        let address = world.serve_with(small_server(), with_longer_echo(services));
+        let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
+        let first = client.first();
+        let call = client.prepare(KEEP, 0).unwrap();
+        client.start(first, call, 0);
+        let (mut started, mut ended) = (1, 0);
+        let mut check = |token: u64, result: Result<Vec<u8>, CallError>| {
+            let len = if token == 0 { 0 } else { lens(token) };
+            assert_eq!(result, Ok(vec![token as u8; len]), "{scheme:?}, call {token}");
+            ended += 1;
+            ended
+        };
+        let mut poll = |client: &mut LocalClient| {
+            let mut count = None;
+            client.poll(|done| {
+                let result = done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from);
+                count = Some(check(done.token, result));
+            });
+            count
+        };
+        assert!(settles(|| poll(&mut client).is_none() && kept.lock().expect("no panic").len() == 1));
+        let server = world.take_server();
+        let draining = std::thread::spawn(move || server.drain(Duration::from_secs(60)));
+        // Refused calls are sent again on this connection, to be refused again.
+        assert!(settles(|| {
+            if started < 20 {
+                let mut call = client.prepare(rpcrdma_tests::ECHO, lens(started)).unwrap();
+                call.args_mut().fill(started as u8);
+                client.start(first, call.expect_reply(lens(started)), started);
+                started += 1;
+            }
+            poll(&mut client);
+            started == 20 && client.stats().calls_retransmitted > 40
+        }));
+        kept.lock().expect("no panic").drain(..).for_each(|call| call.answer(Ok(())));
+        assert!(settles(|| {
+            poll(&mut client);
+            draining.is_finished()
+        }));
+        draining.join().expect("no panic").expect("it has drained");
+        world.serve_at(&address, small_server(), again_services());
+        assert!(settles(|| poll(&mut client) == Some(started)), "{scheme:?}");
+    }
+}
+
+/// Length of the arguments of a call: short, long, or in chunks.
+fn lens(token: u64) -> usize {
+    [4, 400, 6000][token as usize % 3]
 }
 
 #[test]

@@ -161,7 +161,7 @@ impl Requester {
         let at = conn.proto.call_slot(call);
         let out = conn.out_call(call);
         (out.sink, out.started) = (sink, started);
-        (out.max_reply, out.retries) = (max_reply, 0);
+        (out.max_reply, out.retries, out.refusals) = (max_reply, 0, 0);
         if now {
             conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
             if !cx.config.poll.batch {

@@ -159,7 +159,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Retries a call refused for lack of resources, once no memory of it is exposed, or ends it.
+    /// Retries a refused call, once no memory of it is exposed, or ends it.
     #[cold]
     pub(in crate::shard) fn retry<F: Fabric>(
         &mut self,
@@ -183,12 +183,20 @@ impl Requester {
             conn.refresh();
         }
         let out = conn.out_call(call);
-        if out.retries >= MAX_RETRIES || hopeless || gone {
+        let spent = match error {
+            ErrorBody::System => !cx.connect.retransmit || u32::from(out.refusals) >= cx.connect.reconnect_attempts,
+            _ => out.retries >= MAX_RETRIES,
+        };
+        if spent || hopeless || gone {
             conn.proto.give_up(call);
             return self.failed(cx, conn, call, token, CallError::Transport(error), invalidated);
         }
-        out.retries += 1;
-        cx.stats.calls_retransmitted += 1;
+        if error == ErrorBody::System {
+            out.refusals = out.refusals.saturating_add(1);
+        } else {
+            out.retries += 1;
+            cx.stats.calls_retransmitted += 1;
+        }
         match out.exposure.take() {
             Some(index) => {
                 let ending = Ending::again(token, call, error);
@@ -211,6 +219,9 @@ impl Requester {
             // The call timed out, or was cancelled.
             return;
         }
+        if error == ErrorBody::System {
+            return self.put_off(cx, conn, call, memory);
+        }
         let formed = self.form_larger(cx, conn, call, error, &mut memory);
         let out = conn.out_call(call);
         out.memory = memory.unless_empty();
@@ -226,6 +237,45 @@ impl Requester {
             }
             Err(_) => self.give_up_call(cx, conn, call, CallError::Transport(error)),
         }
+    }
+
+    /// Keeps a refused call: for the next connection if this one closes first, as in a drain, or for this one.
+    fn put_off<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, memory: ChunkMemory) {
+        let out = conn.out_call(call);
+        out.memory = memory.unless_empty();
+        let due = cx.clock.read() + cx.backoff(u32::from(out.refusals) - 1);
+        cx.schedule.wake_by(due);
+        self.put_off.push((due, conn.qp(), call));
+    }
+
+    /// Part of step 5 of a turn: retransmits the refused calls that are due, if their connection is the same.
+    pub(in crate::shard) fn resend_refused<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        if self.put_off.is_empty() {
+            return;
+        }
+        let now = cx.clock.read();
+        for (due, qp, call) in std::mem::take(&mut self.put_off) {
+            if due > now {
+                cx.schedule.wake_by(due);
+                self.put_off.push((due, qp, call));
+            } else if let Some(conn) = cx.conns.take(qp) {
+                cx.lend(conn, |cx, conn| self.resend(cx, conn, call));
+            }
+        }
+    }
+
+    fn resend<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
+        if !conn.proto.is_waiting(call) {
+            return;
+        }
+        let out = conn.out_call(call);
+        out.message = out.take_kept(cx);
+        if self.form_again(cx, conn, call).is_err() {
+            return self.give_up_call(cx, conn, call, CallError::Transport(ErrorBody::System));
+        }
+        cx.stats.calls_retransmitted += 1;
+        conn.proto.resend(call);
+        cx.ready.add(conn);
     }
 
     /// Gives a call the form that its refusal requires; returns its message.

@@ -28,7 +28,7 @@ use super::conn::Conn;
 use super::context::Context;
 use super::list::push;
 use super::stage::Stage;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, QpId};
 use crate::proto::{CallError, CallId, Connection};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
@@ -52,6 +52,8 @@ pub(super) struct Requester {
     copies: Option<Pool>,
     /// Replies that other threads have not taken.
     untaken: Untaken,
+    /// Refused calls, with the times and connections of their retransmission.
+    put_off: Vec<(u64, QpId, CallId)>,
     /// Lower bound of all deadlines, in nanoseconds.
     next_deadline: u64,
 }
@@ -94,8 +96,10 @@ struct OutCall {
     max_reply: usize,
     /// Reply of a one-way call, which completes once sent.
     empty_reply: Option<Buf>,
-    /// Number of retransmissions.
+    /// Number of retransmissions with more resources.
     retries: u8,
+    /// Number of refusals by ERR_SYSTEM.
+    refusals: u16,
     /// Sent on an earlier connection: the server may have executed it.
     was_sent: bool,
 }
@@ -281,6 +285,7 @@ impl Requester {
             lists: Lists::default(),
             copies: None,
             untaken: Untaken::default(),
+            put_off: Vec::new(),
             next_deadline: u64::MAX,
         }
     }
