@@ -17,9 +17,9 @@ use crate::stats::ShardStats;
 
 /// A server polled on the caller's own thread; not `Send`.
 ///
-/// A caller that never sleeps calls [`poll`](Self::poll) between its other work, at least 20 times a second. Rarer polls
-/// accept clients late, and report time-outs and losses late. A caller that sleeps in its own epoll adds the server's
-/// [descriptor](AsFd) to it:
+/// A caller that never sleeps calls [`poll`](Self::poll) between its other work, at least 20 times a second. Rarer
+/// polls accept clients late, and notice time-outs and losses late. A caller that sleeps in its own epoll adds the
+/// server's [descriptor](AsFd) to it:
 ///
 /// ```no_run
 /// # fn epoll_wait(_: std::time::Duration) {}
