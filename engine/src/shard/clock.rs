@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
-
-/// Busy turns between two clock readings.
+/// Turns between two clock readings.
 const TURNS: u32 = 16;
+/// The same while idle, of a shard that its owner polls, perhaps rarely.
+const IDLE_TURNS: u32 = 2;
 
 /// Simulated time, for all shards of a thread that [use it](super::Shard::simulate). Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -32,8 +32,7 @@ impl SimulatedTime {
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// The start, and the kernel's last tick: some milliseconds. It costs a fraction of a reading.
-    Real(Instant, Timespec),
+    Real(Instant),
     Simulated(SimulatedTime),
 }
 
@@ -42,14 +41,15 @@ enum Source {
 pub(super) struct Clock {
     source: Source,
     now: u64,
-    turns: u32,
-    /// The last turn found nothing.
-    idle: bool,
+    /// Turns to the next reading.
+    left: u32,
+    /// The most of them after an idle turn.
+    idle: u32,
 }
 
 impl Clock {
     pub(super) fn real() -> Self {
-        Self::new(Source::Real(Instant::now(), last_tick()), 0)
+        Self::new(Source::Real(Instant::now()), 0)
     }
 
     pub(super) fn simulated(time: &SimulatedTime) -> Self {
@@ -57,36 +57,31 @@ impl Clock {
     }
 
     fn new(source: Source, now: u64) -> Self {
-        Self { source, now, turns: 0, idle: false }
+        Self { source, now, left: TURNS, idle: IDLE_TURNS }
     }
 
-    /// Starts a turn; reads the clock in some of them, and after an idle turn and a tick: the owner may poll rarely.
+    /// For a shard on its own thread: turns follow each other closely, so that idle ones need not read the clock.
+    pub(super) fn spin(&mut self) {
+        self.idle = TURNS;
+    }
+
+    /// Starts a turn; reads the clock in some of them.
     #[inline]
     pub(super) fn turn(&mut self) {
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS) || self.idle && self.has_ticked() {
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = TURNS;
             self.read();
         }
     }
 
-    /// Ends a turn.
+    /// Ends a turn without work.
     #[inline(always)]
-    pub(super) fn turned(&mut self, busy: bool) {
-        self.idle = !busy;
+    pub(super) fn idled(&mut self) {
+        self.left = self.left.min(self.idle);
     }
 
-    #[inline(never)]
-    fn has_ticked(&mut self) -> bool {
-        match &mut self.source {
-            Source::Real(_, tick) => {
-                let now = last_tick();
-                std::mem::replace(tick, now) != now
-            }
-            Source::Simulated(time) => self.now != time.now(),
-        }
-    }
-
-    /// The time of the last reading: at most some busy turns, or one tick, ago.
+    /// The time of the last reading, at most some turns ago.
     #[inline]
     pub(super) fn of_turn(&self) -> u64 {
         self.now
@@ -96,7 +91,7 @@ impl Clock {
     #[inline]
     pub(super) fn read(&mut self) -> u64 {
         self.now = match &self.source {
-            Source::Real(start, _) => nanoseconds(start.elapsed()),
+            Source::Real(start) => nanoseconds(start.elapsed()),
             Source::Simulated(time) => time.now(),
         };
         self.now
@@ -112,12 +107,6 @@ impl Clock {
     }
 }
 
-/// Time of the kernel's last tick.
-#[inline]
-fn last_tick() -> Timespec {
-    clock_gettime(ClockId::MonotonicCoarse)
-}
-
 #[inline]
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
@@ -128,28 +117,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rare_turn_sees_the_time_after_an_idle_one() {
-        let (time, second) = (SimulatedTime::new(), Duration::from_secs(1));
-        let mut clocks = [(Clock::simulated(&time), true), (Clock::simulated(&time), false)];
-        for turn in 1..TURNS {
-            for (clock, busy) in &mut clocks {
-                clock.turn();
-                clock.turned(*busy);
+    fn idle_turns_read_the_clock_more_often_unless_the_shard_spins() {
+        let time = SimulatedTime::new();
+        let mut readings = |busy: bool, spins: bool| {
+            let mut clock = Clock::simulated(&time);
+            if spins {
+                clock.spin();
             }
-            let seen = clocks.each_ref().map(|(clock, _)| clock.of_turn());
-            assert_eq!(seen, [0, time.now()], "turn {turn}");
-            time.advance(second);
-        }
-        clocks[0].0.turn();
-        assert_eq!(clocks[0].0.of_turn(), time.now(), "a busy one reads the clock at times");
-    }
-
-    #[test]
-    fn the_kernels_ticks_tell_a_rare_turn() {
-        let mut clock = Clock::real();
-        clock.turned(false);
-        std::thread::sleep(Duration::from_millis(50));
-        clock.turn();
-        assert!(clock.of_turn() >= 50_000_000, "{clock:?}");
+            (0..32)
+                .filter(|_| {
+                    time.advance(Duration::from_secs(1));
+                    clock.turn();
+                    if !busy {
+                        clock.idled();
+                    }
+                    clock.of_turn() == time.now()
+                })
+                .count()
+        };
+        assert_eq!([readings(true, false), readings(false, true), readings(true, true)], [2; 3]);
+        assert_eq!(readings(false, false), 15, "each second turn after the first");
     }
 }

@@ -99,8 +99,10 @@ impl<F: Fabric> Shard<F> {
 
     #[inline(always)]
     fn end_turn(&mut self, busy: bool) -> bool {
-        self.cx.stats.idle_turns += u64::from(!busy);
-        self.cx.clock.turned(busy);
+        if !busy {
+            self.cx.stats.idle_turns += 1;
+            self.cx.clock.idled();
+        }
         busy
     }
 

@@ -194,6 +194,7 @@ impl<F: Fabric> Shard<F> {
     /// Polls until stopped.
     fn turn_until_stopped(&mut self) -> CutOff {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
+        self.cx.clock.spin();
         while !self.outside.is_stopped() {
             let busy = self.poll_once();
             // Before the sleep: the last connection ends a drain.

@@ -79,7 +79,7 @@ fn a_read_chunk_is_read() {
 }
 
 #[test]
-fn a_time_out_is_reported_by_the_next_poll() {
+fn a_time_out_is_reported_by_the_second_poll_at_the_latest() {
     if place::on_device() {
         return;
     }
@@ -99,7 +99,8 @@ fn a_time_out_is_reported_by_the_next_poll() {
             break error;
         }
     };
-    assert_eq!((polls, error), (1, CallError::TimedOut { sent: true }));
+    assert!(polls <= 2, "after {polls}");
+    assert_eq!(error, CallError::TimedOut { sent: true });
 }
 
 #[test]
@@ -110,5 +111,5 @@ fn a_lost_connection_is_noticed() {
     let world = World::new("rare-loss");
     let mut ends = Ends::connected(&world);
     ends.server.shard_mut().abort();
-    ends.poll_until(3, |ends, _| ends.client.close_reason(ends.connection).is_some());
+    ends.poll_until(SOON, |ends, _| ends.client.close_reason(ends.connection).is_some());
 }
