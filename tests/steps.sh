@@ -22,6 +22,7 @@ schedule() {
     step crates
     step semver
     step c
+    step packages
     step doc
     step doctests
     step embed
@@ -61,21 +62,24 @@ fetch_prometheus() {
     dpkg-deb -x "$work"/prometheus_*.deb "$work" && rm "$work"/*.deb
 }
 
-# fetch_program NAME: installs a cargo subcommand from a build on PyPI. Otherwise builds it, which takes minutes.
+# fetch_program NAME [OPTION…]: installs a cargo subcommand from a build on PyPI. Otherwise, or with options of
+# `cargo install`, builds it, which takes minutes.
 fetch_program() {
     local work=$target/programs
     mkdir -p "$work/bin"
-    if python3 -m pip --version || apt python3-pip; then
+    if (($# > 1)); then
+        :
+    elif python3 -m pip --version || apt python3-pip; then
         timeout 200 python3 -m pip install --quiet --no-deps --target "$work/$1" --upgrade \
             "astral-dev-toolchain-$1" && cp "$work/$1/bin/$1" "$work/bin/" && rm -rf "${work:?}/$1" && return
     fi
-    CARGO_TARGET_DIR="$work/build" timeout 1500 cargo install --locked --root "$work" "$1"
+    CARGO_TARGET_DIR="$work/build" timeout 1500 cargo install --locked --root "$work" "${@:$(($# > 1 ? 2 : 1))}"
     rm -rf "$work/build"
 }
 
-# program_of NAME: ensures a cargo subcommand, of this machine or fetched.
+# program_of NAME [OPTION…]: ensures a cargo subcommand, of this machine or fetched.
 program_of() {
-    command -v "$1" >/dev/null || attended fetch_program "$1" >"$logs/$1.log" 2>&1
+    command -v "$1" >/dev/null || attended fetch_program "$@" >"$logs/$1.log" 2>&1
     command -v "$1" >/dev/null
 }
 
@@ -265,6 +269,19 @@ step_c() {
     command -v abidiff >/dev/null || apt abigail-tools || true
     run c 1800 env FEATURES="$features" tests/c/run
     report c "$(grep -c '^ok: ' "$log")" checks
+}
+
+# cargo-c is built without optimizations: it only starts compilers. This version is the newest for the compiler that
+# this repository is developed with.
+step_packages() {
+    local wanted=() program
+    for program in lintian mmdebstrap; do command -v "$program" >/dev/null || wanted+=("$program"); done
+    command -v dpkg-shlibdeps >/dev/null || wanted+=(dpkg-dev)
+    command -v cargo-cinstall >/dev/null || [[ -e /usr/include/openssl/ssl.h ]] || wanted+=(libssl-dev pkg-config)
+    ((${#wanted[@]} == 0)) || apt "${wanted[@]}" || true
+    CARGO_PROFILE_DEV_DEBUG=false program_of cargo-cinstall cargo-c@0.10.24 --bin cargo-cinstall --debug ||
+        echo "going on without cargo-c: see $logs/cargo-cinstall.log"
+    CARGO_TARGET_DIR=$target tests packages 1800 tests/packages
 }
 
 step_dependencies() {
