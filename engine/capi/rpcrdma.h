@@ -230,7 +230,8 @@ typedef struct {
 // Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 // `rpcrdma_reply_keep`.
 //
-// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception of C++ may leave it: the process ends.
+// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception
+// of C++ may leave it: the process ends.
 typedef void (*rpcrdma_done)(void *context, const rpcrdma_completion *completion);
 
 #ifdef __cplusplus

@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn idle_turns_read_the_clock_more_often_unless_the_shard_spins() {
         let time = SimulatedTime::new();
-        let mut readings = |busy: bool, spins: bool| {
+        let readings = |busy: bool, spins: bool| {
             let mut clock = Clock::simulated(&time);
             if spins {
                 clock.spin();
