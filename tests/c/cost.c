@@ -1,6 +1,6 @@
 // What calls cost through C: both ends on one thread, polled in turn. engine/capi/examples/cost.rs is the same in Rust.
 //
-//   valgrind --tool=callgrind --toggle-collect='*server_side*' cost CALLS [write|read]
+//   valgrind --tool=callgrind --toggle-collect='*server_side_poll*' cost CALLS [write|read]
 //
 // Calls echo 64 bytes. With `write` and `read`, 4096 bytes travel in a Read or Write chunk.
 #include <errno.h>
@@ -78,7 +78,7 @@ __attribute__((noinline)) static int client_side_poll(void) {
     return rpcrdma_local_client_poll(client, done, NULL);
 }
 
-__attribute__((noinline)) static int server_side(void) {
+__attribute__((noinline)) static int server_side_poll(void) {
     return rpcrdma_local_server_poll(server);
 }
 
@@ -93,14 +93,14 @@ int main(int argc, char **argv) {
     CHECK(server = rpcrdma_local_server_start("soft:cost", services, config));
     CHECK(client = rpcrdma_local_client_begin("soft:cost", PROGRAM, 1, config));
     while (!rpcrdma_local_client_is_established(client)) {
-        server_side();
+        server_side_poll();
         client_side_poll();
     }
     for (int i = 0; i < calls; i++) {
         is_done = 0;
         client_side_start();
         while (client_side_poll(), !is_done)
-            server_side();
+            server_side_poll();
     }
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
     return 0;

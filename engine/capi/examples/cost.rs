@@ -48,7 +48,7 @@ fn client_side_poll(client: &mut LocalClient, procedure: u32) -> bool {
 }
 
 #[inline(never)]
-fn server_side(server: &mut LocalServer) -> bool {
+fn server_side_poll(server: &mut LocalServer) -> bool {
     server.poll()
 }
 
@@ -85,13 +85,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.shard.poll.idle = IdlePolicy::Event;
     let mut client = LocalClient::begin(&address, config)?;
     while !client.is_established(client.first()) {
-        server_side(&mut server);
+        server_side_poll(&mut server);
         client_side_poll(&mut client, procedure);
     }
     for _ in 0..calls {
         client_side_start(&mut client, procedure)?;
         while !client_side_poll(&mut client, procedure) {
-            server_side(&mut server);
+            server_side_poll(&mut server);
         }
     }
     Ok(())

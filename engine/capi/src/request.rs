@@ -154,16 +154,21 @@ unsafe fn start_unusual<C: Starts>(
     request: &rpcrdma_request,
     args: &[u8],
 ) -> Result<C::Started, Failure> {
+    if request.flags & !RPCRDMA_ONE_WAY != 0 {
+        return Err(Failure::argument("unknown flags"));
+    }
     // SAFETY: the caller's promise.
-    unsafe { check(request) }?;
+    let reads = unsafe { array("read_chunks", request.read_chunks, request.read_count) }?;
+    // SAFETY: the caller's promise.
+    let writes = unsafe { array("write_chunks", request.write_chunks, request.write_count) }?;
+    // SAFETY: the caller's promise.
+    unsafe { check(reads, writes) }?;
     let mut call = client.prepare(request.procedure, args)?;
-    // SAFETY: the caller's promise.
-    for chunk in unsafe { array("read_chunks", request.read_chunks, request.read_count) }? {
+    for chunk in reads {
         // SAFETY: the caller's promise.
         call = call.read_chunk(chunk.position, unsafe { argument(client, chunk) }?);
     }
-    // SAFETY: the caller's promise.
-    for chunk in unsafe { array("write_chunks", request.write_chunks, request.write_count) }? {
+    for chunk in writes {
         call = match chunk.buffer.is_null() {
             true => call.write_chunk(u32::try_from(chunk.len).unwrap_or(u32::MAX)),
             // SAFETY: the caller's promise.
@@ -196,16 +201,12 @@ unsafe fn argument<C: Starts>(client: &mut C, chunk: &rpcrdma_read_chunk) -> Res
     Ok(copy)
 }
 
-/// Whether the flags are known, and the chunks can be taken.
+/// Whether the buffers of chunks can be taken.
 ///
 /// # Safety
 /// As [`start`].
-unsafe fn check(request: &rpcrdma_request) -> Result<(), Failure> {
-    if request.flags & !RPCRDMA_ONE_WAY != 0 {
-        return Err(Failure::argument("unknown flags"));
-    }
-    // SAFETY: the caller's promise.
-    let reads = unsafe { array("read_chunks", request.read_chunks, request.read_count) }?;
+#[inline(always)]
+unsafe fn check(reads: &[rpcrdma_read_chunk], writes: &[rpcrdma_write_chunk]) -> Result<(), Failure> {
     for chunk in reads {
         if chunk.buffer.is_null() != reads[0].buffer.is_null() {
             // Without memory for a copy the call does not start: the buffers before it would be lost.
@@ -215,21 +216,28 @@ unsafe fn check(request: &rpcrdma_request) -> Result<(), Failure> {
         unsafe { check_buffer(chunk.buffer) }?;
     }
     // SAFETY: the caller's promise.
-    for chunk in unsafe { array("write_chunks", request.write_chunks, request.write_count) }? {
-        // SAFETY: the caller's promise.
-        unsafe { check_buffer(chunk.buffer) }?;
-    }
-    Ok(())
+    writes.iter().try_for_each(|chunk| unsafe { check_buffer(chunk.buffer) })
 }
 
 /// Whether a buffer can be taken, if there is one.
 ///
 /// # Safety
 /// As for [`take`].
+#[inline(always)]
 unsafe fn check_buffer(buffer: *mut rpcrdma_buffer) -> Result<(), Failure> {
     if buffer.is_null() {
         return Ok(());
     }
+    // SAFETY: the caller's promise.
+    unsafe { check_own(buffer) }
+}
+
+/// As above, for a buffer that there is.
+///
+/// # Safety
+/// As for [`take`].
+#[inline(never)]
+unsafe fn check_own(buffer: *mut rpcrdma_buffer) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     match &*unsafe { lend(buffer) }? {
         Memory::Own(_) => Ok(()),
