@@ -19,7 +19,8 @@
 // The procedure runs on workers (`server.workers`): its handler may block.
 #define RPCRDMA_ON_WORKERS 1
 
-// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks.
+// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks. The cache has
+// the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 #define RPCRDMA_CACHED 2
 
 // Calls have no reply.
@@ -284,7 +285,8 @@ rpcrdma_config *rpcrdma_config_new(void);
 // has its last value.
 //
 // `wire.host_key` is `ID:KEY`, the key in hexadecimal digits. Both ends need the same: peers without it are refused, and
-// so is version 1. ID names the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
+// so is version 1. Such a client connects, and its first call ends with -ECONNRESET: the server's log says why. ID names
+// the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
 //
 // Returns 0, or -EINVAL: the text names the knob, and what it takes.
 //
@@ -453,8 +455,8 @@ int rpcrdma_stats(void *handle, char *room, size_t len);
 // `call` is NULL, or a call that was not answered; `info` is writable.
 int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info);
 
-// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its address. At most `len` bytes,
-// with the zero byte at the end.
+// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len` bytes,
+// with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
 //
 // Returns the length of the whole, or a negative code.
 //

@@ -48,7 +48,8 @@ pub type rpcrdma_deferred_handler = Option<
 
 /// The procedure runs on workers (`server.workers`): its handler may block.
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
-/// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks.
+/// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks. The cache has
+/// the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
 /// Calls have no reply.
 pub const RPCRDMA_ONE_WAY: u32 = 4;

@@ -72,8 +72,8 @@ pub unsafe extern "C" fn rpcrdma_call_header(call: *mut rpcrdma_call, info: *mut
     })
 }
 
-/// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its address. At most `len` bytes,
-/// with the zero byte at the end.
+/// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len` bytes,
+/// with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
 ///
 /// Returns the length of the whole, or a negative code.
 ///

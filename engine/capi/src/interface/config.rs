@@ -26,7 +26,8 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// has its last value.
 ///
 /// `wire.host_key` is `ID:KEY`, the key in hexadecimal digits. Both ends need the same: peers without it are refused, and
-/// so is version 1. ID names the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
+/// so is version 1. Such a client connects, and its first call ends with -ECONNRESET: the server's log says why. ID names
+/// the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
 ///
 /// Returns 0, or -EINVAL: the text names the knob, and what it takes.
 ///
