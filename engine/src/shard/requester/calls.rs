@@ -58,7 +58,7 @@ impl Requester {
                 self.next_deadline = self.next_deadline.min(deadline);
                 let out = conn.out_call(call);
                 (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), ChunkMemory::NONE, None);
-                out.empty_reply = Some(reply);
+                (out.empty_reply, out.max_reply) = (Some(reply), 0);
                 cx.ready.add(conn);
                 Some(call)
             }
@@ -94,7 +94,7 @@ impl Requester {
         let plain =
             memory.is_none() && message.len() <= conn.requests.plain_call && max_reply <= conn.requests.plain_reply;
         let call = if plain && !cx.connect.retransmit {
-            self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
+            self.start_plain(cx, &mut conn, (message, max_reply), (token, deadline), (sink, started))
         } else {
             let request = CallRequest { message, memory, max_reply, timeout: None, token, sink };
             self.start_shaped(cx, &mut conn, request, deadline, started)
@@ -110,7 +110,7 @@ impl Requester {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut message: Buf,
+        (mut message, max_reply): (Buf, usize),
         (token, deadline): (u64, u64),
         (sink, started): (Sink, Option<u64>),
     ) -> Option<CallId> {
@@ -130,7 +130,9 @@ impl Requester {
                 cx.post_chain(conn);
             }
         } else {
-            conn.out_call(call).message = Some(message);
+            // A reconnect gives it another form.
+            let out = conn.out_call(call);
+            (out.message, out.max_reply) = (Some(message), max_reply);
         }
         cx.ready.add(conn);
         Some(call)
