@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `calls` | start of a call: exposes its memory, sends its message |
 //! | `forms` | forms of calls, with their chunks, and new forms after a refusal |
+//! | `refused` | calls that wait for their retransmission after a refusal |
 //! | `replies` | end of a call: match, revoke, deliver |
 //! | `chunks` | chunk memory of a call |
 //! | `exposures` | memory exposed by a connection to its peer |
@@ -18,6 +19,7 @@ mod exposures;
 mod forms;
 mod lists;
 mod outcome;
+mod refused;
 mod replies;
 #[cfg(test)]
 mod tests;
