@@ -94,7 +94,7 @@ impl Requester {
         let plain =
             memory.is_none() && message.len() <= conn.requests.plain_call && max_reply <= conn.requests.plain_reply;
         let call = if plain && !cx.connect.retransmit {
-            self.start_plain(cx, &mut conn, (message, max_reply), (token, deadline), (sink, started))
+            self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
         } else {
             let request = CallRequest { message, memory, max_reply, timeout: None, token, sink };
             self.start_shaped(cx, &mut conn, request, deadline, started)
@@ -110,7 +110,7 @@ impl Requester {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        (mut message, max_reply): (Buf, usize),
+        mut message: Buf,
         (token, deadline): (u64, u64),
         (sink, started): (Sink, Option<u64>),
     ) -> Option<CallId> {
@@ -130,9 +130,9 @@ impl Requester {
                 cx.post_chain(conn);
             }
         } else {
-            // A reconnect gives it another form.
+            // A reconnect gives it another form, without the reply room of the slot's last call.
             let out = conn.out_call(call);
-            (out.message, out.max_reply) = (Some(message), max_reply);
+            (out.message, out.max_reply) = (Some(message), 0);
         }
         cx.ready.add(conn);
         Some(call)
