@@ -10,9 +10,12 @@ use std::ptr::NonNull;
 
 use crate::arena::{Arena, ArenaId};
 use crate::classes::Placed;
+use crate::current_thread;
 use crate::home::{Home, Returned};
-use crate::owner;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// No thread has this number: it marks a pool without an owner.
+const NOBODY: u64 = u64::MAX;
 
 /// The holder of a buffer (high bits) and its clones (low bits). Allocation and return do not touch the word: 0 is a
 /// free buffer as well as a held one.
@@ -72,7 +75,7 @@ impl Meta {
     #[inline]
     pub(crate) fn is_mine(&self) -> bool {
         // Relaxed: a thread sees its own stores, and no other thread's number is its own.
-        self.core().owner.load(Ordering::Relaxed) == owner::current()
+        self.core().owner.load(Ordering::Relaxed) == current_thread()
     }
 
     /// Counts a buffer that the device may never return.
@@ -171,7 +174,8 @@ impl ClassList {
 
 /// See the module page.
 pub(crate) struct Core {
-    /// The owner's number; [`owner::NOBODY`] once the pool was dropped. Only the owner finds its own number here.
+    /// The owner's number; [`NOBODY`] once the pool was dropped. Only the owner finds its own number here, or after its
+    /// end, and that of a pool that was leaked, a thread that has the number now.
     owner: AtomicU64,
     arena: Arena,
     /// Offset of the pool's range in the arena.
@@ -190,7 +194,7 @@ impl Core {
         let count = placed.iter().map(|class| class.count).sum();
         let larger = |class: &Placed| count - class.first as usize - class.count;
         let core = NonNull::from(Box::leak(Box::new(Self {
-            owner: AtomicU64::new(owner::current()),
+            owner: AtomicU64::new(current_thread()),
             arena,
             offset,
             classes: placed.iter().map(|class| ClassList::new(class, larger(class))).collect(),
@@ -316,7 +320,7 @@ pub(crate) unsafe fn abandon(core: NonNull<Core>) {
     let this = unsafe { core.as_ref() };
     let out = this.classes.iter().map(|class| class.count() - class.free()).sum();
     // Relaxed: from now on no thread finds its own number; other threads never did.
-    this.owner.store(owner::NOBODY, Ordering::Relaxed);
+    this.owner.store(NOBODY, Ordering::Relaxed);
     if this.home.close(out) {
         // SAFETY: no buffer is out, and the pool gives its pointer up.
         drop(unsafe { Box::from_raw(core.as_ptr()) });

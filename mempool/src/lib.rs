@@ -48,6 +48,7 @@ mod home;
 mod host;
 #[cfg_attr(miri, path = "map_miri.rs")]
 mod map;
+#[cfg_attr(all(target_arch = "x86_64", target_os = "linux", not(loom), not(miri)), path = "thread_pointer.rs")]
 mod owner;
 mod pool;
 mod prefetch;

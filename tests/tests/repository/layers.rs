@@ -200,11 +200,11 @@ const UNSAFE: &[&str] = &[
     "mempool/src/given.rs",
     "mempool/src/map.rs",
     "mempool/src/map_miri.rs",
-    "mempool/src/owner.rs",
     "mempool/src/pool.rs",
     "mempool/src/prefetch.rs",
     "mempool/src/ring.rs",
     "mempool/src/shared.rs",
+    "mempool/src/thread_pointer.rs",
     "tools/blockstore/src/sys.rs",
     "tools/nfs3d/src/sys.rs",
 ];
@@ -237,6 +237,7 @@ const LENDERS: &[(&str, &[&str])] = &[
             "stats",
         ],
     ),
+    ("Shares", &["parties"]),
 ];
 
 /// The states of a served call, and exactly the shard's files that name each.
@@ -259,7 +260,6 @@ const STATES: &[(&str, &[&str])] = &[
     (
         "Ready",
         &[
-            "responder/away.rs",
             "responder/calls.rs",
             "responder/deferred.rs",
             "responder/landing.rs",
