@@ -9,16 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
+
 #define PROGRAM 0x20000001
 #define BULK 4096
 #define ROOM 256 // max_reply, by default
-#define CHECK(x)                                                                                                       \
-    do                                                                                                                 \
-        if (!(x)) {                                                                                                    \
-            fprintf(stderr, "%s: %s\n", #x, rpcrdma_error());                                                          \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    while (0)
 
 static char bulk[BULK];
 

@@ -13,15 +13,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "check.h"
+
 #define ADDRESS "soft:misuse"
 #define PROGRAM 0x20000001
-#define CHECK(x)                                                                                                       \
-    do                                                                                                                 \
-        if (!(x)) {                                                                                                    \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    while (0)
 
 static struct {
     rpcrdma_config *config, *config2;

@@ -11,18 +11,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "check.h"
+
 enum { PROGRAM = 0x20000001, ROOM = 16 };
 enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD };
 // How FAIL fails.
 enum { OWN_CODE, CODE_OF_FUNCTION, OWN_CODE_WITHOUT_CHUNK, CODE_WITHOUT_CHUNK };
-
-#define CHECK(x)                                                                                                       \
-    do                                                                                                                 \
-        if (!(x)) {                                                                                                    \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    while (0)
 
 static rpcrdma_server *server;
 static atomic_int runs, lent, lines;

@@ -9,15 +9,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { PROGRAM = 0x20000001, PAGE = 64 << 10, PAGES = 24, CALLS = 3 * PAGES, KEPT = PAGES + 2 };
+#include "check.h"
 
-#define CHECK(x)                                                                                                       \
-    do                                                                                                                 \
-        if (!(x)) {                                                                                                    \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    while (0)
+enum { PROGRAM = 0x20000001, PAGE = 64 << 10, PAGES = 24, CALLS = 3 * PAGES, KEPT = PAGES + 2 };
 
 static unsigned char *memory;
 static int released;

@@ -6,15 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { SHARDS = 2, CALLS = 20, PROGRAM = 0x20000001 };
+#include "check.h"
 
-#define CHECK(x)                                                                                                       \
-    do                                                                                                                 \
-        if (!(x)) {                                                                                                    \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    while (0)
+enum { SHARDS = 2, CALLS = 20, PROGRAM = 0x20000001 };
 
 // Each shard uses its own.
 static struct {

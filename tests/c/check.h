@@ -1,0 +1,18 @@
+// A condition that a test program needs: else it says which, and the library's last failure, and ends.
+
+#ifndef TEST_CHECK_H
+#define TEST_CHECK_H
+
+#include <rpcrdma.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(x)                                                                                                       \
+    do                                                                                                                 \
+        if (!(x)) {                                                                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, rpcrdma_error());                               \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    while (0)
+
+#endif
