@@ -166,6 +166,18 @@ static int keeps_buffers(rpcrdma_buffer *second) {
     return result;
 }
 
+// A buffer in two chunks, or more chunks than a call has: the call does not start, and the buffer is still there.
+static int shares_buffer(size_t reads) {
+    rpcrdma_read_chunk chunks[5];
+    for (size_t i = 0; i < 5; i++)
+        chunks[i] = (rpcrdma_read_chunk){.position = 64 * i, .buffer = S.buffer};
+    rpcrdma_write_chunk room = {.buffer = S.buffer};
+    int result = call((rpcrdma_request){
+        .procedure = 1, .read_chunks = chunks, .read_count = reads, .write_chunks = &room, .write_count = 1});
+    CHECK(rpcrdma_buffer_data(S.buffer, NULL));
+    return result;
+}
+
 // Polls within itself: the ends of other calls wait.
 static void done(void *context, const rpcrdma_completion *completion) {
     rpcrdma_reply *reply = completion->reply;

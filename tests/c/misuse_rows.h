@@ -237,6 +237,8 @@ ROW(rpcrdma_client_call, 14, -EBADF, 1, call_writes((rpcrdma_buffer *)S.services
 ROW(rpcrdma_client_call, 15, -EINVAL, 0, call_writes(S.part))
 ROW(rpcrdma_client_call, 16, -EINVAL, 0, keeps_buffers(S.part))
 ROW(rpcrdma_client_call, 17, -EINVAL, 0, keeps_buffers(NULL))
+ROW(rpcrdma_client_call, 21, -EINVAL, 0, shares_buffer(1))
+ROW(rpcrdma_client_call, 22, -EINVAL, 0, shares_buffer(5))
 
 ROW(rpcrdma_client_call, 18, -EINVAL, 0, call((rpcrdma_request){.args = S.memory, .args_len = SIZE_MAX}))
 ROW(rpcrdma_client_call, 19, -EINVAL, 0, call((rpcrdma_request){.read_chunks = S.memory, .read_count = SIZE_MAX / 4}))

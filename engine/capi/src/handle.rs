@@ -143,7 +143,7 @@ fn tagged<K: Kind>(slot: *mut Slot<K>, tag: u64) -> *mut K {
 /// The slot of a handle, and the mark of a live one.
 #[inline(always)]
 fn untagged<K: Kind>(pointer: *mut K) -> (*mut Slot<K>, u64) {
-    let tag = pointer.addr() as u64 & TAG;
+    let tag = if K::TAGGED { pointer.addr() as u64 & TAG } else { 0 };
     (pointer.cast::<Slot<K>>().map_addr(|address| address & !TAG as usize), K::MARK ^ tag)
 }
 

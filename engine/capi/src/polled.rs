@@ -25,11 +25,16 @@ impl Polled {
         self.client.first()
     }
 
-    /// The next call that ended.
+    /// The next call that ended, unless a function that gets one runs: the stack stays bounded.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Done> {
         let done = self.client.shard_mut().done();
-        if done.len() > 1 || !self.ended.is_empty() { self.next_of_many() } else { done.pop() }
+        match done.len() {
+            0 if self.ended.is_empty() => None,
+            _ if self.is_reporting => None,
+            1 if self.ended.is_empty() => done.pop(),
+            _ => self.next_of_many(),
+        }
     }
 
     #[inline(never)]

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use rpcrdma::client::{CallId, ClientCall, LocalClient};
+use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::{Buf, CallResult, Client};
 
 use crate::arguments::{array, null};
@@ -88,8 +89,10 @@ impl Starts for LocalClient {
     #[inline(always)]
     fn prepare(&mut self, procedure: u32, args: &[u8]) -> Result<ClientCall, Failure> {
         let mut call = LocalClient::prepare(self, procedure, args.len())?;
-        // The message has room for them.
-        let _ = call.put_args(args);
+        if !args.is_empty() {
+            // The message has room for them.
+            let _ = call.put_args(args);
+        }
         Ok(call)
     }
 
@@ -161,8 +164,10 @@ unsafe fn start_unusual<C: Starts>(
     let reads = unsafe { array("read_chunks", request.read_chunks, request.read_count) }?;
     // SAFETY: the caller's promise.
     let writes = unsafe { array("write_chunks", request.write_chunks, request.write_count) }?;
-    // SAFETY: the caller's promise.
-    unsafe { check(reads, writes) }?;
+    if reads.iter().any(|chunk| !chunk.buffer.is_null()) || writes.iter().any(|chunk| !chunk.buffer.is_null()) {
+        // SAFETY: the caller's promise.
+        unsafe { check(reads, writes) }?;
+    }
     let mut call = client.prepare(request.procedure, args)?;
     for chunk in reads {
         // SAFETY: the caller's promise.
@@ -172,7 +177,7 @@ unsafe fn start_unusual<C: Starts>(
         call = match chunk.buffer.is_null() {
             true => call.write_chunk(u32::try_from(chunk.len).unwrap_or(u32::MAX)),
             // SAFETY: the caller's promise.
-            false => call.write_chunk_into(unsafe { take(chunk.buffer) }?.into_own()?),
+            false => call.write_chunk_into(unsafe { taken(chunk.buffer) }?),
         };
     }
     if let Ok(milliseconds @ 1..) = u64::try_from(request.timeout) {
@@ -192,7 +197,7 @@ unsafe fn start_unusual<C: Starts>(
 unsafe fn argument<C: Starts>(client: &mut C, chunk: &rpcrdma_read_chunk) -> Result<Buf, Failure> {
     if !chunk.buffer.is_null() {
         // SAFETY: the caller's promise.
-        return unsafe { take(chunk.buffer) }?.into_own();
+        return unsafe { taken(chunk.buffer) };
     }
     // SAFETY: the caller's promise.
     let data = unsafe { array::<u8>("data", chunk.data.cast(), chunk.len) }?;
@@ -201,48 +206,40 @@ unsafe fn argument<C: Starts>(client: &mut C, chunk: &rpcrdma_read_chunk) -> Res
     Ok(copy)
 }
 
-/// Whether the buffers of chunks can be taken.
-///
-/// # Safety
-/// As [`start`].
-#[inline(always)]
-unsafe fn check(reads: &[rpcrdma_read_chunk], writes: &[rpcrdma_write_chunk]) -> Result<(), Failure> {
-    for chunk in reads {
-        if chunk.buffer.is_null() != reads[0].buffer.is_null() {
-            // Without memory for a copy the call does not start: the buffers before it would be lost.
-            return Err(Failure::argument("all Read chunks have buffers, or none"));
-        }
-        // SAFETY: the caller's promise.
-        unsafe { check_buffer(chunk.buffer) }?;
-    }
-    // SAFETY: the caller's promise.
-    writes.iter().try_for_each(|chunk| unsafe { check_buffer(chunk.buffer) })
-}
-
-/// Whether a buffer can be taken, if there is one.
-///
-/// # Safety
-/// As for [`take`].
-#[inline(always)]
-unsafe fn check_buffer(buffer: *mut rpcrdma_buffer) -> Result<(), Failure> {
-    if buffer.is_null() {
-        return Ok(());
-    }
-    // SAFETY: the caller's promise.
-    unsafe { check_own(buffer) }
-}
-
-/// As above, for a buffer that there is.
+/// The memory of a chunk's buffer, which ends.
 ///
 /// # Safety
 /// As for [`take`].
 #[inline(never)]
-unsafe fn check_own(buffer: *mut rpcrdma_buffer) -> Result<(), Failure> {
+unsafe fn taken(buffer: *mut rpcrdma_buffer) -> Result<Buf, Failure> {
     // SAFETY: the caller's promise.
-    match &*unsafe { lend(buffer) }? {
-        Memory::Own(_) => Ok(()),
-        Memory::Shared(_) | Memory::OfShard(_) => {
-            Err(Failure::argument("a chunk's buffer is only read: use one of rpcrdma_alloc"))
+    unsafe { take(buffer) }?.into_own()
+}
+
+/// Whether the buffers of chunks, of which there are some, can be taken.
+///
+/// # Safety
+/// As [`start`].
+#[inline(never)]
+unsafe fn check(reads: &[rpcrdma_read_chunk], writes: &[rpcrdma_write_chunk]) -> Result<(), Failure> {
+    if reads.iter().any(|chunk| chunk.buffer.is_null() != reads[0].buffer.is_null()) {
+        // Without memory for a copy the call does not start: the buffers before it would be lost.
+        return Err(Failure::argument("all Read chunks have buffers, or none"));
+    }
+    let buffers = reads.iter().map(|chunk| chunk.buffer).chain(writes.iter().map(|chunk| chunk.buffer));
+    let buffers = buffers.filter(|buffer| !buffer.is_null());
+    if reads.len().max(writes.len()) > MAX_CHUNKS {
+        return Err(Failure::argument(format_args!("more than {MAX_CHUNKS} Read or Write chunks")));
+    }
+    for buffer in buffers.clone() {
+        if buffers.clone().filter(|&other| other == buffer).count() > 1 {
+            return Err(Failure::argument("a buffer belongs to two chunks"));
+        }
+        // SAFETY: the caller's promise.
+        let memory = unsafe { lend(buffer) }?;
+        if !matches!(*memory, Memory::Own(_)) {
+            return Err(Failure::argument("a chunk's buffer is only read: use one of rpcrdma_alloc"));
         }
     }
+    Ok(())
 }

@@ -170,10 +170,6 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
         // SAFETY: the caller's promise.
         let mut local = unsafe { lend(client) }?;
         let mut busy = local.client.turn();
-        // Only the outer one of two nested functions reports: the stack stays bounded.
-        if local.is_reporting {
-            return Ok(c_int::from(busy));
-        }
         while let Some(ended) = local.next() {
             busy = true;
             local.is_reporting = true;
