@@ -18,7 +18,7 @@ enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD };
 // How FAIL fails.
 enum { OWN_CODE, CODE_OF_FUNCTION, OWN_CODE_WITHOUT_CHUNK, CODE_WITHOUT_CHUNK };
 
-static rpcrdma_server *server;
+static rpcrdma_server *server, *other;
 static atomic_int runs, lent, lines;
 static _Atomic(rpcrdma_buffer *) kept;
 static _Atomic(rpcrdma_call *) held;
@@ -69,11 +69,13 @@ static int give(void *context, rpcrdma_call *call, const void *args, size_t len,
     return lent = rpcrdma_call_result(call, 0, kept);
 }
 
-// A server is not ended by its own threads, and goes on.
+// A server is not ended by its own threads, and goes on. Those of another end it.
 static int end(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
     CHECK(rpcrdma_free(server) == -EDEADLK);
     CHECK(rpcrdma_server_drain(server, 1000) == -EDEADLK);
+    CHECK(!rpcrdma_free(other));
+    other = NULL;
     return 0;
 }
 
@@ -235,7 +237,9 @@ int main(int argc, char **argv) {
     own_codes(clients[0]);
     results_of_shards(clients);
     CHECK(!call(clients[0], (rpcrdma_request){.procedure = END}, NULL));
-    CHECK(!call(clients[0], (rpcrdma_request){.procedure = END_ON_WORKER}, NULL));
+    snprintf(addresses, sizeof addresses, "soft:outcomes-%d", (int)getpid());
+    CHECK(other = rpcrdma_server_start(addresses, services, config));
+    CHECK(!call(clients[0], (rpcrdma_request){.procedure = END_ON_WORKER}, NULL) && !other);
     busy(clients[0], argv[1], config);
     CHECK(!rpcrdma_free(clients[0]) && !rpcrdma_free(clients[1]) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");

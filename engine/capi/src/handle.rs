@@ -49,7 +49,7 @@ const TAG_SHIFT: u32 = TAG.trailing_zeros();
 const BATCH: usize = 64;
 
 /// A free slot.
-struct Free<K: Kind>(Box<Slot<K>>);
+struct Free<K: Kind>(&'static Slot<K>);
 
 // SAFETY: it has no value, and nobody has a handle of it that is not freed.
 unsafe impl<K: Kind> Send for Free<K> {}
@@ -98,14 +98,17 @@ impl<K: Kind> Spare<K> {
         if spare.is_empty() {
             K::common().move_to(&mut spare);
         }
-        let Free(mut slot) = spare.pop().unwrap_or_else(Slot::free);
-        let before = (*slot.mark.get_mut() ^ K::MARK) >> TAG_SHIFT;
+        let Free(slot) = spare.pop().unwrap_or_else(Slot::free);
+        // Relaxed, as in `end`: a thread that gets a free slot from another synchronizes by `Common`.
+        let before = (slot.mark.load(Ordering::Relaxed) ^ K::MARK) >> TAG_SHIFT;
         let tag = if K::TAGGED { before.wrapping_add(1) << TAG_SHIFT } else { 0 };
         slot.thread.set(this_thread::<K>());
-        slot.value.get_mut().write(value);
+        // SAFETY: it is free: only this function has its value.
+        let place = unsafe { &mut *slot.value.get() };
+        place.write(value);
         // Release: with the Acquire of `Slot::claim` by another thread, which got the pointer in whatever way.
         slot.mark.store(K::MARK ^ tag, Ordering::Release);
-        let pointer = tagged(Box::into_raw(slot), tag);
+        let pointer = tagged(std::ptr::from_ref(slot).cast_mut(), tag);
         checked::add(pointer);
         pointer
     }
@@ -209,7 +212,7 @@ impl<K: Kind> Slot<K> {
     fn free() -> Free<K> {
         let mark = AtomicU64::new(K::MARK | FREED);
         let value = UnsafeCell::new(MaybeUninit::uninit());
-        Free(Box::new(Self { mark, thread: Cell::new(0), is_boxed: true, value }))
+        Free(Box::leak(Box::new(Self { mark, thread: Cell::new(0), is_boxed: true, value })))
     }
 
     /// Claims a live slot with this mark for the function that runs.
@@ -338,18 +341,16 @@ pub(crate) unsafe fn take<K: Kind>(pointer: *mut K) -> Result<K::Value, Failure>
 /// # Safety
 /// As [`take`].
 #[inline]
-unsafe fn end<K: Kind>(pointer: *mut K) -> Result<Box<Slot<K>>, Failure> {
+unsafe fn end<K: Kind>(pointer: *mut K) -> Result<&'static Slot<K>, Failure> {
     // SAFETY: the caller's promise.
-    let lent = unsafe { lend(pointer) }?;
-    if !lent.slot.is_boxed {
+    let lent = unsafe { lend::<K>(pointer) }?;
+    let (slot, live) = (lent.slot, lent.live);
+    if !slot.is_boxed {
         return Err(Failure::argument(format_args!("{}: it ends by itself, with the function that got it", K::NAME)));
     }
-    let live = lent.live;
     std::mem::forget(lent);
     checked::remove(pointer);
-    // SAFETY: `hold` made it by `Box::into_raw`. Nobody else has it: it was live, and is claimed now.
-    let mut slot = unsafe { Box::from_raw(untagged(pointer).0) };
-    *slot.mark.get_mut() = live | FREED;
+    slot.mark.store(live | FREED, Ordering::Relaxed);
     Ok(slot)
 }
 

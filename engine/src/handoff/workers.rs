@@ -159,6 +159,12 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
 }
 
 impl<K, J, D> WorkerPool<K, J, D> {
+    /// Whether the calling thread is one of the workers.
+    pub fn is_on_own_thread(&self) -> bool {
+        let own = std::thread::current().id();
+        self.workers.iter().filter_map(|worker| worker.thread.as_ref()).any(|thread| thread.thread().id() == own)
+    }
+
     /// Lets the threads finish their jobs and end, while `patience` returns true. Returns the number of threads still
     /// running, which end after their current job.
     pub fn finish(mut self, mut patience: impl FnMut() -> bool) -> usize {

@@ -292,9 +292,8 @@ impl Server {
     /// Whether the calling thread is one of its shards, or a worker: its end waits for that.
     #[doc(hidden)]
     pub fn is_on_own_thread(&self) -> bool {
-        // As `WorkerPool` names them; those of another server, too.
-        let is_worker = || std::thread::current().name().is_some_and(|name| name.starts_with("rpcrdma-work"));
-        self.shards.iter().any(|shard| shard.thread().may_wait().is_err()) || self.workers.is_some() && is_worker()
+        self.shards.iter().any(|shard| shard.thread().may_wait().is_err())
+            || self.workers.as_ref().is_some_and(|workers| workers.is_on_own_thread())
     }
 
     /// Statistics of each shard; blocks for their answers.
