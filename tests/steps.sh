@@ -171,7 +171,9 @@ step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)' CARGO_IN
 
 # Step vm runs the commands that need a device.
 step_documents() {
-    nextest documents 1500 'binary(documents)' CARGO_INCREMENTAL=0
+    # Link-time optimization would take half of the time.
+    nextest documents 1500 'binary(documents)' CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_LTO=off \
+        CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
     rm -rf "$target/documents" # release builds of everything
 }
 
