@@ -161,6 +161,8 @@ typedef struct {
     const void *args;
     // Their bytes.
     size_t args_len;
+    // Number of the connection: no other one of `shard` has had it.
+    uint64_t connection;
 } rpcrdma_call_info;
 
 // A Read chunk: an argument that the server reads by RDMA.
@@ -383,11 +385,12 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 // Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
 // server ends.
 //
-// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many; -EDEADLK as for `rpcrdma_free`.
+// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as for `rpcrdma_free`.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
-int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
+int rpcrdma_server_drain(rpcrdma_server *server,
+                         uint32_t milliseconds);
 
 // Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
 //
@@ -449,11 +452,11 @@ int rpcrdma_disarm(void *handle);
 // `handle` as for `rpcrdma_free`; `room` has `len` bytes.
 int rpcrdma_stats(void *handle, char *room, size_t len);
 
-// Writes the call's header to `info`. Returns 0 or a negative code.
+// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
 //
 // # Safety
-// `call` is NULL, or a call that was not answered; `info` is writable.
-int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info);
+// `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
+int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size);
 
 // Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len` bytes,
 // with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
@@ -688,7 +691,8 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_reque
 // `client` as for `rpcrdma_free`.
 int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
-// Turns the client once, and passes each call that has ended to `done`. Never blocks.
+// Turns the client once, and passes each call that has ended to `done`. Never blocks. Calls that `done` starts, and
+// that end at once, are reported by the next poll.
 //
 // Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 //

@@ -204,8 +204,20 @@ static void done(void *context, const rpcrdma_completion *completion) {
 // Of a server with one shard.
 static uint32_t shard_of(rpcrdma_call *call) {
     rpcrdma_call_info info = {.shard = 1};
-    CHECK(!rpcrdma_call_header(call, &info));
+    CHECK(!rpcrdma_call_header(call, &info, sizeof info));
     return info.shard;
+}
+
+// A program of another version has a struct of another size.
+static int sizes_of(rpcrdma_call *call) {
+    struct {
+        rpcrdma_call_info info;
+        uint64_t later, behind;
+    } newer = {.later = 1, .behind = 1};
+    rpcrdma_call_info older = {.program = 1};
+    CHECK(!rpcrdma_call_header(call, &newer.info, sizeof newer - sizeof newer.behind));
+    CHECK(newer.info.program == PROGRAM && newer.later == 0 && newer.behind == 1);
+    return rpcrdma_call_header(call, &older, sizeof older.xid) || older.xid != newer.info.xid || older.program != 1;
 }
 
 // The next failure overwrites the text, and frees nothing.
@@ -236,6 +248,21 @@ static int start_local_server(const char *name, const char *value) {
     int code = server ? 0 : -errno;
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
     errno = -code;
+    return code;
+}
+
+// Why a client did not connect.
+static int connect_to(const char *address) {
+    CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, S.config));
+    return -errno;
+}
+
+static int connect_pinned(void) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, "poll.core", "0"));
+    CHECK(!rpcrdma_local_client_connect(ADDRESS, PROGRAM, 1, config));
+    int code = -errno;
+    CHECK(!rpcrdma_free(config));
     return code;
 }
 

@@ -141,10 +141,11 @@ ROW(rpcrdma_stats, 1, -EINVAL, 0, rpcrdma_stats(NULL, NULL, 0))
 ROW(rpcrdma_stats, 2, -EBADF, 1, rpcrdma_stats(S.services, NULL, 0))
 ROW(rpcrdma_stats, 3, 1, 0, rpcrdma_stats(S.server, NULL, 99) > 99)
 
-ROW(rpcrdma_call_header, 1, -EINVAL, 0, rpcrdma_call_header(NULL, NULL))
-ROW(rpcrdma_call_header, 2, 0, 0, rpcrdma_call_header(S.call, NULL))
-ROW(rpcrdma_call_header, 3, -EBADF, 1, rpcrdma_call_header(S.answered, NULL))
+ROW(rpcrdma_call_header, 1, -EINVAL, 0, rpcrdma_call_header(NULL, NULL, 0))
+ROW(rpcrdma_call_header, 2, 0, 0, rpcrdma_call_header(S.call, NULL, 0))
+ROW(rpcrdma_call_header, 3, -EBADF, 1, rpcrdma_call_header(S.answered, NULL, 0))
 ROW(rpcrdma_call_header, 4, 0, 0, shard_of(S.call))
+ROW(rpcrdma_call_header, 5, 0, 0, sizes_of(S.call))
 
 ROW(rpcrdma_call_peer, 1, -EINVAL, 0, rpcrdma_call_peer(NULL, NULL, 0))
 ROW(rpcrdma_call_peer, 2, 0, 0, rpcrdma_call_peer(S.call, NULL, 0))
@@ -215,6 +216,8 @@ ROW(rpcrdma_arena_part, 4, 0, 0, rpcrdma_arena_part(S.for_reads, 0, 1))
 
 ROW(rpcrdma_client_connect, 1, 0, 0, rpcrdma_client_connect(NULL, 1, 1, NULL))
 ROW(rpcrdma_client_connect, 2, 0, 0, rpcrdma_client_connect("soft:nobody-is-here", 1, 1, S.config))
+ROW(rpcrdma_client_connect, 4, -EINVAL, 0, connect_to("iwarp:127.0.0.1:99999"))
+ROW(rpcrdma_client_connect, 5, -ECONNREFUSED, 0, connect_to("soft:nobody-is-here"))
 ROW(rpcrdma_client_connect, 3, 0, 1, rpcrdma_client_connect(ADDRESS, 1, 1, (rpcrdma_config *)S.services))
 
 ROW(rpcrdma_client_share, 1, 0, 0, rpcrdma_client_share(NULL))
@@ -250,6 +253,7 @@ ROW(rpcrdma_close_reason, 3, -EBADF, 1, rpcrdma_close_reason(S.server, NULL, 0))
 
 ROW(rpcrdma_local_client_connect, 1, 0, 0, rpcrdma_local_client_connect("here", 1, 1, NULL))
 ROW(rpcrdma_local_client_connect, 2, 0, 0, rpcrdma_local_client_connect("soft:nobody-is-here", 1, 1, S.config))
+ROW(rpcrdma_local_client_connect, 3, -EINVAL, 0, connect_pinned())
 
 ROW(rpcrdma_local_client_begin, 1, 0, 0, rpcrdma_local_client_begin(NULL, 1, 1, NULL))
 ROW(rpcrdma_local_client_begin, 2, 0, 1, rpcrdma_local_client_begin(ADDRESS, 1, 1, (rpcrdma_config *)S.services))

@@ -19,6 +19,7 @@ enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD };
 enum { OWN_CODE, CODE_OF_FUNCTION, OWN_CODE_WITHOUT_CHUNK, CODE_WITHOUT_CHUNK };
 
 static rpcrdma_server *server, *other;
+static rpcrdma_local_client *again;
 static atomic_int runs, lent, lines;
 static _Atomic(rpcrdma_buffer *) kept;
 static _Atomic(rpcrdma_call *) held;
@@ -176,6 +177,28 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
     CHECK(!rpcrdma_free(holder) && !pthread_join(thread, NULL));
 }
 
+static void start_again(void *context, const rpcrdma_completion *completion) {
+    CHECK(completion->error == -EAGAIN && ++*(int *)context < 1000);
+    CHECK(!rpcrdma_local_client_start(again, &(rpcrdma_request){.procedure = HOLD}, NULL));
+}
+
+// A call that a completion starts, and that ends at once, is the next poll's.
+static void ends_at_once(const char *address) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(!rpcrdma_config_set(config, "limits.max_calls", "1"));
+    CHECK(again = rpcrdma_local_client_connect(address, PROGRAM, 1, config));
+    for (int i = 0; i < 2; i++)
+        CHECK(!rpcrdma_local_client_start(again, &(rpcrdma_request){.procedure = HOLD}, NULL));
+    int ends = 0;
+    for (int polls = 1; polls < 4; polls++)
+        CHECK(rpcrdma_local_client_poll(again, start_again, &ends) == 1 && ends == polls);
+    while (!held)
+        CHECK(rpcrdma_local_client_poll(again, NULL, NULL) >= 0);
+    CHECK(!rpcrdma_call_answer(held, 0) && !rpcrdma_free(again) && !rpcrdma_free(config));
+    held = NULL;
+}
+
 static void count_line(void *context, int level, const char *line) {
     (void)context, (void)level;
     lines += strstr(line, "descriptor of the task") != NULL;
@@ -240,6 +263,7 @@ int main(int argc, char **argv) {
     snprintf(addresses, sizeof addresses, "soft:outcomes-%d", (int)getpid());
     CHECK(other = rpcrdma_server_start(addresses, services, config));
     CHECK(!call(clients[0], (rpcrdma_request){.procedure = END_ON_WORKER}, NULL) && !other);
+    ends_at_once(argv[1]);
     busy(clients[0], argv[1], config);
     CHECK(!rpcrdma_free(clients[0]) && !rpcrdma_free(clients[1]) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");

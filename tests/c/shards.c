@@ -27,7 +27,7 @@ static int remember(void *context, unsigned shard) {
 static void take(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
     (void)context, (void)args, (void)args_len;
     rpcrdma_call_info info;
-    CHECK(!rpcrdma_call_header(call, &info) && info.shard < SHARDS);
+    CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.shard < SHARDS);
     if (of[info.shard].has_run)
         CHECK(pthread_equal(of[info.shard].thread, pthread_self()));
     of[info.shard].calls += of[info.shard].has_run;

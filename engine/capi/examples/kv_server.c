@@ -162,7 +162,7 @@ static void *work(void *context) {
     for (rpcrdma_call *call; (call = call_queue_take());) {
         rpcrdma_call_info info;
         int status = RPCRDMA_SYSTEM_ERR;
-        if (!rpcrdma_call_header(call, &info))
+        if (!rpcrdma_call_header(call, &info, sizeof info))
             status = procedures[info.procedure](call, (struct xdr){info.args, info.args_len});
         if (rpcrdma_call_answer(call, status))
             fprintf(stderr, "kv_server: answer: %s\n", rpcrdma_error());

@@ -69,6 +69,24 @@ pub(crate) unsafe fn store<T>(place: *mut T, value: T) {
     }
 }
 
+/// Stores a struct, if the caller wants it, of which the caller's version has `size` bytes: fields that it does not have
+/// are left out, and those that only it has are 0.
+///
+/// # Safety
+/// `place` is null, or has `size` writable bytes.
+pub(crate) unsafe fn store_sized<T>(place: *mut T, value: T, size: usize) {
+    if place.is_null() {
+        return;
+    }
+    let (place, common) = (place.cast::<u8>(), size.min(size_of::<T>()));
+    // SAFETY: the caller's promise; a new value is in other memory.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast(), place, common) };
+    // SAFETY: the caller's promise.
+    let rest = unsafe { place.add(common) };
+    // SAFETY: the caller's promise.
+    unsafe { rest.write_bytes(0, size - common) };
+}
+
 /// Copies a text with its zero byte into `room` bytes, cut off if they are fewer. Returns the length of the whole.
 ///
 /// # Safety

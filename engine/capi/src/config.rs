@@ -175,6 +175,18 @@ impl Knobs {
         }
     }
 
+    /// As [`client`](Self::client), for a polled one.
+    ///
+    /// # Errors
+    /// It has no thread to be pinned.
+    pub(crate) fn local_client(&self, program: u32, version: u32) -> Result<ClientConfig, Failure> {
+        let config = self.client(program, version)?;
+        match config.shard.poll.core {
+            Some(_) => Err(Failure::argument("poll.core is set: a polled client has no thread for it")),
+            None => Ok(config),
+        }
+    }
+
     pub(crate) fn client(&self, program: u32, version: u32) -> Result<ClientConfig, Failure> {
         let config = ClientConfig::new(program, version);
         let (shard, connect) = self.shard(config.shard, &config.connect)?;

@@ -67,6 +67,7 @@ impl From<ConnectError> for Failure {
         let code = match &error {
             ConnectError::TimedOut { .. } => Errno::TIMEDOUT,
             ConnectError::Fabric(error) if !error.is_unreachable() => Errno::INVAL,
+            ConnectError::Refused { reason, .. } if reason.is_bad_address() => Errno::INVAL,
             ConnectError::Start(_) => return error.to_string().into(),
             _ => Errno::CONNREFUSED,
         };

@@ -25,16 +25,19 @@ impl Polled {
         self.client.first()
     }
 
-    /// The next call that ended, unless a function that gets one runs: the stack stays bounded.
+    /// Number of calls that have ended, to be reported by this poll. Those that end while functions run are the next
+    /// one's, and none while a function runs: the poll ends, and the stack stays bounded.
+    #[inline(always)]
+    pub(crate) fn ended_calls(&mut self) -> usize {
+        let ended = self.client.shard_mut().done().len() + self.ended.len();
+        if ended > 0 && self.is_reporting { 0 } else { ended }
+    }
+
+    /// The next call that ended.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Done> {
         let done = self.client.shard_mut().done();
-        match done.len() {
-            0 if self.ended.is_empty() => None,
-            _ if self.is_reporting => None,
-            1 if self.ended.is_empty() => done.pop(),
-            _ => self.next_of_many(),
-        }
+        if done.len() > 1 || !self.ended.is_empty() { self.next_of_many() } else { done.pop() }
     }
 
     #[inline(never)]

@@ -164,20 +164,17 @@ unsafe fn start_unusual<C: Starts>(
     let reads = unsafe { array("read_chunks", request.read_chunks, request.read_count) }?;
     // SAFETY: the caller's promise.
     let writes = unsafe { array("write_chunks", request.write_chunks, request.write_count) }?;
-    if reads.iter().any(|chunk| !chunk.buffer.is_null()) || writes.iter().any(|chunk| !chunk.buffer.is_null()) {
-        // SAFETY: the caller's promise.
-        unsafe { check(reads, writes) }?;
-    }
+    let mut unchecked = Some((reads, writes));
     let mut call = client.prepare(request.procedure, args)?;
     for chunk in reads {
         // SAFETY: the caller's promise.
-        call = call.read_chunk(chunk.position, unsafe { argument(client, chunk) }?);
+        call = call.read_chunk(chunk.position, unsafe { argument(client, chunk, &mut unchecked) }?);
     }
     for chunk in writes {
         call = match chunk.buffer.is_null() {
             true => call.write_chunk(u32::try_from(chunk.len).unwrap_or(u32::MAX)),
             // SAFETY: the caller's promise.
-            false => call.write_chunk_into(unsafe { taken(chunk.buffer) }?),
+            false => call.write_chunk_into(unsafe { taken(chunk.buffer, &mut unchecked) }?),
         };
     }
     if let Ok(milliseconds @ 1..) = u64::try_from(request.timeout) {
@@ -194,10 +191,14 @@ unsafe fn start_unusual<C: Starts>(
 /// # Safety
 /// As [`start`].
 #[inline(always)]
-unsafe fn argument<C: Starts>(client: &mut C, chunk: &rpcrdma_read_chunk) -> Result<Buf, Failure> {
+unsafe fn argument<C: Starts>(
+    client: &mut C,
+    chunk: &rpcrdma_read_chunk,
+    unchecked: &mut Option<Chunks<'_>>,
+) -> Result<Buf, Failure> {
     if !chunk.buffer.is_null() {
         // SAFETY: the caller's promise.
-        return unsafe { taken(chunk.buffer) };
+        return unsafe { taken(chunk.buffer, unchecked) };
     }
     // SAFETY: the caller's promise.
     let data = unsafe { array::<u8>("data", chunk.data.cast(), chunk.len) }?;
@@ -206,21 +207,27 @@ unsafe fn argument<C: Starts>(client: &mut C, chunk: &rpcrdma_read_chunk) -> Res
     Ok(copy)
 }
 
-/// The memory of a chunk's buffer, which ends.
+/// Those of a request.
+type Chunks<'a> = (&'a [rpcrdma_read_chunk], &'a [rpcrdma_write_chunk]);
+
+/// The memory of a chunk's buffer, which ends. Before the first one ends, all are checked.
 ///
 /// # Safety
 /// As for [`take`].
 #[inline(never)]
-unsafe fn taken(buffer: *mut rpcrdma_buffer) -> Result<Buf, Failure> {
+unsafe fn taken(buffer: *mut rpcrdma_buffer, unchecked: &mut Option<Chunks<'_>>) -> Result<Buf, Failure> {
+    if let Some((reads, writes)) = unchecked.take() {
+        // SAFETY: the caller's promise.
+        unsafe { check(reads, writes) }?;
+    }
     // SAFETY: the caller's promise.
     unsafe { take(buffer) }?.into_own()
 }
 
-/// Whether the buffers of chunks, of which there are some, can be taken.
+/// Whether the buffers of chunks can be taken.
 ///
 /// # Safety
 /// As [`start`].
-#[inline(never)]
 unsafe fn check(reads: &[rpcrdma_read_chunk], writes: &[rpcrdma_write_chunk]) -> Result<(), Failure> {
     if reads.iter().any(|chunk| chunk.buffer.is_null() != reads[0].buffer.is_null()) {
         // Without memory for a copy the call does not start: the buffers before it would be lost.

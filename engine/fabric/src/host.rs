@@ -5,7 +5,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
-use crate::{FabricAddress, FabricError};
+use crate::{FabricAddress, FabricError, FabricErrorKind};
 
 /// Default port of RPC over RDMA (RFC 8267).
 pub const DEFAULT_PORT: u16 = 20049;
@@ -55,9 +55,14 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
         return Err(error("only addresses of verbs: name an RDMA device, in front of an @".to_owned()));
     }
     let (host, port) = split(text).map_err(|detail| error(detail.to_owned()))?;
-    let mut found = (host, port)
-        .to_socket_addrs()
-        .map_err(|e| error(format!("looking up {host:?}: {e}; wanted HOST:PORT, 10.0.0.1:20049 or [fd00::1]:20049")))?;
+    // Another attempt may find it.
+    let mut found = (host, port).to_socket_addrs().map_err(|e| {
+        let wanted = "wanted HOST:PORT, 10.0.0.1:20049 or [fd00::1]:20049";
+        FabricError::new(
+            FabricErrorKind::Unreachable,
+            format_args!("address {text:?}: looking up {host:?}: {e}; {wanted}"),
+        )
+    })?;
     let found = found.next().ok_or_else(|| error(format!("{host:?} has no address")))?;
     if matches!(found.ip(), IpAddr::V6(ip) if is_link_local(ip)) {
         return Err(error(

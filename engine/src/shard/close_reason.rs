@@ -60,6 +60,12 @@ impl CloseReason {
         }
     }
 
+    /// The address is not of the fabric's form: no attempt succeeds. For the C interface.
+    #[doc(hidden)]
+    pub fn is_bad_address(&self) -> bool {
+        matches!(&self.0, CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Address)
+    }
+
     /// Its cause, with all details.
     #[cfg(feature = "unstable-internals")]
     pub fn cause(&self) -> &CloseCause {

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use rpcrdma::service::CallInfo;
 use rustix::io::Errno;
 
-use crate::arguments::{array, copy, store};
+use crate::arguments::{array, copy, store, store_sized};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, take};
 use crate::memory::Memory;
@@ -40,14 +40,20 @@ pub struct rpcrdma_call_info {
     pub args: *const c_void,
     /// Their bytes.
     pub args_len: usize,
+    /// Number of the connection: no other one of `shard` has had it.
+    pub connection: u64,
 }
 
-/// Writes the call's header to `info`. Returns 0 or a negative code.
+/// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
 ///
 /// # Safety
-/// `call` is NULL, or a call that was not answered; `info` is writable.
+/// `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rpcrdma_call_header(call: *mut rpcrdma_call, info: *mut rpcrdma_call_info) -> c_int {
+pub unsafe extern "C" fn rpcrdma_call_header(
+    call: *mut rpcrdma_call,
+    info: *mut rpcrdma_call_info,
+    size: usize,
+) -> c_int {
     entry("rpcrdma_call_header", || {
         // SAFETY: the caller's promise.
         let call = unsafe { lend(call) }?;
@@ -65,9 +71,10 @@ pub unsafe extern "C" fn rpcrdma_call_header(call: *mut rpcrdma_call, info: *mut
             credential_len: body.len(),
             args: call.args().as_ptr().cast(),
             args_len: call.args().len(),
+            connection: header.caller().connection(),
         };
         // SAFETY: the caller's promise.
-        unsafe { store(info, value) };
+        unsafe { store_sized(info, value, size) };
         Ok(0)
     })
 }

@@ -55,7 +55,7 @@ unsafe fn open(
     // SAFETY: the caller's promise.
     let address = unsafe { crate::arguments::address(address) }?;
     // SAFETY: the caller's promise.
-    let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
+    let config = unsafe { knobs(config, |knobs| knobs.local_client(program, version)) }?;
     Ok(hold(Polled::new(connect(&address, config)?)))
 }
 
@@ -154,7 +154,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
     })
 }
 
-/// Turns the client once, and passes each call that has ended to `done`. Never blocks.
+/// Turns the client once, and passes each call that has ended to `done`. Never blocks. Calls that `done` starts, and
+/// that end at once, are reported by the next poll.
 ///
 /// Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 ///
@@ -169,10 +170,13 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
     entry("rpcrdma_local_client_poll", || {
         // SAFETY: the caller's promise.
         let mut local = unsafe { lend(client) }?;
-        let mut busy = local.client.turn();
+        let busy = local.client.turn();
+        let mut left = local.ended_calls();
+        if left == 0 {
+            return Ok(c_int::from(busy));
+        }
+        local.is_reporting = true;
         while let Some(ended) = local.next() {
-            busy = true;
-            local.is_reporting = true;
             let number = local.number();
             // The client is free while a function runs, which may use it, or end it.
             drop(local);
@@ -181,9 +185,13 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
             // SAFETY: it was a handle before.
             let Some(again) = (unsafe { lend_again(client) }) else { return Ok(1) };
             local = again;
-            local.is_reporting = false;
+            left -= 1;
+            if left == 0 {
+                break;
+            }
         }
-        Ok(c_int::from(busy))
+        local.is_reporting = false;
+        Ok(1)
     })
 }
 

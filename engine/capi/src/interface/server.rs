@@ -82,7 +82,7 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 /// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
 /// server ends.
 ///
-/// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many; -EDEADLK as for `rpcrdma_free`.
+/// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as for `rpcrdma_free`.
 ///
 /// # Safety
 /// `server` as for `rpcrdma_free`.

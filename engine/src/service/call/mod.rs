@@ -46,6 +46,13 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Number of the connection, among all that its shard has had. For the C interface.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn connection(self) -> u64 {
+        u64::from(self.qp.generation) << 32 | u64::from(self.qp.slot)
+    }
+
     /// Index of its shard in the server. For the C interface.
     #[doc(hidden)]
     #[must_use]
