@@ -269,7 +269,7 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // reported any more.
 //
 // Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
-// server in one of its handlers or tasks. On a worker that is any server with workers.
+// server in one of its handlers or tasks.
 //
 // # Safety
 // `handle` is NULL or came from this library, and nobody uses it any more.
@@ -444,7 +444,8 @@ int rpcrdma_disarm(void *handle);
 // Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 // bytes, with the zero byte at the end.
 //
-// It blocks until each shard has answered: as long as a handler or task blocks a shard.
+// It blocks until each shard has answered: as long as a handler or task blocks a shard. -EDEADLK on the own shard, as
+// in a handler or task: `RPCRDMA_ON_WORKERS`, or a polled server.
 //
 // Returns the length of the whole, or a negative code.
 //

@@ -14,12 +14,14 @@
 #include "check.h"
 
 enum { PROGRAM = 0x20000001, ROOM = 16 };
-enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD };
+enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD, CREDENTIAL };
 // How FAIL fails.
 enum { OWN_CODE, CODE_OF_FUNCTION, OWN_CODE_WITHOUT_CHUNK, CODE_WITHOUT_CHUNK };
 
 static rpcrdma_server *server, *other;
 static rpcrdma_local_client *again;
+static rpcrdma_reply *stale;
+static int replaced;
 static atomic_int runs, lent, lines;
 static _Atomic(rpcrdma_buffer *) kept;
 static _Atomic(rpcrdma_call *) held;
@@ -72,11 +74,25 @@ static int give(void *context, rpcrdma_call *call, const void *args, size_t len,
 
 // A server is not ended by its own threads, and goes on. Those of another end it.
 static int end(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
-    (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
+    (void)context, (void)args, (void)len, (void)results, (void)results_len;
     CHECK(rpcrdma_free(server) == -EDEADLK);
     CHECK(rpcrdma_server_drain(server, 1000) == -EDEADLK);
+    char stats[16];
+    rpcrdma_call_info info;
+    CHECK(!rpcrdma_call_header(call, &info, sizeof info));
+    int on_shard = info.procedure == END, code = rpcrdma_stats(server, stats, sizeof stats);
+    CHECK(on_shard ? code == -EDEADLK : code > 0);
     CHECK(!rpcrdma_free(other));
     other = NULL;
+    return 0;
+}
+
+static int credential(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                      size_t *results_len) {
+    (void)context, (void)args, (void)len;
+    rpcrdma_call_info info;
+    CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.credential_flavor == 1 && info.credential_len <= 256);
+    memcpy(results, info.credential, *results_len = info.credential_len);
     return 0;
 }
 
@@ -93,6 +109,7 @@ static const rpcrdma_procedure TABLE[] = {
     {.number = END, .handler = end},
     {.number = END_ON_WORKER, .handler = end, .flags = RPCRDMA_ON_WORKERS},
     {.number = HOLD, .deferred = hold},
+    {.number = CREDENTIAL, .handler = credential},
 };
 
 // Makes a call, and returns its code; its status in `status`.
@@ -173,6 +190,9 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
         code = call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, &is);
     while (!code);
     CHECK(code == -EBUSY && is == -EBUSY);
+    // Its handlers use the handle until it has ended.
+    rpcrdma_client *back = rpcrdma_server_call_back(server, held, PROGRAM, 1, NULL);
+    CHECK(back && !rpcrdma_free(back));
     CHECK(!rpcrdma_call_answer(held, 0));
     CHECK(!rpcrdma_free(holder) && !pthread_join(thread, NULL));
 }
@@ -182,20 +202,48 @@ static void start_again(void *context, const rpcrdma_completion *completion) {
     CHECK(!rpcrdma_local_client_start(again, &(rpcrdma_request){.procedure = HOLD}, NULL));
 }
 
-// A call that a completion starts, and that ends at once, is the next poll's.
-static void ends_at_once(const char *address) {
+// A client with this many calls, of which all but the first have ended.
+static void refused_at_once(const char *address, int calls, int procedure) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
     CHECK(!rpcrdma_config_set(config, "limits.max_calls", "1"));
     CHECK(again = rpcrdma_local_client_connect(address, PROGRAM, 1, config));
-    for (int i = 0; i < 2; i++)
-        CHECK(!rpcrdma_local_client_start(again, &(rpcrdma_request){.procedure = HOLD}, NULL));
+    for (int i = 0; i < calls; i++)
+        CHECK(!rpcrdma_local_client_start(
+            again, &(rpcrdma_request){.procedure = procedure, .args = &i, .args_len = sizeof i}, NULL));
+    CHECK(!rpcrdma_free(config));
+}
+
+// A completion may end its client, and make the next one, perhaps in its place: that one's ends are for its own poll.
+static void replace(void *address, const rpcrdma_completion *completion) {
+    CHECK(completion->error == -EAGAIN && !replaced++ && !rpcrdma_free(again));
+    refused_at_once(address, 3, STATUS);
+    stale = completion->reply;
+}
+
+// Nor is the handle of its reply that of the next one's.
+static void replaced_once(void *context, const rpcrdma_completion *completion) {
+    (void)context, (void)completion;
+    if (stale)
+        CHECK(!rpcrdma_reply_results(stale, NULL) && errno == EBADF && !rpcrdma_reply_keep(stale));
+    stale = NULL;
+}
+
+static void replaces(char *address) {
+    refused_at_once(address, 3, STATUS);
+    CHECK(rpcrdma_local_client_poll(again, replace, address) == 1 && replaced == 1);
+    CHECK(rpcrdma_local_client_poll(again, replaced_once, NULL) == 1 && !stale && !rpcrdma_free(again));
+}
+
+// A call that a completion starts, and that ends at once, is the next poll's.
+static void ends_at_once(const char *address) {
+    refused_at_once(address, 2, HOLD);
     int ends = 0;
     for (int polls = 1; polls < 4; polls++)
         CHECK(rpcrdma_local_client_poll(again, start_again, &ends) == 1 && ends == polls);
     while (!held)
         CHECK(rpcrdma_local_client_poll(again, NULL, NULL) >= 0);
-    CHECK(!rpcrdma_call_answer(held, 0) && !rpcrdma_free(again) && !rpcrdma_free(config));
+    CHECK(!rpcrdma_call_answer(held, 0) && !rpcrdma_free(again));
     held = NULL;
 }
 
@@ -212,6 +260,25 @@ static int no_work(void *context, unsigned shard) {
 static int descriptor(void *context, unsigned shard) {
     (void)shard;
     return *(int *)context;
+}
+
+// Each client has a credential of its own: servers that keep replies tell them apart by it.
+static void credentials(const char *address) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(!rpcrdma_config_set(config, "client.auth_sys", "7:8"));
+    char bodies[2][256];
+    size_t lens[2];
+    for (int i = 0; i < 2; i++) {
+        rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
+        rpcrdma_reply *reply;
+        CHECK(client && !rpcrdma_client_call(client, &(rpcrdma_request){.procedure = CREDENTIAL}, &reply));
+        const void *body = rpcrdma_reply_results(reply, &lens[i]);
+        memcpy(bodies[i], body, lens[i]);
+        CHECK(!rpcrdma_free(reply) && !rpcrdma_free(client));
+    }
+    CHECK(lens[0] == lens[1] && memcmp(bodies[0], bodies[1], 4) && !memcmp(bodies[0] + 4, bodies[1] + 4, lens[0] - 4));
+    CHECK(!rpcrdma_free(config));
 }
 
 // The log has one line about the descriptor of a file, which is always readable.
@@ -263,7 +330,9 @@ int main(int argc, char **argv) {
     snprintf(addresses, sizeof addresses, "soft:outcomes-%d", (int)getpid());
     CHECK(other = rpcrdma_server_start(addresses, services, config));
     CHECK(!call(clients[0], (rpcrdma_request){.procedure = END_ON_WORKER}, NULL) && !other);
+    replaces(argv[1]);
     ends_at_once(argv[1]);
+    credentials(argv[1]);
     busy(clients[0], argv[1], config);
     CHECK(!rpcrdma_free(clients[0]) && !rpcrdma_free(clients[1]) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");

@@ -2,6 +2,7 @@
 //! Handles of servers and clients, where a function takes any of them.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use rpcrdma::Server;
 
@@ -11,7 +12,7 @@ use crate::types::{rpcrdma_client, rpcrdma_local_client, rpcrdma_local_server, r
 
 /// A server or a client.
 pub(crate) enum Any<'a> {
-    Server(&'a Server),
+    Server(Arc<Server>),
     LocalServer(Lent<'a, rpcrdma_local_server>),
     Client(Lent<'a, rpcrdma_client>),
     LocalClient(Lent<'a, rpcrdma_local_client>),
@@ -28,7 +29,7 @@ pub(crate) unsafe fn any<'a>(handle: *mut c_void) -> Result<Any<'a>, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { mark_of(handle) }? {
         // SAFETY: it is of this kind.
-        rpcrdma_server::MARK => unsafe { share(handle.cast::<rpcrdma_server>()) }.map(Any::Server),
+        rpcrdma_server::MARK => unsafe { share(handle.cast::<rpcrdma_server>()) }?.get().map(Any::Server),
         // SAFETY: it is of this kind.
         rpcrdma_local_server::MARK => unsafe { lend(handle.cast()) }.map(Any::LocalServer),
         // SAFETY: it is of this kind.

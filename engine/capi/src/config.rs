@@ -1,6 +1,7 @@
 //! Knobs by name.
 #![forbid(unsafe_code)]
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
+use rpcrdma::rpc::AuthSys;
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::{Arena, Services};
 use rpcrdma_config::{Role, SettingError, Settings, knobs_named};
@@ -16,8 +18,6 @@ use rustix::io::Errno;
 use crate::failure::Failure;
 use crate::services::Table;
 
-/// Machine name of `AUTH_SYS` credentials: servers do not use it.
-const MACHINE: &str = "localhost";
 /// Source of settings, for errors.
 const SOURCE: &str = "rpcrdma_config_set";
 
@@ -30,6 +30,8 @@ pub(crate) struct Knobs {
     pub(crate) arenas: Vec<Arena>,
     /// What a client serves in the reverse direction.
     pub(crate) callbacks: Option<Arc<Services>>,
+    /// Where their Read chunks arrive.
+    pub(crate) callback_arenas: Vec<Arena>,
 }
 
 /// What has a function's argument in Rust, and a name here.
@@ -39,7 +41,7 @@ struct Own {
     cores: Option<Vec<usize>>,
     workers: usize,
     stats: Option<PathBuf>,
-    credential: Credential,
+    user: Option<User>,
     host_auth: AuthPolicy,
 }
 
@@ -54,7 +56,7 @@ impl Own {
                 self.stats = (!text.is_empty()).then(|| text.into());
                 Ok(())
             }
-            "client.auth_sys" => auth_sys(name, text).map(|credential| self.credential = credential),
+            "client.auth_sys" => User::of(name, text).map(|user| self.user = Some(user)),
             "wire.host_key" => host_key(name, text).map(|policy| self.host_auth = policy),
             _ => return None,
         })
@@ -189,8 +191,14 @@ impl Knobs {
 
     pub(crate) fn client(&self, program: u32, version: u32) -> Result<ClientConfig, Failure> {
         let config = ClientConfig::new(program, version);
-        let (shard, connect) = self.shard(config.shard, &config.connect)?;
-        let (credential, services) = (self.own.credential.clone(), self.callbacks.clone());
+        let (mut shard, connect) = self.shard(config.shard, &config.connect)?;
+        for arena in &self.callback_arenas {
+            if shard.memory.arenas.iter().all(|known| known.id() != arena.id()) {
+                shard.memory.arenas.push(arena.clone());
+            }
+        }
+        let credential = self.own.user.as_ref().map_or_else(Credential::none, User::credential);
+        let services = self.callbacks.clone();
         Ok(ClientConfig { shard, connect, credential, services, ..ClientConfig::new(program, version) })
     }
 }
@@ -214,14 +222,35 @@ fn numbers<T: FromStr>(name: &str, text: &str) -> Result<Vec<T>, Failure> {
     text.split(',').map(|part| number(name, part)).collect()
 }
 
-/// `UID:GID[:GID,…]`.
-fn auth_sys(name: &str, text: &str) -> Result<Credential, Failure> {
-    let wrong = || Failure::argument(format_args!("{name} = {text}: wanted UID:GID or UID:GID:GID,GID"));
-    let mut parts = text.splitn(3, ':');
-    let uid = number(name, parts.next().ok_or_else(wrong)?)?;
-    let gid = number(name, parts.next().ok_or_else(wrong)?)?;
-    let gids: Vec<u32> = parts.next().map_or(Ok(Vec::new()), |text| numbers(name, text))?;
-    Credential::sys(MACHINE, uid, gid, &gids).map_err(|error| Failure::argument(format_args!("{name}: {error}")))
+/// A user of `AUTH_SYS` (RFC 5531 §14): `UID:GID[:GID,…]`.
+#[derive(Clone)]
+struct User {
+    uid: u32,
+    gid: u32,
+    gids: Vec<u32>,
+}
+
+impl User {
+    fn of(name: &str, text: &str) -> Result<Self, Failure> {
+        let wrong = || Failure::argument(format_args!("{name} = {text}: wanted UID:GID or UID:GID:GID,GID"));
+        let mut parts = text.splitn(3, ':');
+        let uid = number(name, parts.next().ok_or_else(wrong)?)?;
+        let gid = number(name, parts.next().ok_or_else(wrong)?)?;
+        let gids: Vec<u32> = parts.next().map_or(Ok(Vec::new()), |text| numbers(name, text))?;
+        match gids.len() {
+            ..=AuthSys::MAX_GIDS => Ok(Self { uid, gid, gids }),
+            _ => Err(Failure::argument(format_args!("{name}: more than {} groups", AuthSys::MAX_GIDS))),
+        }
+    }
+
+    /// A credential of a client, with a stamp of its own: servers know its retransmitted calls from those of others.
+    fn credential(&self) -> Credential {
+        let stamp = RandomState::new().hash_one(std::process::id()) as u32;
+        let host = rustix::system::uname();
+        let sys = AuthSys::new(stamp, host.nodename().to_bytes(), self.uid, self.gid);
+        // There is room for the longest name, and for all groups.
+        Credential::stamped(sys, &self.gids).unwrap_or_default()
+    }
 }
 
 /// `ID:KEY`, the key in hexadecimal digits.

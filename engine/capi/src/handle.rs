@@ -177,6 +177,14 @@ pub(crate) fn hold<K: Kind>(value: K::Value) -> *mut K {
     held.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| Spare::new().hold(value)))
 }
 
+/// A number for [`during`], from 1 on: each of this thread is another one.
+#[inline]
+pub(crate) fn next_number() -> u16 {
+    thread_local!(static LAST: Cell<u16> = const { Cell::new(0) });
+    LAST.set(LAST.get().wrapping_add(1));
+    LAST.get()
+}
+
 /// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value. A number makes
 /// the handle another one than those before it.
 #[inline]
@@ -197,6 +205,10 @@ pub(crate) fn during<K: Kind, R, T>(
     checked::add(pointer);
     let result = body(pointer);
     checked::remove(pointer);
+    // A thread that uses it still, against the contract, ends first.
+    while !K::BOUND && slot.claim(K::MARK ^ tag).is_err() {
+        std::thread::yield_now();
+    }
     slot.mark.store((K::MARK ^ tag) | FREED, Ordering::Relaxed);
     // SAFETY: nobody has the handle any more.
     let value = unsafe { &mut *slot.value.get() };

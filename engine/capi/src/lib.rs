@@ -19,6 +19,7 @@ mod config;
 mod ended;
 mod failure;
 mod handle;
+mod hosted;
 mod interface;
 mod log;
 mod memory;

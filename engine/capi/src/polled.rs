@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rpcrdma::client::{CallId, Connection, Done, LocalClient};
@@ -12,12 +13,16 @@ pub(crate) struct Polled {
     ended: VecDeque<Done>,
     /// A function that gets an end runs.
     pub(crate) is_reporting: bool,
-    reported: u16,
+    /// Tells it from another one in the same place.
+    id: u64,
 }
 
 impl Polled {
     pub(crate) fn new(client: LocalClient) -> Self {
-        Self { client, ended: VecDeque::new(), is_reporting: false, reported: 0 }
+        static CREATED: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: only the number counts.
+        let id = CREATED.fetch_add(1, Ordering::Relaxed);
+        Self { client, ended: VecDeque::new(), is_reporting: false, id }
     }
 
     #[inline]
@@ -46,11 +51,9 @@ impl Polled {
         self.ended.pop_front()
     }
 
-    /// Number of a report.
     #[inline]
-    pub(crate) fn number(&mut self) -> u16 {
-        self.reported = self.reported.wrapping_add(1);
-        self.reported
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// As [`LocalClient::arm`]; a call that was not reported is work, too.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rpcrdma::client::{CallId, ClientCall, LocalClient};
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::{Buf, CallResult, Client};
+use rustix::io::Errno;
 
 use crate::arguments::{array, null};
 use crate::failure::Failure;
@@ -111,6 +112,13 @@ impl Starts for Client {
     type Started = CallResult;
 
     fn prepare(&mut self, procedure: u32, args: &[u8]) -> Result<ClientCall, Failure> {
+        if u32::try_from(args.len()).is_err() {
+            // Not copied first.
+            return Err(Failure::new(
+                Errno::MSGSIZE,
+                format_args!("args_len is {}: no message has as many", args.len()),
+            ));
+        }
         let call = ClientCall::new(procedure);
         Ok(if args.is_empty() { call } else { call.args(args) })
     }

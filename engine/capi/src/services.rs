@@ -7,15 +7,15 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
+use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::service::{Application, MAX_CHUNKS, MAX_PROCEDURE, ShardSetup, ShardTask};
-use rpcrdma::{Arena, Procedure, Refusal, Services};
+use rpcrdma::{Arena, Procedure, Refusal, ServerCall, Services};
 use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 
 use crate::call::Call;
 use crate::failure::Failure;
-use crate::handle::{Borrowed, during, hold, share};
+use crate::handle::{Borrowed, during, hold, next_number, share};
 use crate::reads::Places;
 use crate::types::{rpcrdma_arena, rpcrdma_call};
 
@@ -93,6 +93,16 @@ pub struct rpcrdma_procedure {
 /// Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
 pub type rpcrdma_task = Option<unsafe extern "C-unwind" fn(context: *mut c_void, shard: c_uint) -> c_int>;
 
+/// The client of a cached call: its credential on its host. Both stay the same when it connects again. `None` without a
+/// credential.
+fn client_of(call: &ServerCall) -> Option<Client> {
+    let info = call.info();
+    let (flavor, body) = info.credential();
+    let host = info.peer_host().map(|host| host.to_string());
+    let host = info.peer_identity().or(host.as_deref()).unwrap_or_default();
+    (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes(), body, host.as_bytes()].concat()))
+}
+
 /// A pointer that functions of C get back.
 #[derive(Clone, Copy)]
 struct Context(*mut c_void);
@@ -143,7 +153,7 @@ impl Table {
         self.task.is_some()
     }
 
-    /// Adds the arenas of Read chunks to those of a server.
+    /// Adds the arenas of Read chunks to those of a server, or of a client that is called back.
     pub(crate) fn add_arenas(&self, to: &mut Vec<Arena>) {
         for arena in &self.arenas {
             if to.iter().all(|known| known.id() != arena.id()) {
@@ -162,7 +172,6 @@ impl Table {
         let context = Context(of.context);
         let procedure: Procedure = match (of.handler, of.deferred) {
             (Some(handler), None) => Procedure::new(move |call| {
-                let number = call.info().xid() as u16;
                 let (args, mut writer) = call.args_and_writer();
                 let (args, args_len, results) = (args.as_ptr().cast(), args.len(), writer.as_mut_ptr().cast());
                 // SAFETY: the handle that has it lives as long as the closure runs, which borrows the call.
@@ -173,7 +182,7 @@ impl Table {
                     let status = unsafe { handler(context.get(), call, args, args_len, results, &raw mut len) };
                     (status, len)
                 };
-                during(number, call, run, |(status, len), call| match status {
+                during(next_number(), call, run, |(status, len), call| match status {
                     0 if len > 0 => written(call, len),
                     _ => call.outcome(status),
                 })
@@ -234,7 +243,7 @@ impl Table {
                 return wrong("a cached procedure has no Write chunks");
             }
             let new = || Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
-            procedure = procedure.cached(Arc::clone(self.cache.get_or_insert_with(new)), by_credential);
+            procedure = procedure.cached(Arc::clone(self.cache.get_or_insert_with(new)), client_of);
         }
         if has(RPCRDMA_ON_WORKERS) {
             if of.deferred.is_some() {

@@ -3,13 +3,14 @@
 
 use std::thread::LocalKey;
 
+use rpcrdma::Client;
 use rpcrdma::server::LocalServer;
-use rpcrdma::{Client, Server};
 
 use crate::call::Call;
 use crate::config::Knobs;
 use crate::ended::Ended;
 use crate::handle::{Common, Kind, Spare};
+use crate::hosted::Hosted;
 use crate::memory::{Adopted, Memory};
 use crate::polled::Polled;
 use crate::services::Table;
@@ -60,7 +61,7 @@ macro_rules! kinds {
 kinds! {
     rpcrdma_config, Knobs, 1, bound: false, tagged: false;
     rpcrdma_services, Table, 2, bound: false, tagged: false;
-    rpcrdma_server, Server, 3, bound: false, tagged: false;
+    rpcrdma_server, Hosted, 3, bound: false, tagged: false;
     rpcrdma_local_server, LocalServer, 4, bound: true, tagged: false;
     rpcrdma_call, Call, 5, bound: false, tagged: true;
     rpcrdma_client, Client, 6, bound: false, tagged: false;

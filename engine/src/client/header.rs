@@ -22,8 +22,14 @@ impl Credential {
     /// # Errors
     /// The name or the groups are too long.
     pub fn sys(machine: &str, uid: u32, gid: u32, gids: &[u32]) -> Result<Self, NoSpace> {
+        Self::stamped(AuthSys::new(0, machine.as_bytes(), uid, gid), gids)
+    }
+
+    /// As [`sys`](Self::sys), with a stamp. For the C interface.
+    #[doc(hidden)]
+    pub fn stamped(sys: AuthSys<'_>, gids: &[u32]) -> Result<Self, NoSpace> {
         let mut body = vec![0; MAX_AUTH_LEN];
-        let len = AuthSys::new(0, machine.as_bytes(), uid, gid).emit(gids, &mut body)?;
+        let len = sys.emit(gids, &mut body)?;
         body.truncate(len);
         Ok(Self { flavor: AuthSys::FLAVOR, body })
     }

@@ -297,6 +297,12 @@ impl Client {
         closed.get()
     }
 
+    /// Whether the calling thread is the client's shard: it would wait for itself.
+    #[doc(hidden)]
+    pub fn is_on_own_shard(&self) -> bool {
+        self.line.shared.shard.thread().may_wait().is_err()
+    }
+
     /// Statistics of the client's shard; blocks; `None` once it stopped.
     #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {

@@ -283,17 +283,27 @@ impl Server {
     /// `None` for a caller of another server.
     #[must_use]
     #[doc(alias("backchannel", "reverse direction"))]
-    pub fn call_back(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
-        let shard = self.shards.get(caller.shard as usize)?;
-        config.shard.limits.max_calls = (self.reverse_credits as usize).max(1);
-        Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
+    pub fn call_back(&self, caller: Caller, config: ClientConfig) -> Option<Client> {
+        self.call_backs().client(caller, config)
+    }
+
+    /// Makes such clients, also while the server ends. For the C interface.
+    #[doc(hidden)]
+    pub fn call_backs(&self) -> CallBacks {
+        let shards = self.shards.iter().map(ShardHandle::share).collect();
+        CallBacks { shards, reverse_credits: self.reverse_credits }
+    }
+
+    /// Whether the calling thread is one of its shards: it would wait for itself.
+    #[doc(hidden)]
+    pub fn is_on_own_shard(&self) -> bool {
+        self.shards.iter().any(|shard| shard.thread().may_wait().is_err())
     }
 
     /// Whether the calling thread is one of its shards, or a worker: its end waits for that.
     #[doc(hidden)]
     pub fn is_on_own_thread(&self) -> bool {
-        self.shards.iter().any(|shard| shard.thread().may_wait().is_err())
-            || self.workers.as_ref().is_some_and(|workers| workers.is_on_own_thread())
+        self.is_on_own_shard() || self.workers.as_ref().is_some_and(|workers| workers.is_on_own_thread())
     }
 
     /// Statistics of each shard; blocks for their answers.
@@ -358,6 +368,23 @@ impl Server {
                 Err(Undrained { timeout, shards: undrained, unanswered, untaken, stuck_shards, stuck_workers })
             }
         }
+    }
+}
+
+/// Makes clients for calls to a server's clients.
+#[doc(hidden)]
+pub struct CallBacks {
+    shards: Vec<ShardHandle>,
+    reverse_credits: u32,
+}
+
+impl CallBacks {
+    /// As [`Server::call_back`].
+    #[must_use]
+    pub fn client(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
+        let shard = self.shards.get(caller.shard as usize)?;
+        config.shard.limits.max_calls = (self.reverse_credits as usize).max(1);
+        Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
     }
 }
 

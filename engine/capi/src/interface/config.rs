@@ -81,6 +81,8 @@ pub unsafe extern "C" fn rpcrdma_config_callbacks(
         // SAFETY: the caller's promise.
         let (mut config, services) = (unsafe { lend(config) }?, unsafe { lend(services) }?);
         config.callbacks = Some(Arc::new(services.services()));
+        config.callback_arenas.clear();
+        services.add_arenas(&mut config.callback_arenas);
         Ok(0)
     })
 }

@@ -58,7 +58,7 @@ pub unsafe extern "C" fn rpcrdma_log(
 pub(crate) unsafe fn may_end(server: *mut rpcrdma_server) -> Result<(), Failure> {
     let is_ours = thread::current().name().is_some_and(|name| name.starts_with("rpcrdma-"));
     // SAFETY: the caller's promise.
-    match is_ours && unsafe { handle::share(server) }?.is_on_own_thread() {
+    match is_ours && unsafe { handle::share(server) }?.get()?.is_on_own_thread() {
         true => Err(Failure::new(Errno::DEADLK, "a server's handlers and tasks cannot end it: it waits for their end")),
         false => Ok(()),
     }
@@ -72,7 +72,7 @@ pub(crate) unsafe fn may_end(server: *mut rpcrdma_server) -> Result<(), Failure>
 /// reported any more.
 ///
 /// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
-/// server in one of its handlers or tasks. On a worker that is any server with workers.
+/// server in one of its handlers or tasks.
 ///
 /// # Safety
 /// `handle` is NULL or came from this library, and nobody uses it any more.
@@ -87,6 +87,8 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
         if mark == rpcrdma_server::MARK {
             // SAFETY: it is of this kind; the caller's promise.
             unsafe { may_end(handle.cast()) }?;
+            // SAFETY: as above. Its handlers use the handle until it has ended.
+            drop(unsafe { handle::share(handle.cast::<rpcrdma_server>()) }?.take()?);
         }
         macro_rules! end {
             ($($kind:ty),*) => {
@@ -111,7 +113,7 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
             rpcrdma_buffer,
             rpcrdma_arena
         );
-        if mark == rpcrdma_local_server::MARK {
+        if [rpcrdma_local_server::MARK, rpcrdma_local_client::MARK].contains(&mark) {
             reads::end_shard();
         }
         Ok(0)

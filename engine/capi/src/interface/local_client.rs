@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::arguments::store;
 use crate::ended::Ended;
 use crate::failure::{Failure, entry};
-use crate::handle::{during, hold, lend, lend_again};
+use crate::handle::{during, hold, lend, lend_again, next_number};
 use crate::interface::knobs;
 use crate::polled::Polled;
 use crate::process;
@@ -177,14 +177,16 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
         }
         local.is_reporting = true;
         while let Some(ended) = local.next() {
-            let number = local.number();
+            let id = local.id();
             // The client is free while a function runs, which may use it, or end it.
             drop(local);
             // SAFETY: the caller's promise.
-            unsafe { report(number, ended, done, context) };
-            // SAFETY: it was a handle before.
-            let Some(again) = (unsafe { lend_again(client) }) else { return Ok(1) };
-            local = again;
+            unsafe { report(ended, done, context) };
+            // SAFETY: it was a handle before. The next client may have the same one.
+            local = match unsafe { lend_again(client) } {
+                Some(again) if again.id() == id => again,
+                _ => return Ok(1),
+            };
             left -= 1;
             if left == 0 {
                 break;
@@ -200,7 +202,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
 /// # Safety
 /// `done` may be called with `context`.
 #[inline]
-unsafe fn report(number: u16, ended: Done, done: rpcrdma_done, context: *mut c_void) {
+unsafe fn report(ended: Done, done: rpcrdma_done, context: *mut c_void) {
     let Some(done) = done else { return };
     let (token, ended) = (ended.token, Ended::new(ended.result));
     let (error, results) = match ended.reply() {
@@ -214,5 +216,5 @@ unsafe fn report(number: u16, ended: Done, done: rpcrdma_done, context: *mut c_v
         // SAFETY: the caller's promise.
         unsafe { done(context, &completion) }
     };
-    during(number, ended, pass, |(), _| ());
+    during(next_number(), ended, pass, |(), _| ());
 }

@@ -13,6 +13,7 @@ use crate::any::{Any, any};
 use crate::arguments::{addresses, copy};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, share, take};
+use crate::hosted::Hosted;
 use crate::interface::general::may_end;
 use crate::interface::knobs;
 use crate::process;
@@ -50,7 +51,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
             Some(make) => Server::start_with(first, move |setup| Ok(make(setup)), &config),
             None => Server::start(first, services.services(), &config),
         };
-        Ok(hold(server?))
+        Ok(hold(Hosted::new(server?)))
     })
 }
 
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
         let (server, call) = (unsafe { share(server) }?, unsafe { lend(call) }?);
         // SAFETY: the caller's promise.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
-        let client = server.call_back(call.info().caller(), config);
+        let client = server.call_backs.client(call.info().caller(), config);
         Ok(hold(client.ok_or_else(|| Failure::argument("the call is another server's"))?))
     })
 }
@@ -92,8 +93,10 @@ pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milli
         // SAFETY: the caller's promise.
         unsafe { may_end(server) }?;
         // SAFETY: the caller's promise.
-        let server = unsafe { take(server) }?;
-        let drained = server.drain(Duration::from_millis(milliseconds.into()));
+        let running = unsafe { share(server) }?.take()?;
+        let drained = running.drain(Duration::from_millis(milliseconds.into()));
+        // SAFETY: as above. Handlers have used the handle until here.
+        drop(unsafe { take(server) }?);
         drained.map(|_| 0).map_err(|left| Failure::new(Errno::TIMEDOUT, left))
     })
 }
@@ -218,7 +221,8 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 /// bytes, with the zero byte at the end.
 ///
-/// It blocks until each shard has answered: as long as a handler or task blocks a shard.
+/// It blocks until each shard has answered: as long as a handler or task blocks a shard. -EDEADLK on the own shard, as
+/// in a handler or task: `RPCRDMA_ON_WORKERS`, or a polled server.
 ///
 /// Returns the length of the whole, or a negative code.
 ///
@@ -227,8 +231,11 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_stats", || {
+        let own = || Failure::new(Errno::DEADLK, "a shard's handlers and tasks would wait for their own shard");
         // SAFETY: the caller's promise.
         let stats = match unsafe { any(handle) }? {
+            Any::Server(server) if server.is_on_own_shard() => return Err(own()),
+            Any::Client(client) if client.is_on_own_shard() => return Err(own()),
             Any::Server(server) => server.stats(),
             Any::LocalServer(mut server) => vec![server.stats()],
             Any::Client(client) => client.stats().into_iter().collect(),
