@@ -52,15 +52,19 @@ static unsigned procedure = 1;
 static int is_done;
 
 __attribute__((noinline)) static void client_side_start(void) {
-    rpcrdma_request request = {.procedure = procedure, .token = 1, .args = bulk, .args_len = 64};
-    rpcrdma_read_chunk data = {.data = bulk, .len = BULK};
-    rpcrdma_write_chunk room = {.len = BULK};
-    if (procedure == 2) {
-        request.args_len = 0, request.read_chunks = &data, request.read_count = 1;
-    } else if (procedure == 3) {
-        request.args_len = 0, request.write_chunks = &room, request.write_count = 1;
+    rpcrdma_request request = {.procedure = procedure, .token = 1};
+    if (procedure == 1) {
+        request.args = bulk, request.args_len = 64;
+        CHECK(!rpcrdma_local_client_start(client, &request, NULL));
+    } else if (procedure == 2) {
+        rpcrdma_read_chunk data = {.data = bulk, .len = BULK};
+        request.read_chunks = &data, request.read_count = 1;
+        CHECK(!rpcrdma_local_client_start(client, &request, NULL));
+    } else {
+        rpcrdma_write_chunk room = {.len = BULK};
+        request.write_chunks = &room, request.write_count = 1;
+        CHECK(!rpcrdma_local_client_start(client, &request, NULL));
     }
-    CHECK(!rpcrdma_local_client_start(client, &request, NULL));
 }
 
 static void done(void *context, const rpcrdma_completion *completion) {

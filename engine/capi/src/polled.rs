@@ -15,6 +15,8 @@ pub(crate) struct Polled {
     pub(crate) is_reporting: bool,
     /// Tells it from another one in the same place.
     id: u64,
+    /// Number of the last report.
+    reported: u16,
 }
 
 impl Polled {
@@ -22,7 +24,9 @@ impl Polled {
         static CREATED: AtomicU64 = AtomicU64::new(0);
         // Relaxed: only the number counts.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
-        Self { client, ended: VecDeque::new(), is_reporting: false, id }
+        // Far from those of other clients.
+        let reported = (id as u16).wrapping_mul(0x9E37);
+        Self { client, ended: VecDeque::new(), is_reporting: false, id, reported }
     }
 
     #[inline]
@@ -38,17 +42,24 @@ impl Polled {
         if ended > 0 && self.is_reporting { 0 } else { ended }
     }
 
-    /// The next call that ended.
+    /// The next call that ended, of as many that are left to be reported. The last one is the shard's, unless it came
+    /// with others.
     #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Done> {
-        let done = self.client.shard_mut().done();
-        if done.len() > 1 || !self.ended.is_empty() { self.next_of_many() } else { done.pop() }
+    pub(crate) fn next(&mut self, left: usize) -> Option<Done> {
+        if left > 1 || !self.ended.is_empty() { self.next_of_many() } else { self.client.shard_mut().done().pop() }
     }
 
     #[inline(never)]
     fn next_of_many(&mut self) -> Option<Done> {
         self.ended.extend(self.client.shard_mut().done().drain(..));
         self.ended.pop_front()
+    }
+
+    /// Number of a report.
+    #[inline]
+    pub(crate) fn number(&mut self) -> u16 {
+        self.reported = self.reported.wrapping_add(1);
+        self.reported
     }
 
     #[inline]

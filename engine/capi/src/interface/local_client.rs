@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::arguments::store;
 use crate::ended::Ended;
 use crate::failure::{Failure, entry};
-use crate::handle::{during, hold, lend, lend_again, next_number};
+use crate::handle::{during, hold, lend, lend_again};
 use crate::interface::knobs;
 use crate::polled::Polled;
 use crate::process;
@@ -176,12 +176,12 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
             return Ok(c_int::from(busy));
         }
         local.is_reporting = true;
-        while let Some(ended) = local.next() {
-            let id = local.id();
+        while let Some(ended) = local.next(left) {
+            let (id, number) = (local.id(), local.number());
             // The client is free while a function runs, which may use it, or end it.
             drop(local);
             // SAFETY: the caller's promise.
-            unsafe { report(ended, done, context) };
+            unsafe { report(number, ended, done, context) };
             // SAFETY: it was a handle before. The next client may have the same one.
             local = match unsafe { lend_again(client) } {
                 Some(again) if again.id() == id => again,
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
 /// # Safety
 /// `done` may be called with `context`.
 #[inline]
-unsafe fn report(ended: Done, done: rpcrdma_done, context: *mut c_void) {
+unsafe fn report(number: u16, ended: Done, done: rpcrdma_done, context: *mut c_void) {
     let Some(done) = done else { return };
     let (token, ended) = (ended.token, Ended::new(ended.result));
     let (error, results) = match ended.reply() {
@@ -216,5 +216,5 @@ unsafe fn report(ended: Done, done: rpcrdma_done, context: *mut c_void) {
         // SAFETY: the caller's promise.
         unsafe { done(context, &completion) }
     };
-    during(next_number(), ended, pass, |(), _| ());
+    during(number, ended, pass, |(), _| ());
 }

@@ -187,8 +187,9 @@ fn spare() -> Box<Memory> {
 #[inline(never)]
 fn keep(mut memory: Box<Memory>) {
     memory.args = Vec::new();
-    memory.send.clear();
-    memory.receive.clear();
+    // Most often one: fewer instructions than `clear`.
+    while memory.send.pop().is_some() {}
+    while memory.receive.pop().is_some() {}
     memory.wanted.clear();
     memory.too_many = false;
     (memory.call, memory.reply, memory.most_results) = (None, None, None);
