@@ -8,15 +8,25 @@ use serde::{Deserialize, Deserializer, Serializer};
 /// The longest time, which means no limit.
 const NEVER: &str = "never";
 
-fn time_text(time: Duration) -> String {
-    if time == Duration::MAX { NEVER.into() } else { humantime::format_duration(time).to_string() }
+/// A time as text.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "wanted a time such as \"10s\" or \"5ms\"")]
+enum Time {
+    Text(String),
 }
 
-fn time_of<E: Error>(text: &str) -> Result<Duration, E> {
-    match text {
-        NEVER => Ok(Duration::MAX),
-        _ => humantime::parse_duration(text).map_err(|_| E::custom("wanted a time such as \"10s\" or \"5ms\"")),
+impl Time {
+    fn duration<E: Error>(self) -> Result<Duration, E> {
+        let Self::Text(text) = self;
+        match &text[..] {
+            NEVER => Ok(Duration::MAX),
+            _ => humantime::parse_duration(&text).map_err(|_| E::custom("wanted a time such as \"10s\" or \"5ms\"")),
+        }
     }
+}
+
+fn time_text(time: Duration) -> String {
+    if time == Duration::MAX { NEVER.into() } else { humantime::format_duration(time).to_string() }
 }
 
 fn size_text(bytes: u64) -> String {
@@ -60,7 +70,7 @@ pub mod duration {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        time_of(&String::deserialize(from)?)
+        Time::deserialize(from)?.duration()
     }
 }
 
@@ -73,7 +83,7 @@ pub mod some_duration {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-        Option::<String>::deserialize(from)?.map(|text| time_of(&text)).transpose()
+        Option::<Time>::deserialize(from)?.map(Time::duration).transpose()
     }
 }
 
@@ -86,8 +96,8 @@ pub mod durations {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<(Duration, Duration), D::Error> {
-        let (first, second) = <(String, String)>::deserialize(from)?;
-        Ok((time_of(&first)?, time_of(&second)?))
+        let (first, second) = <(Time, Time)>::deserialize(from)?;
+        Ok((first.duration()?, second.duration()?))
     }
 }
 
