@@ -108,7 +108,10 @@ impl Knobs {
     fn check(&mut self, next: Settings) -> Result<(), Failure> {
         let server = next.apply(&Config::default(), &AcceptConfig::default(), &[]).map(drop);
         let client = next.apply(&Config::default(), &ConnectConfig::default(), &[]).map(drop);
-        server.and(client).map_err(Failure::argument)?;
+        server.and(client).map_err(|error| match error {
+            SettingError::Unknown { .. } => Failure::argument(format_args!("{error}; also {}", OWN.join(", "))),
+            error => Failure::argument(error),
+        })?;
         self.settings = next;
         Ok(())
     }

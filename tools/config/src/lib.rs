@@ -197,7 +197,11 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     for (group, knobs) in table {
         let source = path.display().to_string();
         let Ok(Value::Object(knobs)) = serde_json::to_value(knobs) else {
-            return Err(SettingError::Unknown { source_: source, knob: short(&group, SHOWN), known: no_group(None) });
+            return Err(SettingError::Unknown {
+                source_: source,
+                knob: short(&group, SHOWN),
+                known: no_group(std::iter::empty()),
+            });
         };
         for (knob, value) in knobs {
             let knob = format!("{group}.{knob}");
@@ -240,10 +244,10 @@ fn values(text: &str) -> Vec<Value> {
     value.into_iter().chain([Value::String(text.to_owned())]).collect()
 }
 
-/// Hint for a knob without a group.
-fn no_group(groups: Option<&Map<String, Value>>) -> String {
-    let names = groups.map(|groups| groups.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
-    format!("knobs are in groups, as memory.receives{}", names.map_or(String::new(), |names| format!(": {names}")))
+/// Hint for a knob without a group, and these groups.
+fn no_group<'a>(groups: impl Iterator<Item = &'a str>) -> String {
+    let names = groups.collect::<Vec<_>>().join(", ");
+    format!("knobs are in groups, as memory.receives{}{names}", if names.is_empty() { "" } else { ": " })
 }
 
 /// All groups with all knobs.
@@ -351,10 +355,14 @@ impl Setting {
             let (source_, knob) = (self.source.clone(), short(&self.knob, SHOWN));
             SettingError::Unknown { source_, knob, known }
         };
-        let (group, name) = self.knob.split_once('.').ok_or_else(|| unknown(no_group(Some(groups))))?;
-        let Some(knobs) = groups.get(group).and_then(Value::as_object) else {
-            return Err(unknown(no_group(Some(groups))));
+        let outside = || {
+            // Files may have the group of the other role, too.
+            let roles = [AcceptConfig::GROUP, ConnectConfig::GROUP];
+            let others = roles.into_iter().filter(|role| *role != R::GROUP && !self.is_argument);
+            unknown(no_group(defaults.keys().map(String::as_str).chain(others)))
         };
+        let (group, name) = self.knob.split_once('.').ok_or_else(outside)?;
+        let knobs = groups.get(group).and_then(Value::as_object).ok_or_else(outside)?;
         if !knobs.contains_key(name) {
             let names: Vec<_> = knobs.keys().map(String::as_str).collect();
             return Err(unknown(format!("{group} has {}", names.join(", "))));

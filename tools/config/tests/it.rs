@@ -156,6 +156,14 @@ fn an_error_names_source_knob_and_value() {
         said.starts_with("--set: no knob receives: knobs are in groups, as memory.receives: memory, lim"),
         "{said}"
     );
+    let said = refused("[accepts]\nsetup = \"1s\"\n", &[], &[]);
+    assert!(said.contains(", iwarp") && said.contains(", accept") && said.ends_with(", connect"), "{said}");
+    let said = refused("", &[], &["accepts.setup=1s"]);
+    assert!(said.contains(", accept") && !said.contains("connect"), "{said}");
+    for (knob, value) in [("timeouts.keep_alive", "30"), ("iwarp.busy_poll", "50")] {
+        let said = refused("", &[], &[&format!("{knob}={value}")]);
+        assert!(said.starts_with(&format!("--set: {knob} = {value}: wanted a time such as \"10s\"")), "{said}");
+    }
     let said = refused("", &[], &["accept.setup=soon"]);
     assert!(said.starts_with("--set: accept.setup = soon: wanted a time such as \"10s\" or \"5ms\""), "{said}");
     let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1")], &[]);
