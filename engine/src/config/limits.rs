@@ -80,10 +80,8 @@ impl LimitsConfig {
         // Beside the margin there is one receive more than credits: for a pure grant.
         let backed = receives - RECEIVE_MARGIN - 1;
         if self.credits as usize > backed {
-            let mut wanted = format!("{MIN_CREDITS} to {backed}, as memory.receives is {receives}, some in reserve");
-            if self.max_credits < self.credits {
-                wanted += &format!("; limits.max_credits, {}, counts as limits.credits", self.max_credits);
-            }
+            let reserve = receives - backed;
+            let wanted = format!("{MIN_CREDITS} to {backed}, as memory.receives is {receives}, {reserve} in reserve");
             return Err(ConfigError::new("limits.credits", self.credits, wanted));
         }
         if self.max_credits as usize > receives {

@@ -34,12 +34,7 @@ fn each_knob_is_refused_by_name_value_and_range() {
         (|c| c.limits.max_credits = 40_000, "limits.max_credits is 40000: 4 to 32767"),
         (
             |c| (c.limits.credits, c.limits.max_credits) = (4000, 4096),
-            "limits.credits is 4000: 4 to 3967, as memory.receives is 4096, some in reserve",
-        ),
-        (
-            |c| (c.limits.credits, c.limits.max_credits) = (4000, 10),
-            "limits.credits is 4000: 4 to 3967, as memory.receives is 4096, some in reserve; limits.max_credits, 10, \
-             counts as limits.credits",
+            "limits.credits is 4000: 4 to 3967, as memory.receives is 4096, 129 in reserve",
         ),
         (|c| c.limits.max_credits = 4097, "limits.max_credits is 4097: 4 to 4096, as memory.receives is 4096"),
         (|c| c.limits.reverse_credits = 32768, "limits.reverse_credits is 32768: 0 to 32767"),
