@@ -209,7 +209,8 @@ typedef struct {
     const rpcrdma_write_chunk *write_chunks;
     // Their number.
     size_t write_count;
-    // Most bytes of inline results; 0: what fits into one message.
+    // Bytes of inline results that there is room for; 0: what fits into one message. More may arrive: check the length
+    // of the results.
     size_t max_reply;
     // Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
     // memory of its chunks until the server answers it, or the connection ends.

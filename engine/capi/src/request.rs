@@ -66,7 +66,8 @@ pub struct rpcrdma_request {
     pub write_chunks: *const rpcrdma_write_chunk,
     /// Their number.
     pub write_count: usize,
-    /// Most bytes of inline results; 0: what fits into one message.
+    /// Bytes of inline results that there is room for; 0: what fits into one message. More may arrive: check the length
+    /// of the results.
     pub max_reply: usize,
     /// Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
     /// memory of its chunks until the server answers it, or the connection ends.
