@@ -193,8 +193,11 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 /// The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 ///
 /// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
-/// last call of this function, which forgets what was filled. The length of the data belongs to the inline results. NULL with ENOENT if the caller offers no such chunk: then the data
-/// belongs there, too.
+/// last call of this function, which forgets what was filled. The length of the data belongs to the inline results. NULL
+/// with ENOENT if the caller offers no such chunk: then the data belongs there, too.
+///
+/// If `room` is too short for the data, the handler writes nothing, and returns what
+/// `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`.
