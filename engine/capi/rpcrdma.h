@@ -287,6 +287,9 @@ rpcrdma_config *rpcrdma_config_new(void);
 // top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set again
 // has its last value.
 //
+// Each call checks the whole configuration: set `memory.receives` before a `limits.credits` that needs it. A file of
+// `rpcrdma_config_load` is checked at its end.
+//
 // `wire.host_key` is `ID:KEY`, the key in hexadecimal digits. Both ends need the same: peers without it are refused, and
 // so is version 1. Such a client connects, and its first call ends with -ECONNRESET: the server's log says why. ID names
 // the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
