@@ -117,8 +117,11 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 
 /// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 ///
-/// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again), EMSGSIZE, EINVAL. `xid`, unless it
-/// is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+/// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again), EMSGSIZE, EINVAL, and ENOTCONN
+/// for a Read chunk that it would copy. `xid`, unless it is NULL, gets the call's number, for
+/// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+///
+/// The poll reports other causes, such as ENOTCONN and EAGAIN (`limits.max_calls`): this function returns 0.
 ///
 /// # Safety
 /// `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
