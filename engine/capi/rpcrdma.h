@@ -232,7 +232,7 @@ typedef struct {
 } rpcrdma_completion;
 
 // Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
-// `rpcrdma_reply_keep`.
+// `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
 //
 // The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception
 // of C++ may leave it: the process ends.
