@@ -664,6 +664,8 @@ rpcrdma_local_client *rpcrdma_local_client_connect(const char *address,
 
 // As `rpcrdma_local_client_connect`, but does not block: poll it until `rpcrdma_local_client_is_established` is not 0.
 //
+// The first connect is tried once. If it fails, this returns NULL, or `rpcrdma_local_client_is_established` -ENOTCONN.
+//
 // # Safety
 // As for `rpcrdma_client_connect`.
 rpcrdma_local_client *rpcrdma_local_client_begin(const char *address,
