@@ -28,9 +28,10 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// Each call checks the whole configuration: set `memory.receives` before a `limits.credits` that needs it. A file of
 /// `rpcrdma_config_load` is checked at its end.
 ///
-/// `wire.host_key` is `ID:KEY`, the key in hexadecimal digits. Both ends need the same: peers without it are refused, and
-/// so is version 1. Such a client connects, and its first call ends with -ECONNRESET: the server's log says why. ID names
-/// the key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name.
+/// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
+/// ends need the same: peers without it are refused, and so is version 1. Such a client connects, and its first call
+/// ends with -ECONNRESET: the server's log says why. ID names the key, not the host: `rpcrdma_call_peer` says it. All
+/// hosts with one key have one name; that of `blockstore` is `blockstore`.
 ///
 /// Returns 0, or -EINVAL: the text names the knob, and what it takes.
 ///
