@@ -161,8 +161,6 @@ typedef struct {
     const void *args;
     // Their bytes.
     size_t args_len;
-    // Number of the connection: no other one of `shard` has had it.
-    uint64_t connection;
 } rpcrdma_call_info;
 
 // A Read chunk: an argument that the server reads by RDMA.
@@ -270,7 +268,7 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // reported any more.
 //
 // Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
-// server in one of its handlers or tasks.
+// server in one of its handlers or tasks. On a worker that is any server with workers.
 //
 // # Safety
 // `handle` is NULL or came from this library, and nobody uses it any more.
@@ -390,12 +388,11 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 // Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
 // server ends.
 //
-// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as for `rpcrdma_free`.
+// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many; -EDEADLK as for `rpcrdma_free`.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
-int rpcrdma_server_drain(rpcrdma_server *server,
-                         uint32_t milliseconds);
+int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
 
 // Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
 //
@@ -449,8 +446,9 @@ int rpcrdma_disarm(void *handle);
 // Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 // bytes, with the zero byte at the end.
 //
-// It blocks until each shard has answered: as long as a handler or task blocks a shard. -EDEADLK on the own shard, as
-// in a handler or task: `RPCRDMA_ON_WORKERS`, or a polled server.
+// `tuning.md` has the units of its fields, and what to do about their values.
+//
+// It blocks until each shard has answered: as long as a handler or task blocks a shard.
 //
 // Returns the length of the whole, or a negative code.
 //
@@ -458,11 +456,11 @@ int rpcrdma_disarm(void *handle);
 // `handle` as for `rpcrdma_free`; `room` has `len` bytes.
 int rpcrdma_stats(void *handle, char *room, size_t len);
 
-// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
+// Writes the call's header to `info`. Returns 0 or a negative code.
 //
 // # Safety
-// `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
-int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size);
+// `call` is NULL, or a call that was not answered; `info` is writable.
+int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info);
 
 // Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len` bytes,
 // with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
@@ -703,8 +701,7 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_reque
 // `client` as for `rpcrdma_free`.
 int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
-// Turns the client once, and passes each call that has ended to `done`. Never blocks. Calls that `done` starts, and
-// that end at once, are reported by the next poll.
+// Turns the client once, and passes each call that has ended to `done`. Never blocks.
 //
 // Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 //

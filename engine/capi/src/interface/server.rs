@@ -221,6 +221,8 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 /// bytes, with the zero byte at the end.
 ///
+/// `tuning.md` has the units of its fields, and what to do about their values.
+///
 /// It blocks until each shard has answered: as long as a handler or task blocks a shard. -EDEADLK on the own shard, as
 /// in a handler or task: `RPCRDMA_ON_WORKERS`, or a polled server.
 ///
