@@ -349,9 +349,9 @@ int rpcrdma_services_add(rpcrdma_services *services,
 //
 // It submits I/O, checks for completions, and answers deferred calls, whose replies go out in the same turn. It does
 // not block. A shard that sleeps wakes when the descriptor is readable that `descriptor` returns, such as of an
-// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. One that is
-// closed, or a file's, counts as none; the log says so. A server
-// with a task has no workers. A client's task does not run.
+// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. The shard
+// ignores a closed descriptor, and that of a file or directory, and the log says so. A server with a task has no
+// workers. A client's task does not run.
 //
 // Returns 0 or a negative code.
 //
@@ -415,7 +415,8 @@ int rpcrdma_local_server_poll(rpcrdma_local_server *server);
 
 // Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
 //
-// Returns 1 once it is drained, 0 before, or a negative code. It takes any time: `rpcrdma_free` ends it at once.
+// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the server
+// at once.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
@@ -431,7 +432,7 @@ int rpcrdma_fd(void *handle);
 // Prepares a polled server or client for a sleep of at most `milliseconds` in epoll. Negative: no limit of the caller.
 //
 // Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
-// `rpcrdma_disarm` follows. Whatever comes in between makes the descriptor readable.
+// `rpcrdma_disarm` follows. Work that arrives after `rpcrdma_arm` makes the descriptor readable.
 //
 // # Safety
 // `handle` as for `rpcrdma_free`.
@@ -635,7 +636,8 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 // without a reply: another thread uses `client` now.
 //
-// `reply`, unless it is NULL, gets a reply of each call that has started, or NULL; `rpcrdma_free` ends it.
+// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it. `reply`
+// may be NULL.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`; `reply` is writable.

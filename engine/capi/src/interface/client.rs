@@ -62,7 +62,8 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 /// without a reply: another thread uses `client` now.
 ///
-/// `reply`, unless it is NULL, gets a reply of each call that has started, or NULL; `rpcrdma_free` ends it.
+/// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it. `reply`
+/// may be NULL.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`; `reply` is writable.

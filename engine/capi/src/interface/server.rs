@@ -148,7 +148,8 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
 
 /// Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
 ///
-/// Returns 1 once it is drained, 0 before, or a negative code. It takes any time: `rpcrdma_free` ends it at once.
+/// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the server
+/// at once.
 ///
 /// # Safety
 /// `server` as for `rpcrdma_free`.
@@ -182,7 +183,7 @@ pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
 /// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll. Negative: no limit of the caller.
 ///
 /// Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
-/// `rpcrdma_disarm` follows. Whatever comes in between makes the descriptor readable.
+/// `rpcrdma_disarm` follows. Work that arrives after `rpcrdma_arm` makes the descriptor readable.
 ///
 /// # Safety
 /// `handle` as for `rpcrdma_free`.
