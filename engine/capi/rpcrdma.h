@@ -19,8 +19,9 @@
 // The procedure runs on workers (`server.workers`): its handler may block.
 #define RPCRDMA_ON_WORKERS 1
 
-// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks. The cache has
-// the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
+// A retransmitted call does not run again. A client is a credential, as of `client.auth_sys`, on a host: each client
+// of this library has its own stamp. Calls without a credential run again. Without Write chunks. The cache has the
+// default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 #define RPCRDMA_CACHED 2
 
 // Calls have no reply.
@@ -161,6 +162,8 @@ typedef struct {
     const void *args;
     // Their bytes.
     size_t args_len;
+    // Number of the connection: no other one of `shard` has had it.
+    uint64_t connection;
 } rpcrdma_call_info;
 
 // A Read chunk: an argument that the server reads by RDMA.
@@ -233,7 +236,7 @@ typedef struct {
 // `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
 //
 // The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception
-// of C++ may leave it: the process ends.
+// of C++ may leave it: the process ends. Nor may longjmp: the client would report no more.
 typedef void (*rpcrdma_done)(void *context, const rpcrdma_completion *completion);
 
 #ifdef __cplusplus
@@ -268,7 +271,7 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // reported any more.
 //
 // Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
-// server in one of its handlers or tasks. On a worker that is any server with workers.
+// server in one of its handlers or tasks.
 //
 // # Safety
 // `handle` is NULL or came from this library, and nobody uses it any more.
@@ -385,14 +388,15 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
                                          uint32_t version,
                                          rpcrdma_config *config);
 
-// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`. The
-// server ends.
+// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`: calls
+// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then.
 //
-// Returns 0; -ETIMEDOUT if calls were cut off: the text says how many; -EDEADLK as for `rpcrdma_free`.
+// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as for `rpcrdma_free`.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
-int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
+int rpcrdma_server_drain(rpcrdma_server *server,
+                         uint32_t milliseconds);
 
 // Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
 //
@@ -449,7 +453,8 @@ int rpcrdma_disarm(void *handle);
 //
 // `tuning.md` has the units of its fields, and what to do about their values.
 //
-// It blocks until each shard has answered: as long as a handler or task blocks a shard.
+// It blocks until each shard has answered: as long as a handler or task blocks a shard. -EDEADLK on the own shard, as
+// in a handler or task: `RPCRDMA_ON_WORKERS`, or a polled server.
 //
 // Returns the length of the whole, or a negative code.
 //
@@ -457,11 +462,11 @@ int rpcrdma_disarm(void *handle);
 // `handle` as for `rpcrdma_free`; `room` has `len` bytes.
 int rpcrdma_stats(void *handle, char *room, size_t len);
 
-// Writes the call's header to `info`. Returns 0 or a negative code.
+// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
 //
 // # Safety
-// `call` is NULL, or a call that was not answered; `info` is writable.
-int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info);
+// `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
+int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size);
 
 // Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len` bytes,
 // with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
@@ -703,7 +708,8 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_reque
 // `client` as for `rpcrdma_free`.
 int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
-// Turns the client once, and passes each call that has ended to `done`. Never blocks.
+// Turns the client once, and passes each call that has ended to `done`. Never blocks. Calls that `done` starts, and
+// that end at once, are reported by the next poll.
 //
 // Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 //

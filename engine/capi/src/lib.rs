@@ -7,7 +7,7 @@
 //! | `handle`, `any` | handles, and checks of their use |
 //! | `failure`, `process` | codes, texts, the end of an unwinding; standard descriptors, children of fork |
 //! | `arguments` | texts, and places for results |
-//! | `config`, `services`, `call`, `memory`, `reads`, `ended`, `polled`, `log` | what the handles stand for |
+//! | `config`, `services`, `hosted`, `call`, `memory`, `reads`, `ended`, `polled`, `log` | what the handles stand for |
 //! | `request` | calls of clients, as C describes them |
 
 #![expect(non_camel_case_types, reason = "names of C")]

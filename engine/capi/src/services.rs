@@ -48,8 +48,9 @@ pub type rpcrdma_deferred_handler = Option<
 
 /// The procedure runs on workers (`server.workers`): its handler may block.
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
-/// A retransmitted call does not run again. Its client is known by its credential. Without Write chunks. The cache has
-/// the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
+/// A retransmitted call does not run again. A client is a credential, as of `client.auth_sys`, on a host: each client
+/// of this library has its own stamp. Calls without a credential run again. Without Write chunks. The cache has the
+/// default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
 /// Calls have no reply.
 pub const RPCRDMA_ONE_WAY: u32 = 4;

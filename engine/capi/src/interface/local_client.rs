@@ -37,7 +37,7 @@ pub struct rpcrdma_completion {
 /// `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
 ///
 /// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception
-/// of C++ may leave it: the process ends.
+/// of C++ may leave it: the process ends. Nor may longjmp: the client would report no more.
 pub type rpcrdma_done =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 

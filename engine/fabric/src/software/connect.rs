@@ -398,7 +398,10 @@ impl SoftwareFabric {
             }
             State::Connecting => {
                 if late {
-                    let error = FabricError::peer("it did not answer within handshake_timeout");
+                    let error = FabricError::peer(format_args!(
+                        "it did not answer within {:?}",
+                        self.common.config.handshake_timeout
+                    ));
                     self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
                     self.give_up(slot);
                     return self.tend_qp(slot, now);
