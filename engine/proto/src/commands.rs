@@ -183,6 +183,11 @@ impl Connection {
         self.inbound.len()
     }
 
+    /// Those of them that came with chunk lists.
+    pub fn calls_served_with_chunks(&self) -> usize {
+        self.inbound.with_chunks()
+    }
+
     /// Credits used by the peer: version 2 messages, version 1 calls.
     pub fn credits_used(&self) -> u32 {
         match self.credits.scheme() {

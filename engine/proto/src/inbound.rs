@@ -20,13 +20,15 @@ pub(super) struct Inbound {
     pub(super) xid: u32,
     /// Generation of the current call, or of the next.
     generation: u32,
-    /// Of a free slot: the next free one, or [`LAST`]. Else [`SERVED`].
+    /// Of a free slot: the next free one, or [`LAST`]. Else [`SERVED`] or [`WITH_CHUNKS`].
     next: u32,
 }
 
 /// No slot has these numbers.
 const LAST: u32 = u32::MAX;
 const SERVED: u32 = u32::MAX - 1;
+/// A served call that has a chunk list.
+const WITH_CHUNKS: u32 = u32::MAX - 2;
 
 /// Slots of served calls: two per concurrent call, as version 1 tolerates twice as many. Free ones form a list, last
 /// freed first.
@@ -37,12 +39,14 @@ pub(super) struct InboundTable {
     free: u32,
     /// Slots of calls that are served.
     served: usize,
+    /// Those with chunk lists.
+    with_chunks: usize,
 }
 
 impl InboundTable {
     /// A table for `calls` concurrent calls.
     pub(super) fn new(calls: usize) -> Self {
-        let mut table = Self { slots: Vec::new(), free: LAST, served: 0 };
+        let mut table = Self { slots: Vec::new(), free: LAST, served: 0, with_chunks: 0 };
         table.fit(calls);
         table
     }
@@ -54,13 +58,14 @@ impl InboundTable {
     }
 
     #[inline(always)]
-    pub(super) fn insert(&mut self, xid: u32) -> Option<InboundId> {
+    pub(super) fn insert(&mut self, xid: u32, has_chunks: bool) -> Option<InboundId> {
         let index = self.free;
         // `LAST` has no slot.
         let slot = self.slots.get_mut(index as usize)?;
         self.free = slot.next;
-        (slot.xid, slot.next) = (xid, SERVED);
+        (slot.xid, slot.next) = (xid, if has_chunks { WITH_CHUNKS } else { SERVED });
         self.served += 1;
+        self.with_chunks += usize::from(has_chunks);
         Some(InboundId { index, generation: slot.generation })
     }
 
@@ -76,6 +81,7 @@ impl InboundTable {
             return None;
         }
         slot.generation = slot.generation.wrapping_add(1);
+        self.with_chunks -= usize::from(slot.next == WITH_CHUNKS);
         slot.next = self.free;
         self.free = id.index;
         self.served -= 1;
@@ -85,7 +91,8 @@ impl InboundTable {
     /// Whether the peer sent this call twice, and both are in service.
     pub(super) fn is_double(&self, id: InboundId) -> bool {
         let Some(call) = self.get(id) else { return false };
-        self.slots.iter().filter(|slot| slot.next == SERVED && slot.xid == call.xid).count() > 1
+        let served = |slot: &&Inbound| matches!(slot.next, SERVED | WITH_CHUNKS);
+        self.slots.iter().filter(served).filter(|slot| slot.xid == call.xid).count() > 1
     }
 
     /// Grows to `calls` concurrent calls. It never shrinks.
@@ -105,6 +112,11 @@ impl InboundTable {
         self.served
     }
 
+    /// Calls with chunk lists.
+    pub(super) fn with_chunks(&self) -> usize {
+        self.with_chunks
+    }
+
     pub(super) fn capacity(&self) -> usize {
         self.slots.len()
     }
@@ -122,11 +134,11 @@ mod tests {
     #[test]
     fn a_call_is_answered_once_and_a_stale_name_is_unknown() {
         let mut table = InboundTable::new(1);
-        let first = table.insert(7).unwrap();
-        assert!(table.insert(9).is_some() && table.insert(8).is_none());
+        let first = table.insert(7, false).unwrap();
+        assert!(table.insert(9, false).is_some() && table.insert(8, false).is_none());
         assert_eq!(table.remove(first), Some(7));
         assert!(table.remove(first).is_none() && table.len() == 1, "it is answered once");
-        let second = table.insert(8).unwrap();
+        let second = table.insert(8, false).unwrap();
         assert_eq!(first.index(), second.index());
         assert!(table.get(first).is_none() && table.remove(first).is_none());
         assert_eq!(table.get(second).map(|call| call.xid), Some(8));
@@ -135,9 +147,9 @@ mod tests {
     #[test]
     fn a_call_that_is_made_twice_is_seen_while_both_are_served() {
         let mut table = InboundTable::new(3);
-        let (first, other) = (table.insert(7).unwrap(), table.insert(8).unwrap());
+        let (first, other) = (table.insert(7, false).unwrap(), table.insert(8, false).unwrap());
         assert!(!table.is_double(first));
-        let second = table.insert(7).unwrap();
+        let second = table.insert(7, false).unwrap();
         assert!(table.is_double(first) && table.is_double(second) && !table.is_double(other));
         table.remove(first);
         assert!(!table.is_double(first) && !table.is_double(second));
@@ -146,12 +158,24 @@ mod tests {
     #[test]
     fn a_larger_table_keeps_its_entries() {
         let mut table = InboundTable::new(1);
-        let first = table.insert(7).unwrap();
+        let first = table.insert(7, false).unwrap();
         table.fit(2);
-        let more = [8, 9, 10].map(|xid| table.insert(xid).unwrap());
-        assert!(table.insert(11).is_none());
+        let more = [8, 9, 10].map(|xid| table.insert(xid, false).unwrap());
+        assert!(table.insert(11, false).is_none());
         assert_eq!([first, more[0], more[2]].map(|id| table.get(id).unwrap().xid), [7, 8, 10]);
         table.fit(1);
         assert_eq!((table.capacity(), table.len()), (4, 4));
+    }
+
+    #[test]
+    fn calls_with_chunks_are_counted_until_they_are_answered() {
+        let mut table = InboundTable::new(1);
+        let plain = table.insert(1, false).unwrap();
+        let chunked = table.insert(1, true).unwrap();
+        assert!(table.is_double(plain) && table.is_double(chunked));
+        assert_eq!((table.len(), table.with_chunks()), (2, 1));
+        assert_eq!((table.remove(plain), table.with_chunks()), (Some(1), 1));
+        assert_eq!((table.remove(chunked), table.with_chunks()), (Some(1), 0));
+        assert!(table.remove(chunked).is_none() && table.with_chunks() == 0);
     }
 }

@@ -226,7 +226,7 @@ impl Connection {
             }
             self.count_form(lists);
         }
-        match self.inbound.insert(xid) {
+        match self.inbound.insert(xid, lists.is_some()) {
             Some(id) => Ok(Event::Call { id }),
             None => Err(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
         }

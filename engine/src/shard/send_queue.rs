@@ -17,6 +17,8 @@ pub(super) struct SendQueue {
     sends: u32,
     signalled: u32,
     left: u32,
+    /// The last Send that follows RDMA Writes.
+    writer: u32,
     /// Bytes of RDMA Writes queued so far.
     written: u64,
     /// Sends that follow counted RDMA Writes, and the bytes of these.
@@ -25,7 +27,15 @@ pub(super) struct SendQueue {
 
 impl SendQueue {
     pub(super) fn new() -> Self {
-        Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0, written: 0, writes: VecDeque::new() }
+        Self {
+            chain: Vec::with_capacity(64),
+            sends: 0,
+            signalled: 0,
+            left: 0,
+            writer: 0,
+            written: 0,
+            writes: VecDeque::new(),
+        }
     }
 
     /// Start of this turn's work requests.
@@ -111,6 +121,9 @@ impl SendQueue {
     #[inline]
     pub(super) fn note_writes(&mut self, bytes: usize, count: bool) {
         self.written += bytes as u64;
+        if bytes > 0 {
+            self.writer = self.sends.wrapping_add(1);
+        }
         if count && bytes > 0 {
             self.writes.push_back((self.sends.wrapping_add(1), bytes));
         }
@@ -152,6 +165,12 @@ impl SendQueue {
     #[inline(always)]
     pub(super) fn under_way(&self) -> u32 {
         self.sends.wrapping_sub(self.left)
+    }
+
+    /// Sends that have not completed, up to the last one that follows RDMA Writes.
+    pub(super) fn writers_under_way(&self) -> u32 {
+        let count = self.writer.wrapping_sub(self.left);
+        if (1..=self.under_way()).contains(&count) { count } else { 0 }
     }
 
     /// Numbers of the last Send, and of the last completed one. They wrap.

@@ -188,7 +188,8 @@ impl Responder {
             sender.origin.end();
             self.away.abandon_futures();
             let calls = (conn.served.taken + conn.served.at_workers) as usize;
-            self.shares.parties.close(conn.qp(), sender.account, calls);
+            let with_chunks = conn.proto.calls_served_with_chunks();
+            self.shares.parties.close(conn.qp(), sender.account, calls, with_chunks);
             cx.receives.withhold(calls);
         }
         self.untaken -= conn.served.untaken.len();

@@ -166,16 +166,21 @@ impl Served {
     }
 
     /// Calls that hold memory of the shard, or get it next. These are unanswered calls, except those held back for
-    /// their share, and calls whose replies have not completed.
-    #[inline(always)]
-    fn held(conn: &Conn) -> usize {
-        conn.served.held_calls(&conn.proto) + conn.sends.under_way() as usize
+    /// their share, and calls whose replies have not completed. With `chunks`: memory of chunks.
+    fn held(conn: &Conn, chunks: bool) -> usize {
+        let sends = if chunks { conn.sends.writers_under_way() } else { conn.sends.under_way() };
+        conn.served.held_calls(&conn.proto, chunks) + sends as usize
     }
 
     /// As above, without answered ones.
-    #[inline(always)]
-    fn held_calls(&self, proto: &Connection) -> usize {
-        proto.calls_served().saturating_sub(self.held_back.len())
+    fn held_calls(&self, proto: &Connection, chunks: bool) -> usize {
+        match chunks {
+            false => proto.calls_served().saturating_sub(self.held_back.len()),
+            true => {
+                let held_back = self.held_back.iter().filter(|waiting| !waiting.call.is_short()).count();
+                proto.calls_served_with_chunks().saturating_sub(held_back)
+            }
+        }
     }
 
     /// Whether calls wait for the connection's share, or replies for RDMA Writes.

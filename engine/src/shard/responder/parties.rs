@@ -21,6 +21,8 @@ pub(in crate::shard) struct Account {
     away: Cell<usize>,
     /// Those of closed connections.
     dead: Cell<usize>,
+    /// Those of them that may have chunks.
+    dead_with_chunks: Cell<usize>,
 }
 
 impl Account {
@@ -46,8 +48,8 @@ pub(super) struct Parties {
     /// Calls that may still go away.
     free: usize,
     accounts: HashMap<Box<str>, Rc<Account>>,
-    /// Closed connections: their calls away.
-    closed: HashMap<QpId, (usize, Rc<Account>)>,
+    /// Closed connections: their calls away, and how many of these may have chunks.
+    closed: HashMap<QpId, (usize, usize, Rc<Account>)>,
 }
 
 impl Parties {
@@ -84,24 +86,28 @@ impl Parties {
         account.away.set(account.away.get() - 1);
     }
 
-    /// Counts the calls away of a connection that closes.
-    pub(super) fn close(&mut self, qp: QpId, account: Rc<Account>, calls: usize) {
+    /// Counts the calls away of a connection that closes, `with_chunks` of them at most with chunks.
+    pub(super) fn close(&mut self, qp: QpId, account: Rc<Account>, calls: usize, with_chunks: usize) {
         if calls == 0 {
             return self.leave(account);
         }
+        let with_chunks = with_chunks.min(calls);
         account.dead.set(account.dead.get() + calls);
-        self.closed.insert(qp, (calls, account));
+        account.dead_with_chunks.set(account.dead_with_chunks.get() + with_chunks);
+        self.closed.insert(qp, (calls, with_chunks, account));
     }
 
     /// Counts a call of a closed connection that came home. False if the connection is unknown.
     #[cold]
     pub(super) fn came_back_dead(&mut self, qp: QpId) -> bool {
-        let Some((calls, account)) = self.closed.remove(&qp) else { return false };
+        let Some((calls, with_chunks, account)) = self.closed.remove(&qp) else { return false };
+        let (left, left_with_chunks) = (calls - 1, with_chunks.min(calls - 1));
         account.dead.set(account.dead.get() - 1);
+        account.dead_with_chunks.set(account.dead_with_chunks.get() - (with_chunks - left_with_chunks));
         self.came_back(&account);
-        match calls - 1 {
+        match left {
             0 => self.leave(account),
-            left => _ = self.closed.insert(qp, (left, account)),
+            _ => _ = self.closed.insert(qp, (left, left_with_chunks, account)),
         }
         true
     }
@@ -113,16 +119,17 @@ impl Parties {
         }
     }
 
-    /// Calls away of this connection's party whose connections have closed.
+    /// Calls away of this connection's party whose connections have closed: all, or those that may have chunks.
     #[inline]
-    pub(super) fn dead_of(&self, conn: &Conn) -> usize {
-        if self.closed.is_empty() { 0 } else { self.look_up(conn) }
+    pub(super) fn dead_of(&self, conn: &Conn, with_chunks: bool) -> usize {
+        if self.closed.is_empty() { 0 } else { self.look_up(conn, with_chunks) }
     }
 
     #[cold]
-    fn look_up(&self, conn: &Conn) -> usize {
+    fn look_up(&self, conn: &Conn, with_chunks: bool) -> usize {
         let party = conn.accepted().map(|accepted| &accepted.whose);
-        party.and_then(|party| self.accounts.get(party)).map_or(0, |account| account.dead())
+        let count = |account: &Rc<Account>| if with_chunks { account.dead_with_chunks.get() } else { account.dead() };
+        party.and_then(|party| self.accounts.get(party)).map_or(0, count)
     }
 
     /// Accounts with calls of closed connections.
@@ -161,12 +168,13 @@ mod tests {
             let one = conn(slot, "192.0.2.1:7");
             let account = parties.account(&one);
             assert_eq!(fill(&mut parties, &account), calls);
-            parties.close(one.qp(), account, calls);
-            assert_eq!((parties.dead_of(&one), parties.dead()[0].party()), (50, "192.0.2.1"));
+            parties.close(one.qp(), account, calls, 10);
+            assert_eq!((parties.dead_of(&one, false), parties.dead()[0].party()), (50, "192.0.2.1"));
+            assert_eq!(parties.dead_of(&one, true), 10);
         }
         let other = conn(2, "192.0.2.2:7");
         let account = parties.account(&other);
-        assert_eq!((parties.dead_of(&other), fill(&mut parties, &account)), (0, 25));
+        assert_eq!((parties.dead_of(&other, false), fill(&mut parties, &account)), (0, 25));
     }
 
     #[test]
@@ -176,8 +184,8 @@ mod tests {
         let account = parties.account(&one);
         assert_eq!(fill(&mut parties, &account), 2);
         parties.came_back(&account);
-        parties.close(one.qp(), account, 1);
-        assert_eq!(parties.dead().len(), 1);
+        parties.close(one.qp(), account, 1, 7);
+        assert_eq!((parties.dead().len(), parties.dead_of(&one, true)), (1, 1));
         assert!(parties.came_back_dead(one.qp()) && !parties.came_back_dead(one.qp()));
         assert_eq!((parties.free, parties.accounts.len(), parties.closed.len()), (4, 0, 0));
     }

@@ -4,7 +4,8 @@
 //! [deadline](crate::shard::progress). Of the last quarter of the suitable buffers a connection gets the needs of one
 //! call, or of a few short ones. Of the last eighth a host gets that much for all its connections.
 //!
-//! Held memory is counted in calls: running ones, and those whose replies have not completed. A call beyond the share,
+//! Held memory is counted in calls: running ones, and those whose replies have not completed. For memory of chunks only
+//! calls with chunk lists count: a long call without any keeps nobody from bulk memory. A call beyond the share,
 //! or beyond the connection's [RDMA Reads](super::reads), waits with only its message. Later calls of the connection
 //! that need bulk memory wait behind it. The number of waiting calls causes no refusal: each has a promised receive,
 //! and the promise is renewed only after the call has ended.
@@ -41,9 +42,17 @@ pub(super) struct Shares {
     /// Held back calls, of all connections.
     held_back: usize,
     /// Calls by host at the last count, and those admitted since.
-    hosts: HashMap<Party, usize>,
+    hosts: HashMap<Party, Held>,
     /// Time of the next count, in nanoseconds.
     recount: u64,
+}
+
+/// Calls that hold memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    calls: usize,
+    /// Those that hold memory of chunks.
+    with_chunks: usize,
 }
 
 /// Needs of a call that count for its share.
@@ -57,11 +66,13 @@ struct Request {
     count: usize,
     /// Refused instead of waiting.
     refused: bool,
+    /// Memory of chunks.
+    chunks: bool,
 }
 
 impl Request {
     fn bulk(len: usize, count: usize) -> Self {
-        Self { len, longest: usize::MAX, count, refused: false }
+        Self { len, longest: usize::MAX, count, refused: false, chunks: true }
     }
 
     /// Whether the smallest suitable buffers are plenty, so that no share applies.
@@ -112,7 +123,8 @@ impl Shares {
 
     #[inline(never)]
     fn alloc_unless_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
-        let request = Request { len, longest: cx.longest_for_reply(len), count: 1, refused: false };
+        let longest = cx.longest_for_reply(len);
+        let request = Request { len, longest, count: 1, refused: false, chunks: false };
         // Awaited buffers go to the calls in their order.
         let in_turn = !cx.awaits_some() || !cx.is_awaited(cx.class_of(len));
         let may = in_turn && !self.is_beyond(cx, conn, request);
@@ -122,7 +134,7 @@ impl Shares {
     /// Whether a call with such needs must wait for the share of its connection or host.
     #[inline(never)]
     fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, request: Request) -> bool {
-        let Request { len, longest, count: needed, refused } = request;
+        let Request { len, longest, count: needed, refused, chunks } = request;
         // If the smallest suitable buffers suffice, the larger ones need no count.
         if request.meets_plenty(cx) {
             return false;
@@ -134,14 +146,19 @@ impl Shares {
             return false;
         }
         let share = share(count);
-        // This call is included. A new connection of a party has its share with the closed ones.
-        Served::held(conn) + self.parties.dead_of(conn) > share
-            || (is_short_for_hosts(free, count) && conn.host().is_some() && self.host_is_beyond(cx, conn, share))
+        let dead = self.parties.dead_of(conn, chunks);
+        // A new connection of a process has its share with the closed ones. A host has more for all of them.
+        let own_dead = if chunks && conn.host().is_some() { 0 } else { dead };
+        // This call is included.
+        Served::held(conn, chunks) + own_dead > share
+            || (is_short_for_hosts(free, count)
+                && conn.host().is_some()
+                && self.host_is_beyond(cx, conn, share.saturating_sub(dead), chunks))
     }
 
     /// Whether a host has as many calls as its share. If not, counts one more.
     #[cold]
-    fn host_is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, share: usize) -> bool {
+    fn host_is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, share: usize, chunks: bool) -> bool {
         let host = conn.party();
         let now = cx.clock.read();
         if now >= self.recount {
@@ -154,23 +171,30 @@ impl Shares {
             self.count(cx, conn);
             self.recount = now.saturating_add(RECOUNT * connections);
             // This call is not admitted yet.
-            self.hosts.entry(host).and_modify(|held| *held = held.saturating_sub(1));
+            self.hosts.entry(host).and_modify(|held| {
+                held.calls = held.calls.saturating_sub(1);
+                held.with_chunks = held.with_chunks.saturating_sub(usize::from(chunks));
+            });
         }
         let held = self.hosts.entry(host).or_default();
-        let beyond = *held >= share;
-        *held += usize::from(!beyond);
+        let beyond = (if chunks { held.with_chunks } else { held.calls }) >= share;
+        held.calls += usize::from(!beyond);
+        held.with_chunks += usize::from(!beyond && chunks);
         beyond
     }
 
     /// Adds the calls of a connection to those of its host.
     fn count<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        let mut held = conn.served.held_calls(&conn.proto);
+        let mut held = [false, true].map(|chunks| conn.served.held_calls(&conn.proto, chunks));
         if conn.sends.under_way() > 0 && cx.fabric.holds_sends(conn.qp()) {
-            held += conn.sends.under_way() as usize;
+            held[0] += conn.sends.under_way() as usize;
+            held[1] += conn.sends.writers_under_way() as usize;
             // Some may have completed unsignaled.
             cx.request_completion(conn);
         }
-        *self.hosts.entry(conn.party()).or_default() += held;
+        let host = self.hosts.entry(conn.party()).or_default();
+        host.calls += held[0];
+        host.with_chunks += held[1];
     }
 }
 
@@ -211,7 +235,7 @@ impl Responder {
         let request = match bulk.max(results) {
             0 => {
                 let (_, len) = reply_room(call, entry);
-                Request { longest: cx.longest_for_reply(len), ..Request::bulk(len, 1) }
+                Request { longest: cx.longest_for_reply(len), chunks: false, ..Request::bulk(len, 1) }
             }
             len => Request::bulk(cx.chunk_room(len), 2 * MAX_CHUNKS),
         };

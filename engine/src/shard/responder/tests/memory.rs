@@ -112,14 +112,32 @@ fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
 fn a_call_that_needs_many_buffers_counts_them_for_its_share() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
-    scene.serve(&mut conn, 1, LATER);
-    scene.serve(&mut conn, 2, LATER);
+    let _under_way = scene.bulk(&mut conn, 1, 1);
     let _held = scene.cx.pool.alloc(40_000).expect("one of four");
     let call = scene.bulk(&mut conn, 3, 4);
     assert!(scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
     conn.proto.forget(call.id());
     let call = scene.bulk(&mut conn, 4, 1);
     assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call), "one is within its share");
+}
+
+/// Those that await an event, or a lock, may take for ever.
+#[test]
+fn calls_without_chunks_do_not_count_for_a_share_of_bulk_memory() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    scene.serve(&mut conn, 1, LATER);
+    let header = scene.cx.alloc(8).expect("a buffer");
+    conn.sends.push_send(header, None, 16);
+    let _held = scene.cx.pool.alloc(40_000).expect("one of four");
+    let call = scene.bulk(&mut conn, 3, 4);
+    assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
+    let header = scene.cx.alloc(8).expect("a buffer");
+    conn.sends.note_writes(8, false);
+    conn.sends.push_send(header, None, 16);
+    assert!(scene.responder.must_wait(&mut scene.cx, &mut conn, &call), "results that were not sent yet count");
+    conn.sends.send_completed(2);
+    assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
 }
 
 /// Who needs one buffer goes past who needs many, but not always.

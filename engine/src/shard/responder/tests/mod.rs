@@ -15,7 +15,9 @@ use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Servi
 use crate::shard::accepted::Accepted;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::progress::Watch;
-use crate::shard::testing::{NoDevice, call, context, message, open_conn, receive, received, small};
+use crate::shard::testing::{
+    NoDevice, call, context, message, message_with_lists, open_conn, receive, received, small,
+};
 use crate::wire::Segment;
 
 /// Answers with four bytes.
@@ -101,8 +103,10 @@ impl Scene {
     /// A call that has come, with Write chunks of so many bytes.
     fn arrived(&mut self, conn: &mut Conn, xid: u32, writes: &[u32]) -> Call<Arrived> {
         let Self { responder, cx, .. } = self;
-        let message =
-            received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), &message(16, &call(xid, SHORT)));
+        let write_list = writes.iter().flat_map(|&len| [1, 1, 1, len, 0, 0]);
+        let lists: Vec<u32> = [0].into_iter().chain(write_list).chain([0, 0]).collect();
+        let message = message_with_lists(16, &lists, &call(xid, SHORT));
+        let message = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
         let mut call = receive(conn, &message, |conn, event, _| match event {
             Event::Call { id } => responder.take_call(cx, conn, id),
             event => panic!("{event:?}"),
@@ -349,7 +353,7 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     let mut other = open_conn(1, true);
     scene.serve_held(&mut other, 100);
     assert!(!other.served.is_gated(), "it holds nothing yet");
-    assert!(Served::held(&conn) > 1);
+    assert!(Served::held(&conn, false) > 1);
     let before = scene.responder.shares.held_back();
     assert_eq!(before, conn.served.held_back.len());
     let told = |conn: &Conn| conn.served.held_back.front().is_some_and(|waiting| waiting.told);
