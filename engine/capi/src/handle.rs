@@ -11,6 +11,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::LocalKey;
@@ -177,12 +178,24 @@ pub(crate) fn hold<K: Kind>(value: K::Value) -> *mut K {
     held.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| Spare::new().hold(value)))
 }
 
-/// A number for [`during`], from 1 on: each of this thread is another one.
-#[inline]
-pub(crate) fn next_number() -> u16 {
-    thread_local!(static LAST: Cell<u16> = const { Cell::new(0) });
-    LAST.set(LAST.get().wrapping_add(1));
-    LAST.get()
+/// Numbers for [`during`]: each of a thread is another one.
+#[derive(Clone, Default)]
+pub(crate) struct Numbers(Rc<Cell<u16>>);
+
+impl Numbers {
+    /// The calling thread's.
+    #[inline]
+    pub(crate) fn of_thread() -> Self {
+        thread_local!(static OWN: Numbers = Numbers::default());
+        // An ending thread has none any more.
+        OWN.try_with(Self::clone).unwrap_or_default()
+    }
+
+    #[inline]
+    pub(crate) fn next(&self) -> u16 {
+        self.0.set(self.0.get().wrapping_add(1));
+        self.0.get()
+    }
 }
 
 /// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value. A number makes

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use rpcrdma::client::{CallId, Connection, Done, LocalClient};
 
+use crate::handle::Numbers;
+
 /// A client with one connection, and calls that ended and were not reported yet.
 pub(crate) struct Polled {
     pub(crate) client: LocalClient,
@@ -15,8 +17,8 @@ pub(crate) struct Polled {
     pub(crate) is_reporting: bool,
     /// Tells it from another one in the same place.
     id: u64,
-    /// Number of the last report.
-    reported: u16,
+    /// Those of its replies, with the other handles of its thread.
+    numbers: Numbers,
 }
 
 impl Polled {
@@ -24,9 +26,7 @@ impl Polled {
         static CREATED: AtomicU64 = AtomicU64::new(0);
         // Relaxed: only the number counts.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
-        // Far from those of other clients.
-        let reported = (id as u16).wrapping_mul(0x9E37);
-        Self { client, ended: VecDeque::new(), is_reporting: false, id, reported }
+        Self { client, ended: VecDeque::new(), is_reporting: false, id, numbers: Numbers::of_thread() }
     }
 
     #[inline]
@@ -57,9 +57,8 @@ impl Polled {
 
     /// Number of a report.
     #[inline]
-    pub(crate) fn number(&mut self) -> u16 {
-        self.reported = self.reported.wrapping_add(1);
-        self.reported
+    pub(crate) fn number(&self) -> u16 {
+        self.numbers.next()
     }
 
     #[inline]

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::call::Call;
 use crate::failure::Failure;
-use crate::handle::{Borrowed, during, hold, next_number, share};
+use crate::handle::{Borrowed, Numbers, during, hold, share};
 use crate::reads::Places;
 use crate::types::{rpcrdma_arena, rpcrdma_call};
 
@@ -183,7 +183,7 @@ impl Table {
                     let status = unsafe { handler(context.get(), call, args, args_len, results, &raw mut len) };
                     (status, len)
                 };
-                during(next_number(), call, run, |(status, len), call| match status {
+                during(Numbers::of_thread().next(), call, run, |(status, len), call| match status {
                     0 if len > 0 => written(call, len),
                     _ => call.outcome(status),
                 })

@@ -83,7 +83,8 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 /// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`: calls
 /// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then.
 ///
-/// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as for `rpcrdma_free`.
+/// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
+/// for `rpcrdma_free`.
 ///
 /// # Safety
 /// `server` as for `rpcrdma_free`.

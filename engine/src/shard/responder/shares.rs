@@ -5,10 +5,10 @@
 //! call, or of a few short ones. Of the last eighth a host gets that much for all its connections.
 //!
 //! Held memory is counted in calls: running ones, and those whose replies have not completed. For memory of chunks only
-//! calls with chunk lists count: a long call without any keeps nobody from bulk memory. A call beyond the share,
-//! or beyond the connection's [RDMA Reads](super::reads), waits with only its message. Later calls of the connection
-//! that need bulk memory wait behind it. The number of waiting calls causes no refusal: each has a promised receive,
-//! and the promise is renewed only after the call has ended.
+//! calls with chunk lists count: a long call without any keeps nobody from bulk memory. A call beyond the share, or
+//! beyond the connection's [RDMA Reads](super::reads), waits with only its message. Later calls of the connection that
+//! need bulk memory wait behind it. The number of waiting calls causes no refusal: each has a promised receive, and the
+//! promise is renewed only after the call has ended.
 
 use std::collections::HashMap;
 
@@ -153,7 +153,7 @@ impl Shares {
         Served::held(conn, chunks) + own_dead > share
             || (is_short_for_hosts(free, count)
                 && conn.host().is_some()
-                && self.host_is_beyond(cx, conn, share.saturating_sub(dead), chunks))
+                && self.host_is_beyond(cx, conn, share.saturating_sub(dead - own_dead), chunks))
     }
 
     /// Whether a host has as many calls as its share. If not, counts one more.
