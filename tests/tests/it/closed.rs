@@ -134,7 +134,8 @@ fn workers_skip_the_calls_of_closed_connections() {
         let (_cable, mut client) = greedy(&address, GATED);
         assert!(settles(|| {
             client.poll(drop);
-            stats(&world).worker_queue_depth == connection * CALLS
+            // The worker has one of the first connection's: it skips those that it finds closed.
+            stats(&world).worker_queue_depth == connection * CALLS && gate.came() == 1
         }));
     }
     assert!(settles(|| stats(&world).connections == 1 && gate.came() == 1), "a worker runs one of them");
