@@ -1,4 +1,5 @@
-// Read chunks arrive in memory of the application: once at a server with threads, once at a polled one.
+// Read chunks arrive in memory of the application: at a server with threads, at a polled one, and at a polled client
+// that is called back.
 //
 //   reads ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -11,7 +12,7 @@
 
 #include "check.h"
 
-enum { PROGRAM = 0x20000001, PAGE = 64 << 10, PAGES = 24, CALLS = 3 * PAGES, KEPT = PAGES + 2 };
+enum { PROGRAM = 0x20000001, PAGE = 64 << 10, PAGES = 24, CALLS = 3 * PAGES, KEPT = PAGES + 4 };
 
 static unsigned char *memory;
 static int released;
@@ -81,21 +82,33 @@ static void call(rpcrdma_local_client *client, rpcrdma_local_server *server, int
     }
 }
 
-static void run(const char *address, int is_polled) {
+// Services that take chunks in new memory.
+static rpcrdma_services *services_with_memory(void) {
     memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
     inside = outside = count = released = 0;
     rpcrdma_arena *arena = rpcrdma_arena_new(memory, (size_t)PAGES * PAGE, release, &released);
-    rpcrdma_config *config = rpcrdma_config_new();
     rpcrdma_services *services = rpcrdma_services_new();
-    CHECK(arena && config && services && !rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(arena && services);
     const rpcrdma_procedure table[] = {
         {.number = 1, .handler = take, .read_chunks = 1, .max_read = PAGE, .reads_into = arena}};
-    CHECK(!rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
+    CHECK(!rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table) && !rpcrdma_free(arena));
+    return services;
+}
+
+static rpcrdma_config *new_config(void) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    return config;
+}
+
+static void run(const char *address, int is_polled) {
+    rpcrdma_services *services = services_with_memory();
+    rpcrdma_config *config = new_config();
     rpcrdma_local_server *polled = is_polled ? rpcrdma_local_server_start(address, services, config) : NULL;
     rpcrdma_server *server = is_polled ? NULL : rpcrdma_server_start(address, services, config);
     CHECK(polled || server);
-    CHECK(!rpcrdma_free(services) && !rpcrdma_free(arena));
+    CHECK(!rpcrdma_free(services));
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
     CHECK(client);
     for (int established = 0; !established;) {
@@ -117,11 +130,72 @@ static void run(const char *address, int is_polled) {
     CHECK(!munmap(memory, (size_t)PAGES * PAGE));
 }
 
+static rpcrdma_server *caller;
+
+// Calls the client back, with a chunk for each byte of the arguments, full of it.
+static int call_back(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
+                     size_t *results_len) {
+    (void)context, (void)results, (void)results_len;
+    rpcrdma_client *back = rpcrdma_server_call_back(caller, call, PROGRAM, 1, NULL);
+    CHECK(back && args_len);
+    for (size_t i = 0; i < args_len; i++) {
+        rpcrdma_buffer *buffer = rpcrdma_alloc(back, PAGE);
+        CHECK(buffer);
+        memset(rpcrdma_buffer_data(buffer, NULL), ((const unsigned char *)args)[i], PAGE);
+        uint32_t len = htonl(PAGE);
+        rpcrdma_read_chunk chunk = {.position = sizeof len, .buffer = buffer};
+        rpcrdma_request request = {
+            .procedure = 1, .args = &len, .args_len = sizeof len, .read_chunks = &chunk, .read_count = 1};
+        CHECK(!rpcrdma_client_call(back, &request, NULL));
+    }
+    CHECK(!rpcrdma_free(back));
+    return 0;
+}
+
+// `calls` is a multiple of 4, as XDR wants it.
+static void called_back(rpcrdma_local_client *client, int calls) {
+    unsigned char bytes[KEPT];
+    for (int i = 0; i < calls; i++)
+        bytes[i] = (unsigned char)(i + 1);
+    rpcrdma_request request = {.procedure = 2, .args = bytes, .args_len = (size_t)calls};
+    CHECK(!rpcrdma_local_client_start(client, &request, NULL));
+    for (int is_done = 0; !is_done;)
+        CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);
+}
+
+// A client's end gives the memory back, and the next client has all of it.
+static void run_callbacks(const char *address) {
+    enum { CLIENTS = 3 };
+    rpcrdma_services *services = services_with_memory(), *of_server = rpcrdma_services_new();
+    rpcrdma_config *config = new_config(), *of_client = new_config();
+    const rpcrdma_procedure table[] = {{.number = 2, .handler = call_back, .flags = RPCRDMA_ON_WORKERS}};
+    CHECK(of_server && !rpcrdma_services_add(of_server, PROGRAM, 1, table, 1, sizeof *table));
+    CHECK(!rpcrdma_config_set(config, "server.workers", "1"));
+    CHECK(caller = rpcrdma_server_start(address, of_server, config));
+    CHECK(!rpcrdma_config_callbacks(of_client, services) && !rpcrdma_free(services) && !rpcrdma_free(of_server));
+    for (int i = 0; i < CLIENTS; i++) {
+        rpcrdma_local_client *client = rpcrdma_local_client_connect(address, PROGRAM, 1, of_client);
+        CHECK(client);
+        inside = outside = count = 0;
+        called_back(client, KEPT);
+        CHECK(inside == PAGES && outside == KEPT - PAGES);
+        free_kept();
+        called_back(client, PAGES);
+        CHECK(inside == 2 * PAGES && outside == KEPT - PAGES);
+        CHECK(!rpcrdma_free(client) && !released);
+    }
+    CHECK(!rpcrdma_free(of_client) && released == 1);
+    CHECK(!rpcrdma_free(caller) && !rpcrdma_free(config));
+    CHECK(!munmap(memory, (size_t)PAGES * PAGE));
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     CHECK(!rpcrdma_arena_new(NULL, PAGE, release, &released) && released == 1);
     run(argv[1], 0);
     run(argv[2], 1);
-    printf("%d of %d chunks\n", inside, CALLS);
+    printf("%d of %d chunks, ", inside, CALLS);
+    run_callbacks(argv[1]);
+    printf("and %d of %d in callbacks\n", inside, KEPT + PAGES);
     return 0;
 }

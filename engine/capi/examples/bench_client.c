@@ -1,9 +1,10 @@
 // Measures calls to `rpcperf serve` from a polled client: rate and latency.
 //
-//   bench_client [-a ADDRESS] [-o echo|read|write] [-s BYTES] [-t CALLS] [-D SECONDS] [-c KNOB=VALUE]...
+//   bench_client [-a ADDRESS] [-o echo|read|write] [-s BYTES] [-t CALLS] [-D SECONDS] [-l] [-c KNOB=VALUE]...
 //
 // -t calls are outstanding. `echo` carries the payload both ways, within messages; `read` and `write` use a chunk.
-// The options are those of `rpcperf rate`. Latency is a full round trip.
+// The options are those of `rpcperf rate`, and -l: also the round trip of each call, for which the clock is read at
+// each call's end.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -25,16 +26,34 @@ enum { ECHO_SMALL = 1, ECHO = 2, READ = 3, WRITE = 4 };
 // Most bytes of ECHO_SMALL, and of a message.
 enum { SMALL = 256, MAX_MESSAGE = 3840 };
 
+// Calls for each look at the clock, unless the client has nothing to do.
+enum { LOOK_EVERY = 64 };
+// Empty polls until another thread may have the core.
+enum { PATIENCE = 256 };
 // Histogram of nanoseconds: 32 steps for each power of two.
 enum { STEPS = 32, BUCKETS = 60 * STEPS };
 
+// What a look at the clock found.
+struct look {
+    uint64_t time, calls;
+};
+
 struct bench {
     rpcrdma_local_client *client;
-    uint32_t procedure, size, depth, outstanding;
-    uint64_t sequence, calls, start, end;
-    // Of the calls under way, by token: start, and number.
-    uint64_t *started, *numbers;
-    uint64_t histogram[BUCKETS];
+    uint32_t procedure, size, depth, sequence;
+    uint64_t calls;
+    // The measurement lies between the times. It is longer if no call ended in it.
+    uint64_t from, until;
+    struct look first, last, now;
+    int measures_latency, is_over;
+    // Of the calls under way, by token: start, number, and buffer of a chunk.
+    uint64_t *started;
+    uint32_t *numbers;
+    rpcrdma_buffer **buffers;
+    // Tokens of the calls that may start.
+    uint32_t *free, free_count;
+    uint64_t histogram[BUCKETS], timed;
+    unsigned char args[MAX_MESSAGE];
 };
 
 // Nanoseconds of a clock that only advances.
@@ -42,6 +61,17 @@ static uint64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static void look(struct bench *bench) {
+    bench->now = (struct look){now(), bench->calls};
+    if (bench->now.time < bench->from)
+        return;
+    if (!bench->first.time)
+        bench->first = bench->last = bench->now;
+    else if (bench->now.time < bench->until || bench->last.calls == bench->first.calls)
+        bench->last = bench->now;
+    bench->is_over = bench->now.time >= bench->until && bench->last.calls > bench->first.calls;
 }
 
 static size_t bucket_of(uint64_t value) {
@@ -55,7 +85,7 @@ static size_t bucket_of(uint64_t value) {
 
 // Microseconds below which `part` of all calls ended.
 static double percentile(const struct bench *bench, double part) {
-    uint64_t left = (uint64_t)((double)bench->calls * part);
+    uint64_t left = (uint64_t)((double)bench->timed * part);
     size_t bucket = 0;
     while (bucket + 1 < BUCKETS && left >= bench->histogram[bucket])
         left -= bench->histogram[bucket++];
@@ -65,35 +95,31 @@ static double percentile(const struct bench *bench, double part) {
     return (double)((uint64_t)(bucket - shift * STEPS) << shift) / 1e3;
 }
 
-// Starts a call with the next number in its first bytes, or with a chunk in `buffer`.
-static void start(struct bench *bench, uint64_t token, uint64_t time, rpcrdma_buffer *buffer) {
-    unsigned char args[MAX_MESSAGE];
-    rpcrdma_request request = {.procedure = bench->procedure, .token = token, .args = args, .args_len = 4};
-    rpcrdma_read_chunk read = {.position = 4, .buffer = buffer}; // Behind its length.
-    rpcrdma_write_chunk write = {.buffer = buffer};
+// Starts a call with the next number in its first bytes, or with a chunk.
+static void start(struct bench *bench, uint32_t token) {
+    rpcrdma_request request = {.procedure = bench->procedure, .token = token, .args = bench->args, .args_len = 4};
+    rpcrdma_read_chunk read = {.position = 4, .buffer = bench->buffers[token]}; // Behind its length.
+    rpcrdma_write_chunk write = {.buffer = bench->buffers[token]};
     bench->numbers[token] = ++bench->sequence;
     if (bench->procedure <= ECHO) {
         request.args_len = xdr_padded(bench->size);
-        memset(args, 0, request.args_len);
-        memcpy(args, &bench->numbers[token], bench->size < 8 ? bench->size : 8);
+        memcpy(bench->args, &bench->numbers[token], sizeof *bench->numbers);
     } else {
-        xdr_put_u32(args, bench->size);
+        xdr_put_u32(bench->args, bench->size);
         request.read_chunks = &read;
         request.read_count = bench->procedure == WRITE;
         request.write_chunks = &write;
         request.write_count = bench->procedure == READ;
     }
-    bench->started[token] = time;
+    bench->started[token] = bench->now.time;
     if (rpcrdma_local_client_start(bench->client, &request, NULL))
         die("start", rpcrdma_error());
-    bench->outstanding++;
 }
 
 // Whether the reply belongs to the call.
-static int is_answer(const struct bench *bench, uint64_t token, const unsigned char *results, size_t len) {
+static int is_answer(const struct bench *bench, uint32_t token, const unsigned char *results, size_t len) {
     if (bench->procedure <= ECHO)
-        return len == xdr_padded(bench->size) &&
-               memcmp(results, &bench->numbers[token], bench->size < 8 ? bench->size : 8) == 0;
+        return len == xdr_padded(bench->size) && !memcmp(results, &bench->numbers[token], sizeof *bench->numbers);
     struct xdr from = {results, len};
     uint32_t moved;
     return xdr_u32(&from, &moved) == 0 && moved == bench->size;
@@ -101,31 +127,26 @@ static int is_answer(const struct bench *bench, uint64_t token, const unsigned c
 
 static void done(void *context, const rpcrdma_completion *completion) {
     struct bench *bench = context;
-    uint64_t token = completion->token;
+    uint32_t token = (uint32_t)completion->token;
     if (completion->error)
         die("call", rpcrdma_error());
     if (!is_answer(bench, token, completion->results, completion->results_len))
         die("call", "the reply is another call's");
-    bench->outstanding--;
-    // The next call starts as this one ends: one look at the clock for both.
-    uint64_t time = now();
-    // The period is longer if no call ended in it.
-    if (time >= bench->start && (time < bench->end || !bench->calls)) {
-        bench->histogram[bucket_of(time - bench->started[token])]++;
-        bench->calls++;
-        bench->end = time > bench->end ? time : bench->end;
-    }
-    if (time >= bench->end)
-        return;
+    bench->free[bench->free_count++] = token;
+    bench->calls++;
+    if (bench->measures_latency) {
+        look(bench);
+        if (bench->last.calls == bench->calls) {
+            bench->histogram[bucket_of(bench->now.time - bench->started[token])]++;
+            bench->timed++;
+        }
+    } else if (bench->calls - bench->now.calls >= LOOK_EVERY)
+        look(bench);
     // The buffer of the chunk serves the next call.
-    rpcrdma_buffer *buffer = NULL;
-    if (bench->procedure > ECHO) {
-        buffer = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
-                                          : rpcrdma_reply_take_read_chunk(completion->reply, 0);
-        if (!buffer)
-            die("buffer", rpcrdma_error());
-    }
-    start(bench, token, time, buffer);
+    if (bench->procedure > ECHO &&
+        !(bench->buffers[token] = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
+                                                           : rpcrdma_reply_take_read_chunk(completion->reply, 0)))
+        die("buffer", rpcrdma_error());
 }
 
 static void set_number(rpcrdma_config *config, const char *name, unsigned long value) {
@@ -142,7 +163,8 @@ int main(int argc, char **argv) {
     if (!config)
         die("configuration", rpcrdma_error());
     set(config, "poll.idle", "poll");
-    for (int option; (option = getopt(argc, argv, "a:o:s:t:D:c:")) != -1;) {
+    set(config, "poll.sample_latency", "0");
+    for (int option; (option = getopt(argc, argv, "a:o:s:t:D:lc:")) != -1;) {
         if (option == 'a')
             address = optarg;
         else if (option == 'o')
@@ -153,11 +175,13 @@ int main(int argc, char **argv) {
             bench.depth = (uint32_t)number(optarg, 1, 16384);
         else if (option == 'D')
             seconds = number(optarg, 1, 3600);
+        else if (option == 'l')
+            bench.measures_latency = 1;
         else if (option == 'c')
             set_knob(config, optarg);
         else
             die("usage", "bench_client [-a ADDRESS] [-o echo|read|write] [-s BYTES] [-t CALLS] [-D SECONDS]"
-                         " [-c KNOB=VALUE]...");
+                         " [-l] [-c KNOB=VALUE]...");
     }
     if (strcmp(operation, "echo") == 0)
         bench.procedure = bench.size <= SMALL ? ECHO_SMALL : ECHO;
@@ -186,32 +210,50 @@ int main(int argc, char **argv) {
     rpcrdma_free(config);
     bench.started = calloc(bench.depth, sizeof *bench.started);
     bench.numbers = calloc(bench.depth, sizeof *bench.numbers);
-    if (!bench.started || !bench.numbers)
+    bench.buffers = calloc(bench.depth, sizeof *bench.buffers);
+    bench.free = calloc(bench.depth, sizeof *bench.free);
+    if (!bench.started || !bench.numbers || !bench.buffers || !bench.free)
         die("calloc", strerror(errno));
 
-    uint64_t begin = now();
+    look(&bench);
     // A tenth is warm-up.
-    bench.start = begin + seconds * 100000000;
-    bench.end = begin + seconds * 1000000000;
-    for (uint64_t token = 0; token < bench.depth; token++) {
-        rpcrdma_buffer *buffer = NULL;
-        if (bench.procedure > ECHO && !(buffer = rpcrdma_alloc(bench.client, bench.size)))
+    bench.from = bench.now.time + seconds * 100000000;
+    bench.until = bench.now.time + seconds * 1000000000;
+    bench.first = bench.last = (struct look){0};
+    for (uint32_t token = 0; token < bench.depth; token++) {
+        bench.free[bench.free_count++] = token;
+        if (bench.procedure > ECHO && !(bench.buffers[token] = rpcrdma_alloc(bench.client, bench.size)))
             die("buffer", rpcrdma_error());
-        start(&bench, token, now(), buffer);
     }
-    while (bench.outstanding) {
+    for (unsigned int empty = 0; !bench.is_over || bench.free_count < bench.depth;) {
+        while (bench.free_count && !bench.is_over)
+            start(&bench, bench.free[--bench.free_count]);
         int busy = rpcrdma_local_client_poll(bench.client, done, &bench);
         if (busy < 0)
             die("poll", rpcrdma_error());
-        if (!busy)
+        if (busy) {
+            empty = 0;
+            continue;
+        }
+        if (!bench.measures_latency && bench.calls != bench.now.calls)
+            look(&bench);
+        if (++empty % PATIENCE == 0)
             sched_yield();
     }
-    double rate = (double)bench.calls / ((double)(bench.end - bench.start) / 1e9);
-    printf("%s %u bytes, depth %u: %.0f calls/s, %.1f MB/s, p50 %.2f us, p99 %.2f us\n", operation, bench.size,
-           bench.depth, rate, rate * bench.size / 1e6, percentile(&bench, 0.5), percentile(&bench, 0.99));
+    double seconds_counted = (double)(bench.last.time - bench.first.time) / 1e9;
+    double rate = (double)(bench.last.calls - bench.first.calls) / seconds_counted;
+    printf("%s %u bytes, depth %u: %.0f calls/s, %.1f MB/s", operation, bench.size, bench.depth, rate,
+           rate * bench.size / 1e6);
+    if (bench.measures_latency)
+        printf(", p50 %.2f us, p99 %.2f us", percentile(&bench, 0.5), percentile(&bench, 0.99));
+    printf("\n");
+    for (uint32_t token = 0; token < bench.depth; token++)
+        rpcrdma_free(bench.buffers[token]);
     if (rpcrdma_free(bench.client))
         die("end", rpcrdma_error());
     free(bench.started);
     free(bench.numbers);
+    free(bench.buffers);
+    free(bench.free);
     return 0;
 }

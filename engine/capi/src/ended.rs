@@ -61,17 +61,33 @@ impl Ended {
 
     /// Takes a buffer of a chunk: of Write chunk `index`, or of Read chunk `index`.
     pub(crate) fn take(&mut self, is_result: bool, index: usize) -> Result<Buf, Failure> {
-        let buffers = &mut self.buffers.get_or_insert_default()[usize::from(!is_result)];
-        let buffers = buffers.get_or_insert_with(|| match &mut self.result {
-            Some(Ok(reply)) if is_result => reply.take_chunks().map(Some).collect(),
-            Some(Ok(reply)) => reply.take_sent().map(Some).collect(),
-            Some(Err(failed)) if is_result => failed.returned.take_chunks().map(Some).collect(),
-            Some(Err(failed)) => failed.returned.take_sent().map(Some).collect(),
-            None => Vec::new(),
-        });
-        let buffer = buffers.get_mut(index).and_then(Option::take);
-        buffer.ok_or_else(|| Failure::argument(format_args!("there is no buffer {index} to be taken")))
+        let list = usize::from(!is_result);
+        if self.buffers.as_ref().is_none_or(|lists| lists[list].is_none()) {
+            let (first, others) = match &mut self.result {
+                Some(Ok(reply)) if is_result => first_of(reply.take_chunks()),
+                Some(Ok(reply)) => first_of(reply.take_sent()),
+                Some(Err(failed)) if is_result => first_of(failed.returned.take_chunks()),
+                Some(Err(failed)) => first_of(failed.returned.take_sent()),
+                None => (None, Vec::new()),
+            };
+            if index == 0 && others.is_empty() {
+                // Without memory for a list.
+                return first.ok_or_else(|| no_buffer(0));
+            }
+            self.buffers.get_or_insert_default()[list] = Some(first.into_iter().chain(others).map(Some).collect());
+        }
+        let buffers = self.buffers.as_mut().and_then(|lists| lists[list].as_mut());
+        buffers.and_then(|buffers| buffers.get_mut(index)?.take()).ok_or_else(|| no_buffer(index))
     }
+}
+
+fn first_of(mut all: impl Iterator<Item = Buf>) -> (Option<Buf>, Vec<Buf>) {
+    (all.next(), all.collect())
+}
+
+#[cold]
+fn no_buffer(index: usize) -> Failure {
+    Failure::argument(format_args!("there is no buffer {index} to be taken"))
 }
 
 #[cold]

@@ -178,17 +178,15 @@ pub(crate) fn hold<K: Kind>(value: K::Value) -> *mut K {
     held.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| Spare::new().hold(value)))
 }
 
-/// Numbers for [`during`]: each of a thread is another one.
-#[derive(Clone, Default)]
+thread_local!(static NUMBERS: Numbers = Numbers(Rc::default()));
+
+/// Numbers of a thread's handles that end with their function: each is another one.
 pub(crate) struct Numbers(Rc<Cell<u16>>);
 
 impl Numbers {
-    /// The calling thread's.
-    #[inline]
     pub(crate) fn of_thread() -> Self {
-        thread_local!(static OWN: Numbers = Numbers::default());
-        // An ending thread has none any more.
-        OWN.try_with(Self::clone).unwrap_or_default()
+        // An ending thread has others.
+        NUMBERS.try_with(|own| Self(Rc::clone(&own.0))).unwrap_or_else(|_| Self(Rc::default()))
     }
 
     #[inline]
@@ -196,11 +194,17 @@ impl Numbers {
         self.0.set(self.0.get().wrapping_add(1));
         self.0.get()
     }
+
+    /// As [`next`](Self::next) of [`of_thread`](Self::of_thread).
+    #[inline]
+    pub(crate) fn next_of_thread() -> u16 {
+        NUMBERS.try_with(Self::next).unwrap_or_default()
+    }
 }
 
 /// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value. A number makes
 /// the handle another one than those before it.
-#[inline]
+#[inline(always)]
 pub(crate) fn during<K: Kind, R, T>(
     number: u16,
     value: K::Value,

@@ -1,7 +1,6 @@
 //! A client that its thread polls.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -9,12 +8,13 @@ use rpcrdma::client::{CallId, Connection, Done, LocalClient};
 
 use crate::handle::Numbers;
 
-/// A client with one connection, and calls that ended and were not reported yet.
+/// A client with one connection.
 pub(crate) struct Polled {
     pub(crate) client: LocalClient,
-    ended: VecDeque<Done>,
-    /// A function that gets an end runs.
-    pub(crate) is_reporting: bool,
+    /// Functions get the calls of a batch.
+    is_reporting: bool,
+    /// Room of the next batch.
+    spare: Vec<Done>,
     /// Tells it from another one in the same place.
     id: u64,
     /// Those of its replies, with the other handles of its thread.
@@ -26,7 +26,7 @@ impl Polled {
         static CREATED: AtomicU64 = AtomicU64::new(0);
         // Relaxed: only the number counts.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
-        Self { client, ended: VecDeque::new(), is_reporting: false, id, numbers: Numbers::of_thread() }
+        Self { client, is_reporting: false, spare: Vec::new(), id, numbers: Numbers::of_thread() }
     }
 
     #[inline]
@@ -34,25 +34,36 @@ impl Polled {
         self.client.first()
     }
 
-    /// Number of calls that have ended, to be reported by this poll. Those that end while functions run are the next
-    /// one's, and none while a function runs: the poll ends, and the stack stays bounded.
+    /// Whether calls have ended that this poll reports, while the client is free. Those that end meanwhile are the next
+    /// poll's, and none are that of a poll by a function that gets a call: the poll ends, and the stack stays bounded.
     #[inline(always)]
-    pub(crate) fn ended_calls(&mut self) -> usize {
-        let ended = self.client.shard_mut().done().len() + self.ended.len();
-        if ended > 0 && self.is_reporting { 0 } else { ended }
+    pub(crate) fn begins_report(&mut self) -> bool {
+        let begins = !self.client.shard_mut().done().is_empty() && !self.is_reporting;
+        self.is_reporting |= begins;
+        begins
     }
 
-    /// The next call that ended, of as many that are left to be reported. The last one is the shard's, unless it came
-    /// with others.
+    /// The call that has ended, if it is the only one.
     #[inline(always)]
-    pub(crate) fn next(&mut self, left: usize) -> Option<Done> {
-        if left > 1 || !self.ended.is_empty() { self.next_of_many() } else { self.client.shard_mut().done().pop() }
+    pub(crate) fn only_ended(&mut self) -> Option<Done> {
+        let done = self.client.shard_mut().done();
+        if done.len() == 1 { done.pop() } else { None }
     }
 
-    #[inline(never)]
-    fn next_of_many(&mut self) -> Option<Done> {
-        self.ended.extend(self.client.shard_mut().done().drain(..));
-        self.ended.pop_front()
+    /// All calls that have ended; [`reuse`](Self::reuse) gets the batch back.
+    #[inline(always)]
+    pub(crate) fn ended(&mut self) -> Vec<Done> {
+        std::mem::replace(self.client.shard_mut().done(), std::mem::take(&mut self.spare))
+    }
+
+    #[inline(always)]
+    pub(crate) fn reported(&mut self) {
+        self.is_reporting = false;
+    }
+
+    /// Keeps the room of a batch.
+    pub(crate) fn reuse(&mut self, batch: Vec<Done>) {
+        self.spare = batch;
     }
 
     /// Number of a report.
@@ -66,9 +77,9 @@ impl Polled {
         self.id
     }
 
-    /// As [`LocalClient::arm`]; a call that was not reported is work, too.
+    /// As [`LocalClient::arm`]; calls that are being reported are work, too.
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
-        self.client.arm(longest).filter(|_| self.ended.is_empty())
+        self.client.arm(longest).filter(|_| !self.is_reporting)
     }
 
     pub(crate) fn cancel(&mut self, call: CallId) {

@@ -183,7 +183,7 @@ impl Table {
                     let status = unsafe { handler(context.get(), call, args, args_len, results, &raw mut len) };
                     (status, len)
                 };
-                during(Numbers::of_thread().next(), call, run, |(status, len), call| match status {
+                during(Numbers::next_of_thread(), call, run, |(status, len), call| match status {
                     0 if len > 0 => written(call, len),
                     _ => call.outcome(status),
                 })

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::arguments::store;
 use crate::ended::Ended;
 use crate::failure::{Failure, entry};
-use crate::handle::{during, hold, lend, lend_again};
+use crate::handle::{Lent, during, hold, lend, lend_again};
 use crate::interface::knobs;
 use crate::polled::Polled;
 use crate::process;
@@ -176,43 +176,82 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
         // SAFETY: the caller's promise.
         let mut local = unsafe { lend(client) }?;
         let busy = local.client.turn();
-        let mut left = local.ended_calls();
-        if left == 0 {
+        if !local.begins_report() {
             return Ok(c_int::from(busy));
         }
-        local.is_reporting = true;
-        while let Some(ended) = local.next(left) {
-            let (id, number) = (local.id(), local.number());
-            // The client is free while a function runs, which may use it, or end it.
-            drop(local);
-            // SAFETY: the caller's promise.
-            unsafe { report(number, ended, done, context) };
-            // SAFETY: it was a handle before. The next client may have the same one.
-            local = match unsafe { lend_again(client) } {
-                Some(again) if again.id() == id => again,
-                _ => return Ok(1),
-            };
-            left -= 1;
-            if left == 0 {
-                break;
+        let id = local.id();
+        // The client is free while a function runs, which may use it, or end it.
+        match local.only_ended() {
+            Some(ended) => {
+                let number = local.number();
+                drop(local);
+                // SAFETY: the caller's promise.
+                unsafe { report(number, ended, done, context) };
+            }
+            None => {
+                let (number, batch) = (local.number(), local.ended());
+                drop(local);
+                // SAFETY: the caller's promise.
+                unsafe { report_all(client, id, number, batch, done, context) };
             }
         }
-        local.is_reporting = false;
+        // SAFETY: it was a handle before.
+        if let Some(mut local) = unsafe { lend_still(client, id) } {
+            local.reported();
+        }
         Ok(1)
     })
+}
+
+/// The client, if a function has not ended it. The next client may have the same handle.
+///
+/// # Safety
+/// It was a handle before.
+#[inline(always)]
+unsafe fn lend_still<'a>(client: *mut rpcrdma_local_client, id: u64) -> Option<Lent<'a, rpcrdma_local_client>> {
+    // SAFETY: the caller's promise.
+    unsafe { lend_again(client) }.filter(|again| again.id() == id)
+}
+
+/// Passes the ends of calls to a function, until it ends the client.
+///
+/// # Safety
+/// As for [`report`] and [`lend_still`].
+#[inline(never)]
+unsafe fn report_all(
+    client: *mut rpcrdma_local_client,
+    id: u64,
+    mut number: u16,
+    mut batch: Vec<Done>,
+    done: rpcrdma_done,
+    context: *mut c_void,
+) {
+    for ended in batch.drain(..) {
+        // SAFETY: the caller's promise.
+        unsafe { report(number, ended, done, context) };
+        // SAFETY: the caller's promise.
+        match unsafe { lend_still(client, id) } {
+            Some(local) => number = local.number(),
+            None => return,
+        }
+    }
+    // SAFETY: the caller's promise.
+    if let Some(mut local) = unsafe { lend_still(client, id) } {
+        local.reuse(batch);
+    }
 }
 
 /// Passes the end of a call to a function.
 ///
 /// # Safety
 /// `done` may be called with `context`.
-#[inline]
+#[inline(always)]
 unsafe fn report(number: u16, ended: Done, done: rpcrdma_done, context: *mut c_void) {
     let Some(done) = done else { return };
-    let (token, ended) = (ended.token, Ended::new(ended.result));
-    let (error, results) = match ended.reply() {
+    let token = ended.token;
+    let (error, results) = match &ended.result {
         Ok(reply) => (0, reply.results()),
-        Err(failure) => (failure.report(), &[][..]),
+        Err(failed) => (Failure::from(failed.error).report(), &[][..]),
     };
     let results_len = results.len();
     let results = if error == 0 { results.as_ptr().cast() } else { std::ptr::null() };
@@ -221,5 +260,5 @@ unsafe fn report(number: u16, ended: Done, done: rpcrdma_done, context: *mut c_v
         // SAFETY: the caller's promise.
         unsafe { done(context, &completion) }
     };
-    during(number, ended, pass, |(), _| ());
+    during(number, Ended::new(ended.result), pass, |(), _| ());
 }
