@@ -19,8 +19,9 @@
 // The procedure runs on workers (`server.workers`): its handler may block.
 #define RPCRDMA_ON_WORKERS 1
 
-// A retransmitted call does not run again. A client is a credential, as of `client.auth_sys`, on a host: each client
-// of this library has its own stamp. Calls without a credential run again. Without Write chunks. The cache has the
+// A call that is retransmitted to the same server does not run again. A new process has nothing of the old one's
+// cache. A client is a credential, as of `client.auth_sys`, on a host: each client of this library has its own stamp.
+// Calls without a credential run again. Without Write chunks. The cache has the
 // default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 #define RPCRDMA_CACHED 2
 
@@ -121,9 +122,9 @@ typedef struct {
     void *context;
     // Bytes of inline results that there is at least room for; 0: 256.
     size_t max_reply;
-    // Most Read chunks of a call: eligible arguments (RFC 8166 §6). Most bytes of each.
+    // Most Read chunks of a call: eligible arguments (RFC 8166 §6).
     uint32_t read_chunks;
-    // Most Write chunks of a call: eligible results. Most bytes of each.
+    // Most Write chunks of a call: eligible results.
     uint32_t write_chunks;
     // Most bytes of a Read chunk.
     size_t max_read;
@@ -289,7 +290,8 @@ rpcrdma_config *rpcrdma_config_new(void);
 // has its last value.
 //
 // Each call checks the whole configuration: set `memory.receives` before a `limits.credits` that needs it. A file of
-// `rpcrdma_config_load` is checked at its end.
+// `rpcrdma_config_load` is checked at its end. A client has smaller defaults, such as 1024 receives: its connect checks
+// with those, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 // ends need the same: peers without it are refused, and so is version 1. Such a client connects, and its first call
@@ -333,7 +335,7 @@ int rpcrdma_config_arena(rpcrdma_config *config, rpcrdma_arena *arena);
 rpcrdma_services *rpcrdma_services_new(void);
 
 // Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
-// without a handler.
+// without results if no table has it.
 //
 // Returns 0; -EEXIST for a procedure that was added before; -EINVAL, and the text names the procedure and the cause.
 // The procedures before it are added.
@@ -378,7 +380,7 @@ rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *serv
 // A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
 //
 // A handler on a shard must not block for such a call: `RPCRDMA_ON_WORKERS`, or a deferred call on another thread.
-// `config` may be NULL. NULL after a failure.
+// `config` may be NULL. NULL after a failure. `rpcrdma_free` ends it.
 //
 // # Safety
 // The handles as for `rpcrdma_free`; the call was not answered.
@@ -453,10 +455,11 @@ int rpcrdma_disarm(void *handle);
 //
 // `tuning.md` has the units of its fields, and what to do about their values.
 //
-// It blocks until each shard has answered: as long as a handler or task blocks a shard. -EDEADLK on the own shard, as
-// in a handler or task: `RPCRDMA_ON_WORKERS`, or a polled server.
+// It blocks until each shard has answered: as long as a handler or task blocks a shard. In a handler or task of the
+// same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
+// returns -EBUSY: call it between polls.
 //
-// Returns the length of the whole, or a negative code.
+// Returns the length of the whole, or a negative code. `room` may be NULL if `len` is 0.
 //
 // # Safety
 // `handle` as for `rpcrdma_free`; `room` has `len` bytes.
@@ -548,6 +551,7 @@ int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size
 //
 // # Safety
 // As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.
+// Nothing tells when that is: copy what changes (`rpcrdma_call_write_chunk`).
 int rpcrdma_call_result(rpcrdma_call *call, unsigned int index, rpcrdma_buffer *buffer);
 
 // Answers a deferred call, from any thread. The call ends.
@@ -569,7 +573,7 @@ int rpcrdma_call_answer(rpcrdma_call *call, int status);
 // As for `rpcrdma_call_header`.
 int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 
-// A buffer of `len` bytes for a chunk of a client's call, registered with the client's device.
+// A buffer of `len` bytes for a chunk of a call of this client, registered with its device.
 //
 // `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
 // server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left
@@ -619,13 +623,14 @@ rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena, size_t start, size_t le
 // Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 //
 // `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
-// ECONNREFUSED, ETIMEDOUT, EINVAL.
+// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; ENOMEM, ENODEV and EIO as for
+// `rpcrdma_server_start`.
 //
 // # Safety
 // `address` ends with a zero byte; `config` as for `rpcrdma_free`.
 rpcrdma_client *rpcrdma_client_connect(const char *address, uint32_t program, uint32_t version, rpcrdma_config *config);
 
-// A handle of the same connection for another thread.
+// A handle of the same connection for another thread, or NULL. The connection closes when the last one is freed.
 //
 // # Safety
 // `client` as for `rpcrdma_free`.
@@ -694,11 +699,14 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 // for a Read chunk that it would copy. `xid`, unless it is NULL, gets the call's number, for
 // `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
-// The poll reports other causes, such as ENOTCONN and EAGAIN (`limits.max_calls`): this function returns 0.
+// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL for
+// a buffer of another client.
 //
 // # Safety
 // `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
-int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_request *request, uint32_t *xid);
+int rpcrdma_local_client_start(rpcrdma_local_client *client,
+                               const rpcrdma_request *request,
+                               uint32_t *xid);
 
 // Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 //

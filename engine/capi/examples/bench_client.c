@@ -3,8 +3,8 @@
 //   bench_client [-a ADDRESS] [-o echo|read|write] [-s BYTES] [-t CALLS] [-D SECONDS] [-l] [-c KNOB=VALUE]...
 //
 // -t calls are outstanding. `echo` carries the payload both ways, within messages; `read` and `write` use a chunk.
-// The options are those of `rpcperf rate`, and -l: also the round trip of each call, for which the clock is read at
-// each call's end.
+// -s, -t and -D are as for `rpcperf rate`. -l measures also the round trip of each call: it reads the clock at each
+// end. `taskset` pins it. The server may need `rpcperf serve -s BYTES -t CALLS`, too.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,6 +23,7 @@
 // Program of bench/rpcperf.x.
 enum { PROGRAM = 0x20525046, VERSION = 5 };
 enum { ECHO_SMALL = 1, ECHO = 2, READ = 3, WRITE = 4 };
+static const char OPTIONS[] = "a:o:s:t:D:lc:";
 // Most bytes of ECHO_SMALL, and of a message.
 enum { SMALL = 256, MAX_MESSAGE = 3840 };
 
@@ -164,7 +165,7 @@ int main(int argc, char **argv) {
         die("configuration", rpcrdma_error());
     set(config, "poll.idle", "poll");
     set(config, "poll.sample_latency", "0");
-    for (int option; (option = getopt(argc, argv, "a:o:s:t:D:lc:")) != -1;) {
+    for (int option; (option = getopt(argc, argv, OPTIONS)) != -1;) {
         if (option == 'a')
             address = optarg;
         else if (option == 'o')
@@ -172,17 +173,17 @@ int main(int argc, char **argv) {
         else if (option == 's')
             bench.size = (uint32_t)number(optarg, 4, 1 << 30);
         else if (option == 't')
-            bench.depth = (uint32_t)number(optarg, 1, 16384);
+            bench.depth = (uint32_t)number(optarg, 1, 16383);
         else if (option == 'D')
             seconds = number(optarg, 1, 3600);
         else if (option == 'l')
             bench.measures_latency = 1;
-        else if (option == 'c')
-            set_knob(config, optarg);
-        else
+        else if (option != 'c')
             die("usage", "bench_client [-a ADDRESS] [-o echo|read|write] [-s BYTES] [-t CALLS] [-D SECONDS]"
                          " [-l] [-c KNOB=VALUE]...");
     }
+    if (optind < argc)
+        die(argv[optind], "unknown argument");
     if (strcmp(operation, "echo") == 0)
         bench.procedure = bench.size <= SMALL ? ECHO_SMALL : ECHO;
     else if (strcmp(operation, "read") == 0)
@@ -195,6 +196,7 @@ int main(int argc, char **argv) {
         die("-s", "echo carries at most 3840 bytes");
 
     // As rpcperf sizes a client with one connection.
+    set_number(config, "memory.receives", bench.depth <= 256 ? 1024 : 4 * bench.depth);
     set_number(config, "limits.credits", bench.depth < 32 ? 64 : 2 * bench.depth > 32767 ? 32767 : 2 * bench.depth);
     set_number(config, "limits.max_calls", bench.depth);
     set_number(config, "memory.small_buffers", 1024 + 2 * bench.depth + 16);
@@ -204,6 +206,11 @@ int main(int argc, char **argv) {
         snprintf(classes, sizeof classes, "[[%u, %u]]", bench.size, bench.depth);
         set(config, "memory.bulk_buffers", classes);
     }
+    // The user's knobs are the last.
+    optind = 1;
+    for (int option; (option = getopt(argc, argv, OPTIONS)) != -1;)
+        if (option == 'c')
+            set_knob(config, optarg);
     bench.client = rpcrdma_local_client_connect(address, PROGRAM, VERSION, config);
     if (!bench.client)
         die(address, rpcrdma_error());

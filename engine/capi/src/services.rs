@@ -48,8 +48,9 @@ pub type rpcrdma_deferred_handler = Option<
 
 /// The procedure runs on workers (`server.workers`): its handler may block.
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
-/// A retransmitted call does not run again. A client is a credential, as of `client.auth_sys`, on a host: each client
-/// of this library has its own stamp. Calls without a credential run again. Without Write chunks. The cache has the
+/// A call that is retransmitted to the same server does not run again. A new process has nothing of the old one's
+/// cache. A client is a credential, as of `client.auth_sys`, on a host: each client of this library has its own stamp.
+/// Calls without a credential run again. Without Write chunks. The cache has the
 /// default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
 /// Calls have no reply.
@@ -77,9 +78,9 @@ pub struct rpcrdma_procedure {
     pub context: *mut c_void,
     /// Bytes of inline results that there is at least room for; 0: 256.
     pub max_reply: usize,
-    /// Most Read chunks of a call: eligible arguments (RFC 8166 §6). Most bytes of each.
+    /// Most Read chunks of a call: eligible arguments (RFC 8166 §6).
     pub read_chunks: u32,
-    /// Most Write chunks of a call: eligible results. Most bytes of each.
+    /// Most Write chunks of a call: eligible results.
     pub write_chunks: u32,
     /// Most bytes of a Read chunk.
     pub max_read: usize,

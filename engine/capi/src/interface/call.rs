@@ -257,6 +257,7 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.
+/// Nothing tells when that is: copy what changes (`rpcrdma_call_write_chunk`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_result(
     call: *mut rpcrdma_call,

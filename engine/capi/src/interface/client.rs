@@ -18,7 +18,8 @@ use crate::types::*;
 /// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 ///
 /// `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
-/// ECONNREFUSED, ETIMEDOUT, EINVAL.
+/// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; ENOMEM, ENODEV and EIO as for
+/// `rpcrdma_server_start`.
 ///
 /// # Safety
 /// `address` ends with a zero byte; `config` as for `rpcrdma_free`.
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
     })
 }
 
-/// A handle of the same connection for another thread.
+/// A handle of the same connection for another thread, or NULL. The connection closes when the last one is freed.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`.

@@ -123,7 +123,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 /// for a Read chunk that it would copy. `xid`, unless it is NULL, gets the call's number, for
 /// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 ///
-/// The poll reports other causes, such as ENOTCONN and EAGAIN (`limits.max_calls`): this function returns 0.
+/// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL for
+/// a buffer of another client.
 ///
 /// # Safety
 /// `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.

@@ -10,7 +10,7 @@ use crate::handle::{foreign, hold, lend, share};
 use crate::memory::{Adopted, Memory};
 use crate::types::*;
 
-/// A buffer of `len` bytes for a chunk of a client's call, registered with the client's device.
+/// A buffer of `len` bytes for a chunk of a call of this client, registered with its device.
 ///
 /// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
 /// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left

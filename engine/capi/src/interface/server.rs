@@ -58,7 +58,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 /// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
 ///
 /// A handler on a shard must not block for such a call: `RPCRDMA_ON_WORKERS`, or a deferred call on another thread.
-/// `config` may be NULL. NULL after a failure.
+/// `config` may be NULL. NULL after a failure. `rpcrdma_free` ends it.
 ///
 /// # Safety
 /// The handles as for `rpcrdma_free`; the call was not answered.
@@ -225,10 +225,11 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 ///
 /// `tuning.md` has the units of its fields, and what to do about their values.
 ///
-/// It blocks until each shard has answered: as long as a handler or task blocks a shard. -EDEADLK on the own shard, as
-/// in a handler or task: `RPCRDMA_ON_WORKERS`, or a polled server.
+/// It blocks until each shard has answered: as long as a handler or task blocks a shard. In a handler or task of the
+/// same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
+/// returns -EBUSY: call it between polls.
 ///
-/// Returns the length of the whole, or a negative code.
+/// Returns the length of the whole, or a negative code. `room` may be NULL if `len` is 0.
 ///
 /// # Safety
 /// `handle` as for `rpcrdma_free`; `room` has `len` bytes.

@@ -15,7 +15,7 @@ pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
 }
 
 /// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
-/// without a handler.
+/// without results if no table has it.
 ///
 /// Returns 0; -EEXIST for a procedure that was added before; -EINVAL, and the text names the procedure and the cause.
 /// The procedures before it are added.
