@@ -169,7 +169,7 @@ typedef struct {
 
 // A Read chunk: an argument that the server reads by RDMA.
 typedef struct {
-    // Byte of `args` where the argument belongs.
+    // Byte of the arguments where it belongs. The bytes of chunks before it count.
     size_t position;
     // A buffer of `rpcrdma_alloc`: its bytes are the argument, without XDR round-up. NULL: `data` is copied.
     rpcrdma_buffer *buffer;
@@ -236,8 +236,8 @@ typedef struct {
 // Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 // `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
 //
-// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception
-// of C++ may leave it: the process ends. Nor may longjmp: the client would report no more.
+// The function may start calls, and end the client. If it polls this client, the ends of calls wait until it returns. No
+// exception of C++ may leave it, nor pthread_exit: the process ends. Nor may longjmp: the client would report no more.
 typedef void (*rpcrdma_done)(void *context, const rpcrdma_completion *completion);
 
 #ifdef __cplusplus
@@ -453,7 +453,8 @@ int rpcrdma_disarm(void *handle);
 // Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 // bytes, with the zero byte at the end.
 //
-// `tuning.md` has the units of its fields, and what to do about their values.
+// `tuning.md` has the units of its fields, and what to do about their values. `peers` has at most 64 connections of each
+// shard of a server: about 1 KiB each.
 //
 // It blocks until each shard has answered: as long as a handler or task blocks a shard. In a handler or task of the
 // same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
@@ -463,7 +464,9 @@ int rpcrdma_disarm(void *handle);
 //
 // # Safety
 // `handle` as for `rpcrdma_free`; `room` has `len` bytes.
-int rpcrdma_stats(void *handle, char *room, size_t len);
+int rpcrdma_stats(void *handle,
+                  char *room,
+                  size_t len);
 
 // Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
 //
@@ -700,7 +703,7 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 // `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
 // The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL for
-// a buffer of another client.
+// the position of a chunk, or a buffer of another client.
 //
 // # Safety
 // `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
@@ -717,7 +720,10 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client,
 int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
 // Turns the client once, and passes each call that has ended to `done`. Never blocks. Calls that `done` starts, and
-// that end at once, are reported by the next poll.
+// that end at once, are reported by the next poll. If `done` is NULL, ended calls are left to the next poll with a
+// function.
+//
+// All functions of a poll together are the time between two polls: a loop polls at least 20 times a second.
 //
 // Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 //

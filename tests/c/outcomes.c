@@ -231,6 +231,8 @@ static void replaced_once(void *context, const rpcrdma_completion *completion) {
 
 static void replaces(char *address) {
     refused_at_once(address, 3, STATUS);
+    // Without a function, the ends are left.
+    CHECK(rpcrdma_local_client_poll(again, NULL, NULL) >= 0);
     CHECK(rpcrdma_local_client_poll(again, replace, address) == 1 && replaced == 1);
     CHECK(rpcrdma_local_client_poll(again, replaced_once, NULL) == 1 && !stale && !rpcrdma_free(again));
 }
@@ -299,6 +301,14 @@ static void task_of_file(const char *address, rpcrdma_config *config) {
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(with_task) && !rpcrdma_free(services) && !close(fd));
 }
 
+// The statistics of a server have its connections.
+static void has_peers(void) {
+    static char stats[64 << 10];
+    int len = rpcrdma_stats(server, NULL, 0);
+    CHECK(len > 0 && len < (int)sizeof stats);
+    CHECK(rpcrdma_stats(server, stats, sizeof stats) > 0 && strstr(stats, "\"peers\":[{\"slot\":"));
+}
+
 // Knobs of a file, also those that only this interface has.
 static void load(rpcrdma_config *config) {
     static const char text[] = "[server]\nshards = 2\nworkers = 1\n[poll]\ncontrol_interval = \"1s\"\n";
@@ -323,6 +333,7 @@ int main(int argc, char **argv) {
     rpcrdma_client *clients[2];
     for (int shard = 0; shard < 2; shard++)
         CHECK(clients[shard] = rpcrdma_client_connect(argv[1 + shard], PROGRAM, 1, config));
+    has_peers();
     statuses(clients[0], argv[1], config);
     own_codes(clients[0]);
     results_of_shards(clients);
@@ -335,6 +346,6 @@ int main(int argc, char **argv) {
     credentials(argv[1]);
     busy(clients[0], argv[1], config);
     CHECK(!rpcrdma_free(clients[0]) && !rpcrdma_free(clients[1]) && !rpcrdma_free(services) && !rpcrdma_free(config));
-    printf("statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");
+    printf("peers, statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");
     return 0;
 }

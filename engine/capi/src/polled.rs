@@ -37,10 +37,13 @@ impl Polled {
     /// Whether calls have ended that this poll reports, while the client is free. Those that end meanwhile are the next
     /// poll's, and none are that of a poll by a function that gets a call: the poll ends, and the stack stays bounded.
     #[inline(always)]
-    pub(crate) fn begins_report(&mut self) -> bool {
-        let begins = !self.client.shard_mut().done().is_empty() && !self.is_reporting;
-        self.is_reporting |= begins;
-        begins
+    pub(crate) fn is_to_report(&mut self) -> bool {
+        !self.client.shard_mut().done().is_empty() && !self.is_reporting
+    }
+
+    #[inline(always)]
+    pub(crate) fn begin_report(&mut self) {
+        self.is_reporting = true;
     }
 
     /// The call that has ended, if it is the only one.

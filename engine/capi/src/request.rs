@@ -20,7 +20,7 @@ use crate::types::rpcrdma_buffer;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_read_chunk {
-    /// Byte of `args` where the argument belongs.
+    /// Byte of the arguments where it belongs. The bytes of chunks before it count.
     pub position: usize,
     /// A buffer of `rpcrdma_alloc`: its bytes are the argument, without XDR round-up. NULL: `data` is copied.
     pub buffer: *mut rpcrdma_buffer,

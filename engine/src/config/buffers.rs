@@ -86,10 +86,14 @@ impl Config {
         }
     }
 
-    /// Knob of the smallest of these buffers that hold so many bytes.
+    /// Knob of the smallest of these buffers that hold so many bytes. Of equal ones: that of bulk data, which most needs
+    /// are.
     fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
         let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
-        of_all.filter(|&(size, _)| size >= needed).min_by_key(|&(size, _)| size).map(|(_, knob)| knob)
+        of_all
+            .filter(|&(size, _)| size >= needed)
+            .min_by_key(|&(size, knob)| (size, knob != Knob::BULK_BUFFERS))
+            .map(|(_, knob)| knob)
     }
 
     /// Knob of the pool's buffers that hold so many bytes, or would have to.

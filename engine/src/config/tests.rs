@@ -77,6 +77,15 @@ fn each_knob_is_refused_by_name_value_and_range() {
 }
 
 #[test]
+fn a_size_of_two_knobs_is_called_by_that_of_bulk_data() {
+    let config = Config::default();
+    let knob = |serves, needed| config.knob_of_buffers(serves, needed).to_string();
+    assert_eq!(knob(true, 1 << 20), "`memory.bulk_buffers`", "both have it");
+    assert_eq!(knob(true, 32 << 10), "`memory.long_buffers`");
+    assert_eq!(knob(false, 1 << 20), "`memory.long_buffers`", "a client without services has none for bulk data");
+}
+
+#[test]
 fn the_waits_before_a_connection_is_made_again_grow() {
     let refused = |first: u64, longest: u64| {
         let backoff = (Duration::from_millis(first), Duration::from_millis(longest));

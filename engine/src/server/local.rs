@@ -166,7 +166,12 @@ impl LocalServer {
 
     /// Statistics of the shard.
     pub fn stats(&mut self) -> ShardStats {
-        self.shard.stats()
+        self.stats_with_connections(0)
+    }
+
+    /// As [`stats`](Self::stats), with up to `most` connections: those in the lowest slots.
+    pub fn stats_with_connections(&mut self, most: usize) -> ShardStats {
+        self.shard.stats_with_connections(most)
     }
 }
 

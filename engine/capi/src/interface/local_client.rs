@@ -36,10 +36,12 @@ pub struct rpcrdma_completion {
 /// Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 /// `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
 ///
-/// The function may start calls, and end the client. If it polls, the ends of calls wait until it returns. No exception
-/// of C++ may leave it: the process ends. Nor may longjmp: the client would report no more.
+/// The function may start calls, and end the client. If it polls this client, the ends of calls wait until it returns. No
+/// exception of C++ may leave it, nor pthread_exit: the process ends. Nor may longjmp: the client would report no more.
 pub type rpcrdma_done =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
+
+type Reports = unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion);
 
 /// A client, connected by `connect`.
 ///
@@ -124,7 +126,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 /// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 ///
 /// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL for
-/// a buffer of another client.
+/// the position of a chunk, or a buffer of another client.
 ///
 /// # Safety
 /// `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
@@ -161,7 +163,10 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
 }
 
 /// Turns the client once, and passes each call that has ended to `done`. Never blocks. Calls that `done` starts, and
-/// that end at once, are reported by the next poll.
+/// that end at once, are reported by the next poll. If `done` is NULL, ended calls are left to the next poll with a
+/// function.
+///
+/// All functions of a poll together are the time between two polls: a loop polls at least 20 times a second.
 ///
 /// Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
 ///
@@ -177,9 +182,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
         // SAFETY: the caller's promise.
         let mut local = unsafe { lend(client) }?;
         let busy = local.client.turn();
-        if !local.begins_report() {
-            return Ok(c_int::from(busy));
-        }
+        let (Some(done), true) = (done, local.is_to_report()) else { return Ok(c_int::from(busy)) };
+        local.begin_report();
         let id = local.id();
         // The client is free while a function runs, which may use it, or end it.
         match local.only_ended() {
@@ -224,7 +228,7 @@ unsafe fn report_all(
     id: u64,
     mut number: u16,
     mut batch: Vec<Done>,
-    done: rpcrdma_done,
+    done: Reports,
     context: *mut c_void,
 ) {
     for ended in batch.drain(..) {
@@ -247,8 +251,7 @@ unsafe fn report_all(
 /// # Safety
 /// `done` may be called with `context`.
 #[inline(always)]
-unsafe fn report(number: u16, ended: Done, done: rpcrdma_done, context: *mut c_void) {
-    let Some(done) = done else { return };
+unsafe fn report(number: u16, ended: Done, done: Reports, context: *mut c_void) {
     let token = ended.token;
     let (error, results) = match &ended.result {
         Ok(reply) => (0, reply.results()),

@@ -223,7 +223,8 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 /// bytes, with the zero byte at the end.
 ///
-/// `tuning.md` has the units of its fields, and what to do about their values.
+/// `tuning.md` has the units of its fields, and what to do about their values. `peers` has at most 64 connections of each
+/// shard of a server: about 1 KiB each.
 ///
 /// It blocks until each shard has answered: as long as a handler or task blocks a shard. In a handler or task of the
 /// same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
@@ -241,8 +242,8 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
         let stats = match unsafe { any(handle) }? {
             Any::Server(server) if server.is_on_own_shard() => return Err(own()),
             Any::Client(client) if client.is_on_own_shard() => return Err(own()),
-            Any::Server(server) => server.stats(),
-            Any::LocalServer(mut server) => vec![server.stats()],
+            Any::Server(server) => server.stats_with_connections(MOST_PEERS),
+            Any::LocalServer(mut server) => vec![server.stats_with_connections(MOST_PEERS)],
             Any::Client(client) => client.stats().into_iter().collect(),
             Any::LocalClient(mut local) => vec![local.client.stats()],
         };
@@ -251,6 +252,9 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
         unsafe { copy(&text, room, len) }
     })
 }
+
+/// Most connections of a shard in the statistics.
+const MOST_PEERS: usize = 64;
 
 /// A server or client that nobody polls.
 #[cold]
