@@ -39,6 +39,13 @@ struct look {
     uint64_t time, calls;
 };
 
+// A call under way, or that may start.
+struct lane {
+    uint64_t started;
+    uint32_t number;
+    rpcrdma_buffer *buffer;
+};
+
 struct bench {
     rpcrdma_local_client *client;
     uint32_t procedure, size, depth, sequence;
@@ -47,10 +54,11 @@ struct bench {
     uint64_t from, until;
     struct look first, last, now;
     int measures_latency, is_over;
-    // Of the calls under way, by token: start, number, and buffer of a chunk.
-    uint64_t *started;
-    uint32_t *numbers;
-    rpcrdma_buffer **buffers;
+    rpcrdma_request request;
+    rpcrdma_read_chunk read;
+    rpcrdma_write_chunk write;
+    // Of the calls, by token.
+    struct lane *lanes;
     // Tokens of the calls that may start.
     uint32_t *free, free_count;
     uint64_t histogram[BUCKETS], timed;
@@ -96,31 +104,41 @@ static double percentile(const struct bench *bench, double part) {
     return (double)((uint64_t)(bucket - shift * STEPS) << shift) / 1e3;
 }
 
+// What all calls have in common.
+static rpcrdma_request request_of(struct bench *bench) {
+    if (bench->procedure <= ECHO)
+        return (rpcrdma_request){
+            .procedure = bench->procedure, .args = bench->args, .args_len = xdr_padded(bench->size)};
+    xdr_put_u32(bench->args, bench->size);
+    bench->read.position = 4; // Behind its length.
+    return (rpcrdma_request){.procedure = bench->procedure,
+                             .args = bench->args,
+                             .args_len = 4,
+                             .read_chunks = &bench->read,
+                             .read_count = bench->procedure == WRITE,
+                             .write_chunks = &bench->write,
+                             .write_count = bench->procedure == READ};
+}
+
 // Starts a call with the next number in its first bytes, or with a chunk.
 static void start(struct bench *bench, uint32_t token) {
-    rpcrdma_request request = {.procedure = bench->procedure, .token = token, .args = bench->args, .args_len = 4};
-    rpcrdma_read_chunk read = {.position = 4, .buffer = bench->buffers[token]}; // Behind its length.
-    rpcrdma_write_chunk write = {.buffer = bench->buffers[token]};
-    bench->numbers[token] = ++bench->sequence;
+    struct lane *lane = &bench->lanes[token];
+    bench->request.token = token;
     if (bench->procedure <= ECHO) {
-        request.args_len = xdr_padded(bench->size);
-        memcpy(bench->args, &bench->numbers[token], sizeof *bench->numbers);
-    } else {
-        xdr_put_u32(bench->args, bench->size);
-        request.read_chunks = &read;
-        request.read_count = bench->procedure == WRITE;
-        request.write_chunks = &write;
-        request.write_count = bench->procedure == READ;
-    }
-    bench->started[token] = bench->now.time;
-    if (rpcrdma_local_client_start(bench->client, &request, NULL))
+        lane->number = ++bench->sequence;
+        memcpy(bench->args, &lane->number, sizeof lane->number);
+    } else
+        bench->read.buffer = bench->write.buffer = lane->buffer;
+    if (bench->measures_latency)
+        lane->started = bench->now.time;
+    if (rpcrdma_local_client_start(bench->client, &bench->request, NULL))
         die("start", rpcrdma_error());
 }
 
 // Whether the reply belongs to the call.
 static int is_answer(const struct bench *bench, uint32_t token, const unsigned char *results, size_t len) {
     if (bench->procedure <= ECHO)
-        return len == xdr_padded(bench->size) && !memcmp(results, &bench->numbers[token], sizeof *bench->numbers);
+        return len == xdr_padded(bench->size) && !memcmp(results, &bench->lanes[token].number, sizeof bench->sequence);
     struct xdr from = {results, len};
     uint32_t moved;
     return xdr_u32(&from, &moved) == 0 && moved == bench->size;
@@ -138,14 +156,14 @@ static void done(void *context, const rpcrdma_completion *completion) {
     if (bench->measures_latency) {
         look(bench);
         if (bench->last.calls == bench->calls) {
-            bench->histogram[bucket_of(bench->now.time - bench->started[token])]++;
+            bench->histogram[bucket_of(bench->now.time - bench->lanes[token].started)]++;
             bench->timed++;
         }
     } else if (bench->calls - bench->now.calls >= LOOK_EVERY)
         look(bench);
     // The buffer of the chunk serves the next call.
     if (bench->procedure > ECHO &&
-        !(bench->buffers[token] = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
+        !(bench->lanes[token].buffer = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
                                                            : rpcrdma_reply_take_read_chunk(completion->reply, 0)))
         die("buffer", rpcrdma_error());
 }
@@ -215,13 +233,12 @@ int main(int argc, char **argv) {
     if (!bench.client)
         die(address, rpcrdma_error());
     rpcrdma_free(config);
-    bench.started = calloc(bench.depth, sizeof *bench.started);
-    bench.numbers = calloc(bench.depth, sizeof *bench.numbers);
-    bench.buffers = calloc(bench.depth, sizeof *bench.buffers);
+    bench.lanes = calloc(bench.depth, sizeof *bench.lanes);
     bench.free = calloc(bench.depth, sizeof *bench.free);
-    if (!bench.started || !bench.numbers || !bench.buffers || !bench.free)
+    if (!bench.lanes || !bench.free)
         die("calloc", strerror(errno));
 
+    bench.request = request_of(&bench);
     look(&bench);
     // A tenth is warm-up.
     bench.from = bench.now.time + seconds * 100000000;
@@ -229,7 +246,7 @@ int main(int argc, char **argv) {
     bench.first = bench.last = (struct look){0};
     for (uint32_t token = 0; token < bench.depth; token++) {
         bench.free[bench.free_count++] = token;
-        if (bench.procedure > ECHO && !(bench.buffers[token] = rpcrdma_alloc(bench.client, bench.size)))
+        if (bench.procedure > ECHO && !(bench.lanes[token].buffer = rpcrdma_alloc(bench.client, bench.size)))
             die("buffer", rpcrdma_error());
     }
     for (unsigned int empty = 0; !bench.is_over || bench.free_count < bench.depth;) {
@@ -255,12 +272,10 @@ int main(int argc, char **argv) {
         printf(", p50 %.2f us, p99 %.2f us", percentile(&bench, 0.5), percentile(&bench, 0.99));
     printf("\n");
     for (uint32_t token = 0; token < bench.depth; token++)
-        rpcrdma_free(bench.buffers[token]);
+        rpcrdma_free(bench.lanes[token].buffer);
     if (rpcrdma_free(bench.client))
         die("end", rpcrdma_error());
-    free(bench.started);
-    free(bench.numbers);
-    free(bench.buffers);
+    free(bench.lanes);
     free(bench.free);
     return 0;
 }
