@@ -21,8 +21,8 @@
 
 // A call that is retransmitted to the same server does not run again. A new process has nothing of the old one's
 // cache. A client is a credential, as of `client.auth_sys`, on a host: each client of this library has its own stamp.
-// Calls without a credential run again. Without Write chunks. The cache has the
-// default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
+// Calls without a credential run again. Without Write chunks. The cache has the default sizes of
+// `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 #define RPCRDMA_CACHED 2
 
 // Calls have no reply.

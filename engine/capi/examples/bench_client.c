@@ -164,7 +164,7 @@ static void done(void *context, const rpcrdma_completion *completion) {
     // The buffer of the chunk serves the next call.
     if (bench->procedure > ECHO &&
         !(bench->lanes[token].buffer = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
-                                                           : rpcrdma_reply_take_read_chunk(completion->reply, 0)))
+                                                                : rpcrdma_reply_take_read_chunk(completion->reply, 0)))
         die("buffer", rpcrdma_error());
 }
 

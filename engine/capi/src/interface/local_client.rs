@@ -41,6 +41,7 @@ pub struct rpcrdma_completion {
 pub type rpcrdma_done =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 
+/// One that is not NULL.
 type Reports = unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion);
 
 /// A client, connected by `connect`.
@@ -194,10 +195,10 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
                 unsafe { report(number, ended, done, context) };
             }
             None => {
-                let (number, batch) = (local.number(), local.ended());
+                let batch = local.ended();
                 drop(local);
                 // SAFETY: the caller's promise.
-                unsafe { report_all(client, id, number, batch, done, context) };
+                unsafe { report_all(client, id, batch, done, context) };
             }
         }
         // SAFETY: it was a handle before.
@@ -226,19 +227,17 @@ unsafe fn lend_still<'a>(client: *mut rpcrdma_local_client, id: u64) -> Option<L
 unsafe fn report_all(
     client: *mut rpcrdma_local_client,
     id: u64,
-    mut number: u16,
     mut batch: Vec<Done>,
     done: Reports,
     context: *mut c_void,
 ) {
     for ended in batch.drain(..) {
         // SAFETY: the caller's promise.
-        unsafe { report(number, ended, done, context) };
+        let Some(local) = (unsafe { lend_still(client, id) }) else { return };
+        let number = local.number();
+        drop(local);
         // SAFETY: the caller's promise.
-        match unsafe { lend_still(client, id) } {
-            Some(local) => number = local.number(),
-            None => return,
-        }
+        unsafe { report(number, ended, done, context) };
     }
     // SAFETY: the caller's promise.
     if let Some(mut local) = unsafe { lend_still(client, id) } {
