@@ -9,8 +9,12 @@ for program in kv_server bench_client; do
     cc -Wall -Wextra -Werror "/usr/share/doc/librpcrdma-dev/examples/$program.c" -o "$program" \
         $(pkg-config --cflags --libs rpcrdma) -pthread
 done
-# listening: waits until the last started server does.
-listening() {
+# serve COMMAND…: starts a server, and waits until it listens. Its log is new before it starts: a line of the server
+# before it would end the wait.
+serve() {
+    : >server.log
+    "$@" >>server.log 2>&1 &
+    server=$!
     for try in $(seq 300); do
         ! grep '^listening' server.log || return 0
         kill -0 "$server"
@@ -19,9 +23,7 @@ listening() {
     return 1
 }
 for fabric in soft:packages "iwarp:127.0.0.1:$1"; do
-    ./kv_server -a "$fabric" >server.log 2>&1 &
-    server=$!
-    listening
+    serve ./kv_server -a "$fabric"
     timeout 60 rpcrdma ping --count 3 --interval 0 "$fabric" 0x20004b56 1
     timeout 120 ./kv-client "$fabric" fill 1
     timeout 120 ./kv-client "$fabric" verify 1
@@ -31,9 +33,7 @@ for fabric in soft:packages "iwarp:127.0.0.1:$1"; do
     wait "$server" # it drains
 done
 for fabric in soft:packages-2 "iwarp:127.0.0.1:$(($1 + 1))"; do
-    rpcperf serve --listen "$fabric" --only calls >server.log 2>&1 &
-    server=$!
-    listening
+    serve rpcperf serve --listen "$fabric" --only calls
     timeout 60 ./bench_client -a "$fabric" -o read -s 65536 -t 4 -D 1
     kill "$server"
     wait "$server" || true
