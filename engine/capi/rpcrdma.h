@@ -553,8 +553,8 @@ int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size
 // (`rpcrdma_config_arena`) is seen later: the caller gets SYSTEM_ERR, and the log has the cause.
 //
 // # Safety
-// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.
-// Nothing tells when that is: copy what changes (`rpcrdma_call_write_chunk`).
+// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent:
+// `release` of `rpcrdma_arena_part` tells.
 int rpcrdma_call_result(rpcrdma_call *call, unsigned int index, rpcrdma_buffer *buffer);
 
 // Answers a deferred call, from any thread. The call ends.
@@ -615,13 +615,22 @@ int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
 // The memory stays mapped until `release` is called, and no part of it changes while it is lent.
 rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *context), void *context);
 
-// A buffer of `len` bytes from byte `start` of the application's memory.
+// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap.
 //
-// NULL if it has fewer, is for Read chunks, or has 4 GiB or more.
+// `release` is called once when nobody uses the part any more, with `context`; it may be NULL. The part's bytes may
+// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, its connection has ended, or the
+// reply is no longer kept (`RPCRDMA_CACHED`). It is called on any thread, within any function of this library: it is
+// short, and does not wait. It may answer calls and lend parts.
+//
+// NULL if the arena has fewer bytes, is for Read chunks, or has 4 GiB or more; `release` is called then, too.
 //
 // # Safety
-// `arena` as for `rpcrdma_free`.
-rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena, size_t start, size_t len);
+// `arena` as for `rpcrdma_free`. The bytes do not change while they are lent.
+rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena,
+                                   size_t start,
+                                   size_t len,
+                                   void (*release)(void *context),
+                                   void *context);
 
 // Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 //

@@ -12,6 +12,8 @@ use crate::arena::ArenaId;
 use crate::core::{Meta, release, state};
 use crate::sync::{AtomicU32, Ordering, fence};
 
+mod owned;
+
 /// A part of a buffer: `start + len` is at most the capacity. It is one word, so that a [`Handle`] is two and travels
 /// in registers. Written to memory in halves and copied as a whole, it would stall the core each time.
 #[derive(Clone, Copy)]
@@ -324,11 +326,16 @@ impl Drop for Frozen {
     fn drop(&mut self) {
         let state = self.handle.state();
         // Release pairs with the fence of the last clone: our reads of the bytes happen before their reuse.
-        if state.fetch_sub(1, Ordering::Release) & state::COUNT != 1 {
+        let before = state.fetch_sub(1, Ordering::Release);
+        if before & state::COUNT != 1 {
             return;
         }
         // Acquire pairs with the decrement of every other clone.
         fence(Ordering::Acquire);
+        if before & !state::COUNT == state::OWNED {
+            // SAFETY: only `with_owner` sets this state, and this was the last clone.
+            return unsafe { owned::end(self.handle.meta) };
+        }
         state.store(state::HELD, Ordering::Relaxed);
         // SAFETY: this was the last clone.
         unsafe { release(self.handle.meta) };

@@ -32,6 +32,8 @@ pub(crate) mod state {
     pub(crate) const POSTED: u32 = 3 << 29;
     /// A `Posted` that was dropped: the device may write to it at any time.
     pub(crate) const LEAKED: u32 = 4 << 29;
+    /// Bookkeeping of a `Frozen` with an owner, beside that of its buffer.
+    pub(crate) const OWNED: u32 = 5 << 29;
 }
 
 /// Bookkeeping of one buffer, on its own cache line. It is out of reach of peers that see the data.
@@ -76,6 +78,11 @@ impl Meta {
     pub(crate) fn is_mine(&self) -> bool {
         // Relaxed: a thread sees its own stores, and no other thread's number is its own.
         self.core().owner.load(Ordering::Relaxed) == current_thread()
+    }
+
+    /// The same place with a count of its own, of one.
+    pub(crate) fn owned(&self) -> Self {
+        Self { state: AtomicU32::new(state::OWNED | 1), ..*self }
     }
 
     /// Counts a buffer that the device may never return.

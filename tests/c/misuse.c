@@ -282,7 +282,7 @@ static void set_up(void) {
     void *mapped = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(mapped != MAP_FAILED);
     CHECK(S.arena = rpcrdma_arena_new(mapped, 1 << 20, NULL, NULL));
-    CHECK(S.part = rpcrdma_arena_part(S.arena, 4096, 4));
+    CHECK(S.part = rpcrdma_arena_part(S.arena, 4096, 4, NULL, NULL));
     CHECK(S.for_reads = rpcrdma_arena_new(S.memory, 1 << 20, NULL, NULL));
     CHECK(!add((rpcrdma_procedure){
         .handler = empty, .read_chunks = 1, .max_read = 1 << 20, .reads_into = S.for_reads}));

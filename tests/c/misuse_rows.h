@@ -177,10 +177,10 @@ ROW(rpcrdma_call_write_chunk_filled, 2, -ENOENT, 0, rpcrdma_call_write_chunk_fil
 ROW(rpcrdma_call_write_chunk_filled, 3, -EMSGSIZE, 0, rpcrdma_call_write_chunk_filled(S.call, 0, 65))
 ROW(rpcrdma_call_write_chunk_filled, 4, -EMSGSIZE, 0, rpcrdma_call_write_chunk_filled(S.call, 0, SIZE_MAX))
 
-ROW(rpcrdma_call_result, 1, -EINVAL, 0, rpcrdma_call_result(NULL, 0, rpcrdma_arena_part(S.arena, 0, 4)))
+ROW(rpcrdma_call_result, 1, -EINVAL, 0, rpcrdma_call_result(NULL, 0, rpcrdma_arena_part(S.arena, 0, 4, NULL, NULL)))
 ROW(rpcrdma_call_result, 2, -EINVAL, 0, rpcrdma_call_result(S.call, 0, NULL))
-ROW(rpcrdma_call_result, 3, -ENOENT, 0, rpcrdma_call_result(S.call, 7, rpcrdma_arena_part(S.arena, 0, 4)))
-ROW(rpcrdma_call_result, 4, -EMSGSIZE, 0, rpcrdma_call_result(S.call, 0, rpcrdma_arena_part(S.arena, 0, 65)))
+ROW(rpcrdma_call_result, 3, -ENOENT, 0, rpcrdma_call_result(S.call, 7, rpcrdma_arena_part(S.arena, 0, 4, NULL, NULL)))
+ROW(rpcrdma_call_result, 4, -EMSGSIZE, 0, rpcrdma_call_result(S.call, 0, rpcrdma_arena_part(S.arena, 0, 65, NULL, NULL)))
 
 ROW(rpcrdma_call_result, 5, -EXDEV, 0, rpcrdma_call_result(S.call, 0, rpcrdma_alloc(S.client, 4)))
 
@@ -209,10 +209,10 @@ ROW(rpcrdma_arena_new, 2, 0, 0, rpcrdma_arena_new((char *)S.memory + 8, 4096, NU
 ROW(rpcrdma_arena_new, 3, 0, 0, rpcrdma_arena_new(S.memory, 0, NULL, NULL))
 ROW(rpcrdma_arena_new, 4, 0, 0, rpcrdma_arena_new(S.memory, 100, NULL, NULL))
 
-ROW(rpcrdma_arena_part, 1, 0, 0, rpcrdma_arena_part(NULL, 0, 1))
-ROW(rpcrdma_arena_part, 2, 0, 0, rpcrdma_arena_part(S.arena, 0, SIZE_MAX))
-ROW(rpcrdma_arena_part, 3, 0, 0, rpcrdma_arena_part(S.arena, SIZE_MAX, 1))
-ROW(rpcrdma_arena_part, 4, 0, 0, rpcrdma_arena_part(S.for_reads, 0, 1))
+ROW(rpcrdma_arena_part, 1, 0, 0, rpcrdma_arena_part(NULL, 0, 1, NULL, NULL))
+ROW(rpcrdma_arena_part, 2, 0, 0, rpcrdma_arena_part(S.arena, 0, SIZE_MAX, NULL, NULL))
+ROW(rpcrdma_arena_part, 3, 0, 0, rpcrdma_arena_part(S.arena, SIZE_MAX, 1, NULL, NULL))
+ROW(rpcrdma_arena_part, 4, 0, 0, rpcrdma_arena_part(S.for_reads, 0, 1, NULL, NULL))
 
 ROW(rpcrdma_client_connect, 1, 0, 0, rpcrdma_client_connect(NULL, 1, 1, NULL))
 ROW(rpcrdma_client_connect, 2, 0, 0, rpcrdma_client_connect("soft:nobody-is-here", 1, 1, S.config))

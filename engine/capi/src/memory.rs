@@ -35,9 +35,7 @@ impl Memory {
             Self::Own(buf) => buf.capacity(),
             Self::Shared(bytes) | Self::OfShard(bytes) => bytes.len(),
         };
-        if start.checked_add(len).is_none_or(|end| end > capacity) {
-            return Err(Failure::argument(format_args!("{len} bytes from {start} exceed the buffer's {capacity}")));
-        }
+        check_window(start, len, capacity)?;
         match self {
             Self::Own(buf) => buf.set_window(start, len),
             Self::Shared(bytes) | Self::OfShard(bytes) => *bytes = bytes.part(start, len),
@@ -79,9 +77,16 @@ impl Memory {
     }
 }
 
-/// Tells the application that its memory is free.
-struct Release {
-    function: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
+fn check_window(start: usize, len: usize, capacity: usize) -> Result<(), Failure> {
+    match start.checked_add(len) {
+        Some(end) if end <= capacity => Ok(()),
+        _ => Err(Failure::argument(format_args!("{len} bytes from {start} exceed the memory's {capacity}"))),
+    }
+}
+
+/// Tells the application that its memory is free, when it is dropped.
+pub(crate) struct Release {
+    function: unsafe extern "C-unwind" fn(context: *mut c_void),
     context: *mut c_void,
 }
 
@@ -90,12 +95,21 @@ unsafe impl Send for Release {}
 // SAFETY: a reference does nothing with it.
 unsafe impl Sync for Release {}
 
+impl Release {
+    /// # Safety
+    /// `function` may be called with `context` once, on any thread.
+    pub(crate) unsafe fn new(
+        function: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
+        context: *mut c_void,
+    ) -> Option<Self> {
+        Some(Self { function: function?, context })
+    }
+}
+
 impl Drop for Release {
     fn drop(&mut self) {
-        if let Some(function) = self.function {
-            // SAFETY: its author promises that it may be called, once.
-            unsafe { function(self.context) }
-        }
+        // SAFETY: the promise of `new`.
+        unsafe { (self.function)(self.context) }
     }
 }
 
@@ -113,14 +127,8 @@ impl Adopted {
     /// It does not start at a page, or is no whole number of pages.
     ///
     /// # Safety
-    /// As [`GivenMemory::new`], until `function` is called.
-    pub(crate) unsafe fn new(
-        base: *mut c_void,
-        len: usize,
-        function: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
-        context: *mut c_void,
-    ) -> Result<Self, Failure> {
-        let release = Release { function, context };
+    /// As [`GivenMemory::new`], until `release` is dropped.
+    pub(crate) unsafe fn new(base: *mut c_void, len: usize, release: Option<Release>) -> Result<Self, Failure> {
         let base = NonNull::new(base.cast()).ok_or_else(|| Failure::argument("the memory is NULL"))?;
         if !len.is_multiple_of(4096) {
             return Err(Failure::argument(format_args!("{len} bytes are no whole number of pages")));
@@ -139,8 +147,8 @@ impl Adopted {
         }
     }
 
-    /// A part, to be sent as a result.
-    pub(crate) fn part(&self, start: usize, len: usize) -> Result<Memory, Failure> {
+    /// A part, to be sent as a result. `release` is dropped once nobody uses it.
+    pub(crate) fn part(&self, start: usize, len: usize, release: Option<Release>) -> Result<Memory, Failure> {
         let whole = || {
             let size = self.arena.len();
             let pool = Pool::of_pages(self.arena.clone(), Class { size, count: 1 }).ok()?;
@@ -149,8 +157,11 @@ impl Adopted {
         let results = self.results.get_or_init(whole).as_ref();
         let bytes =
             results.ok_or_else(|| Failure::new(Errno::BUSY, "the arena has Read chunks (reads_into), or 4 GiB"))?;
-        let mut part = Memory::Shared(bytes.part(0, bytes.len()));
-        part.set_window(start, len)?;
-        Ok(part)
+        check_window(start, len, bytes.len())?;
+        let part = bytes.part(start, len);
+        Ok(Memory::Shared(match release {
+            Some(release) => part.with_owner(release),
+            None => part,
+        }))
     }
 }

@@ -1,3 +1,4 @@
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig, SharedMapping};
@@ -166,6 +167,33 @@ fn one_copy_between_a_peers_memory_and_lent_memory() {
     assert!(ring.read(99, &mut seen));
     assert_eq!(seen, *b"\0abcdef\0");
     assert_eq!(lent.reclaim().unwrap()[2..], *b"abcdef");
+}
+
+#[test]
+fn an_owner_is_dropped_with_the_last_clone() {
+    let pool = pool(&[(64, 1)]);
+    let whole = filled(&pool, b"0123456789").freeze();
+    let owner = Arc::new(());
+    let owned = whole.part(2, 6).with_owner(Arc::clone(&owner));
+    assert_eq!((owned.start(), owned.capacity(), owned.address()), (2, 64, whole.address() + 2));
+    let part = owned.part(1, 3);
+    drop(owned);
+    assert_eq!((&*part, Arc::strong_count(&owner)), (&b"345"[..], 2), "a part has it");
+    // The other share of the bytes has no part in it.
+    thread::spawn(move || drop(part)).join().unwrap();
+    assert_eq!((&*whole, Arc::strong_count(&owner)), (&b"0123456789"[..], 1));
+
+    // The bytes go before their owner.
+    struct Noted(&'static str, Arc<Mutex<String>>);
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            self.1.lock().unwrap().push_str(self.0);
+        }
+    }
+    let gone = Arc::new(Mutex::new(String::new()));
+    drop(whole.with_owner(Noted("first ", Arc::clone(&gone))).with_owner(Noted("last", Arc::clone(&gone))));
+    assert_eq!(*gone.lock().unwrap(), "first last");
+    assert_eq!(pool.close(), Ok(()));
 }
 
 #[test]

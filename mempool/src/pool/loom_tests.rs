@@ -79,3 +79,46 @@ fn loom_a_shared_buffer_outlives_its_pool() {
         assert_freed(&arena);
     });
 }
+
+#[test]
+fn loom_an_owner_is_dropped_once_all_have_read() {
+    /// Stands for memory that its owner may write again.
+    struct Writes(Arc<UnsafeCell<i32>>);
+    #[expect(unsafe_code, reason = "the access that loom watches")]
+    // SAFETY: the cell is accessed while a clone lives, or by `drop`; that is what this test proves.
+    unsafe impl Send for Writes {}
+    #[expect(unsafe_code, reason = "the access that loom watches")]
+    // SAFETY: as above.
+    unsafe impl Sync for Writes {}
+    impl Drop for Writes {
+        fn drop(&mut self) {
+            #[expect(unsafe_code, reason = "the access that loom watches")]
+            // SAFETY: no clone lives; that is what this test proves.
+            self.0.with_mut(|byte| unsafe { *byte = 1 });
+        }
+    }
+    let arena = arena();
+    loom::model(move || {
+        let pool = Pool::in_arena(arena.clone(), &[Class { size: 64, count: 1 }]).unwrap();
+        let bytes = Arc::new(UnsafeCell::new(0));
+        let owned = pool.alloc(1).unwrap().freeze().with_owner(Writes(Arc::clone(&bytes)));
+        let readers = [owned.clone(), owned].map(|clone| {
+            let bytes = Arc::clone(&bytes);
+            thread::spawn(move || {
+                #[expect(unsafe_code, reason = "the access that loom watches")]
+                // SAFETY: a clone is alive, so the owner is; that is what this test proves.
+                let byte = bytes.with(|byte| unsafe { *byte });
+                drop(clone);
+                byte
+            })
+        });
+        readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 0));
+        #[expect(unsafe_code, reason = "the access that loom watches")]
+        // SAFETY: all threads have ended.
+        let byte = bytes.with(|byte| unsafe { *byte });
+        assert_eq!(byte, 1, "the owner was dropped");
+        pool.drain_remote();
+        assert_eq!(pool.close(), Ok(()));
+        assert_freed(&arena);
+    });
+}

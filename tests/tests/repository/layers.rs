@@ -196,6 +196,7 @@ const UNSAFE: &[&str] = &[
     "engine/src/handoff/spsc.rs",
     "engine/src/service/writer.rs",
     "mempool/src/buf.rs",
+    "mempool/src/buf/owned.rs",
     "mempool/src/core.rs",
     "mempool/src/given.rs",
     "mempool/src/map.rs",

@@ -256,8 +256,8 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
 /// (`rpcrdma_config_arena`) is seen later: the caller gets SYSTEM_ERR, and the log has the cause.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent.
-/// Nothing tells when that is: copy what changes (`rpcrdma_call_write_chunk`).
+/// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent:
+/// `release` of `rpcrdma_arena_part` tells.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_result(
     call: *mut rpcrdma_call,

@@ -7,7 +7,7 @@ use crate::any::{Any, any};
 use crate::arguments::store;
 use crate::failure::{Failure, entry};
 use crate::handle::{foreign, hold, lend, share};
-use crate::memory::{Adopted, Memory};
+use crate::memory::{Adopted, Memory, Release};
 use crate::types::*;
 
 /// A buffer of `len` bytes for a chunk of a call of this client, registered with its device.
@@ -85,25 +85,36 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 ) -> *mut rpcrdma_arena {
     entry("rpcrdma_arena_new", || {
         // SAFETY: the caller's promise.
-        Ok(hold(unsafe { Adopted::new(base, len, release, context) }?))
+        let release = unsafe { Release::new(release, context) };
+        // SAFETY: the caller's promise.
+        Ok(hold(unsafe { Adopted::new(base, len, release) }?))
     })
 }
 
-/// A buffer of `len` bytes from byte `start` of the application's memory.
+/// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap.
 ///
-/// NULL if it has fewer, is for Read chunks, or has 4 GiB or more.
+/// `release` is called once when nobody uses the part any more, with `context`; it may be NULL. The part's bytes may
+/// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, its connection has ended, or the
+/// reply is no longer kept (`RPCRDMA_CACHED`). It is called on any thread, within any function of this library: it is
+/// short, and does not wait. It may answer calls and lend parts.
+///
+/// NULL if the arena has fewer bytes, is for Read chunks, or has 4 GiB or more; `release` is called then, too.
 ///
 /// # Safety
-/// `arena` as for `rpcrdma_free`.
+/// `arena` as for `rpcrdma_free`. The bytes do not change while they are lent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_arena_part(
     arena: *mut rpcrdma_arena,
     start: usize,
     len: usize,
+    release: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
+    context: *mut c_void,
 ) -> *mut rpcrdma_buffer {
     entry("rpcrdma_arena_part", || {
         // SAFETY: the caller's promise.
+        let release = unsafe { Release::new(release, context) };
+        // SAFETY: the caller's promise.
         let arena = unsafe { share(arena) }?;
-        Ok::<_, Failure>(hold(arena.part(start, len)?))
+        Ok::<_, Failure>(hold(arena.part(start, len, release)?))
     })
 }

@@ -120,7 +120,7 @@ impl<'a> AuthSys<'a> {
     /// Maximum supplementary groups.
     pub const MAX_GIDS: usize = 16;
     /// Maximum bytes of the machine name.
-    pub const MAX_MACHINE: usize = 255;
+    const MAX_MACHINE: usize = 255;
 
     /// A credential without supplementary groups.
     #[doc(hidden)]
@@ -143,7 +143,7 @@ impl<'a> AuthSys<'a> {
     }
 
     /// Writes a body with supplementary groups. It writes the first [`AuthSys::MAX_GIDS`] groups and truncates the name
-    /// to [`AuthSys::MAX_MACHINE`] bytes.
+    /// to 255 bytes.
     #[doc(hidden)]
     pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, NoSpace> {
         let gids = &gids[..gids.len().min(Self::MAX_GIDS)];

@@ -1,0 +1,38 @@
+#![expect(unsafe_code, reason = "frees bookkeeping that its last handle points to")]
+//! Shared buffers with an owner, who is dropped with the last clone.
+
+use std::any::Any;
+use std::ptr::NonNull;
+
+use super::{Frozen, Handle};
+use crate::core::Meta;
+
+/// What the clones of such a buffer point to: bookkeeping with a count of their own.
+#[repr(C)]
+struct Owned {
+    /// The first field: the clones have its address.
+    meta: Meta,
+    /// Keeps the bytes. It goes before the owner, so that the owner finds the buffer free.
+    _bytes: Frozen,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Frozen {
+    /// These bytes, with an owner. `owner` is dropped with the last clone or part of the result, on any thread: nothing
+    /// reads the bytes on its behalf any more. Allocates.
+    pub fn with_owner(self, owner: impl Send + Sync + 'static) -> Self {
+        let (meta, window) = (self.handle.meta().owned(), self.handle.window);
+        let owned = NonNull::from(Box::leak(Box::new(Owned { meta, _bytes: self, _owner: Box::new(owner) })));
+        Self { handle: Handle { meta: owned.cast(), window } }
+    }
+}
+
+/// Drops the owner.
+///
+/// # Safety
+/// `meta` is that of [`Frozen::with_owner`], and the caller's was the last handle.
+#[cold]
+pub(super) unsafe fn end(meta: NonNull<Meta>) {
+    // SAFETY: it is the first field of an `Owned`, which `with_owner` leaked; the pointer is to all of it.
+    drop(unsafe { Box::from_raw(meta.cast::<Owned>().as_ptr()) });
+}

@@ -1,0 +1,227 @@
+// A store lends its blocks to replies, and overwrites a block in place once `release` says that no reply has it.
+//
+//   lent ADDRESS ADDRESS
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <rpcrdma.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "check.h"
+
+enum { PROGRAM = 0x20000001, READ = 1, WRITE = 2, BLOCK = 64 << 10, BLOCKS = 4, DEPTH = 16, CALLS = 2000, LEFT = 20 };
+
+static struct block {
+    unsigned char *data;
+    pthread_mutex_t lock;
+    // Replies that have the block.
+    int readers;
+    // A call that awaits their end to fill the block with this value.
+    rpcrdma_call *writer;
+    int value;
+} blocks[BLOCKS];
+static atomic_int lent, released, arenas, writes_waited, refused;
+static int reads_done, writes_done;
+// Whether the client has a write of the block under way.
+static int is_written[BLOCKS];
+
+static void release_arena(void *context) {
+    (void)context;
+    arenas++;
+}
+
+// Fills a block that nobody reads.
+static void fill(struct block *block, rpcrdma_call *writer) {
+    memset(block->data, block->value, BLOCK);
+    CHECK(!rpcrdma_call_answer(writer, 0));
+}
+
+static void release(void *context) {
+    struct block *block = context;
+    CHECK(!pthread_mutex_lock(&block->lock));
+    rpcrdma_call *writer = --block->readers ? NULL : block->writer;
+    if (writer) {
+        block->writer = NULL;
+        writes_waited++;
+        fill(block, writer);
+    }
+    CHECK(!pthread_mutex_unlock(&block->lock));
+    released++;
+}
+
+static struct block *block_of(const void *args, size_t len, int *value) {
+    uint32_t words[2];
+    CHECK(len == sizeof words);
+    memcpy(words, args, len);
+    CHECK(words[0] < BLOCKS);
+    *value = (int)words[1];
+    return &blocks[words[0]];
+}
+
+// Lends the whole block, and says what it is full of.
+static void read_block(void *context, rpcrdma_call *call, const void *args, size_t len) {
+    int value;
+    struct block *block = block_of(args, len, &value);
+    CHECK(!pthread_mutex_lock(&block->lock));
+    block->readers++;
+    uint32_t results[] = {block->data[0], htonl(BLOCK)};
+    CHECK(!pthread_mutex_unlock(&block->lock));
+    size_t start = (size_t)(block->data - blocks[0].data);
+    rpcrdma_buffer *part = rpcrdma_arena_part(context, start, BLOCK, release, block);
+    CHECK(part);
+    lent++;
+    int status = rpcrdma_call_result(call, 0, part);
+    if (status)
+        refused++;
+    else
+        CHECK(!rpcrdma_call_reply_with(call, results, sizeof results));
+    CHECK(!rpcrdma_call_answer(call, status));
+}
+
+static void write_block(void *context, rpcrdma_call *call, const void *args, size_t len) {
+    (void)context;
+    int value;
+    struct block *block = block_of(args, len, &value);
+    CHECK(!pthread_mutex_lock(&block->lock));
+    CHECK(!block->writer);
+    block->value = value;
+    if (block->readers)
+        block->writer = call;
+    else
+        fill(block, call);
+    CHECK(!pthread_mutex_unlock(&block->lock));
+}
+
+static void done(void *context, const rpcrdma_completion *completion) {
+    int *free_slots = context;
+    CHECK(!completion->error);
+    if (completion->token < BLOCKS) {
+        is_written[completion->token] = 0;
+        writes_done++;
+    } else {
+        size_t len;
+        rpcrdma_buffer *buffer = rpcrdma_reply_take_write_chunk(completion->reply, 0);
+        CHECK(buffer);
+        const unsigned char *data = rpcrdma_buffer_data(buffer, &len);
+        uint32_t results[2];
+        CHECK(completion->results_len == sizeof results);
+        memcpy(results, completion->results, sizeof results);
+        CHECK(len == BLOCK && data[0] == results[0] && !memcmp(data, data + 1, BLOCK - 1));
+        CHECK(!rpcrdma_free(buffer));
+        reads_done++;
+    }
+    ++*free_slots;
+}
+
+// Starts a call. `room` is that of its Write chunk.
+static void start(rpcrdma_local_client *client, uint32_t procedure, uint32_t block, uint32_t value, size_t room) {
+    uint32_t words[] = {block, value};
+    rpcrdma_write_chunk chunk = {.len = room};
+    rpcrdma_request request = {
+        .procedure = procedure, .token = block, .args = words, .args_len = sizeof words, .max_reply = 8};
+    if (procedure == READ)
+        request.token = BLOCKS, request.write_chunks = &chunk, request.write_count = 1;
+    else
+        is_written[block] = 1;
+    CHECK(!rpcrdma_local_client_start(client, &request, NULL));
+}
+
+static void turn(rpcrdma_local_client *client, rpcrdma_local_server *server, rpcrdma_done function, void *context) {
+    CHECK(rpcrdma_local_client_poll(client, function, context) >= 0);
+    CHECK(!server || rpcrdma_local_server_poll(server) >= 0);
+}
+
+static rpcrdma_local_client *connected(const char *address, rpcrdma_config *config, rpcrdma_local_server *server) {
+    rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
+    CHECK(client);
+    for (int is_established = 0; !is_established;) {
+        turn(client, server, NULL, NULL);
+        CHECK((is_established = rpcrdma_local_client_is_established(client)) >= 0);
+    }
+    return client;
+}
+
+static void run(const char *address, int is_polled) {
+    unsigned char *memory =
+        mmap(NULL, (size_t)BLOCKS * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    arenas = lent = released = writes_waited = refused = reads_done = writes_done = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        blocks[i] = (struct block){.data = memory + (size_t)i * BLOCK};
+        CHECK(!pthread_mutex_init(&blocks[i].lock, NULL));
+    }
+    rpcrdma_arena *arena = rpcrdma_arena_new(memory, (size_t)BLOCKS * BLOCK, release_arena, NULL);
+    rpcrdma_config *config = rpcrdma_config_new();
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(arena && config && services && !rpcrdma_config_arena(config, arena));
+    CHECK(!rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(!rpcrdma_config_set(config, "memory.bulk_buffers", "[[\"64KiB\", 40]]"));
+    const rpcrdma_procedure table[] = {
+        {.number = READ, .flags = RPCRDMA_OWN_RESULTS, .deferred = read_block, .context = arena, .max_reply = 8,
+         .write_chunks = 1, .max_write = BLOCK},
+        {.number = WRITE, .deferred = write_block}};
+    CHECK(!rpcrdma_services_add(services, PROGRAM, 1, table, 2, sizeof *table));
+    rpcrdma_local_server *polled = is_polled ? rpcrdma_local_server_start(address, services, config) : NULL;
+    rpcrdma_server *server = is_polled ? NULL : rpcrdma_server_start(address, services, config);
+    CHECK(polled || server);
+
+    // Three reads of a block, and a write behind them.
+    rpcrdma_local_client *client = connected(address, config, polled);
+    int free_slots = DEPTH;
+    for (int i = 0; i < CALLS;) {
+        for (uint32_t block = (uint32_t)(i / 4 % BLOCKS); i < CALLS && free_slots && !is_written[block]; free_slots--) {
+            if (i++ % 4 < 3)
+                start(client, READ, block, 0, BLOCK);
+            else
+                start(client, WRITE, block, (uint32_t)(i / 16 % 256), 0);
+            block = (uint32_t)(i / 4 % BLOCKS);
+        }
+        turn(client, polled, done, &free_slots);
+    }
+    while (free_slots < DEPTH)
+        turn(client, polled, done, &free_slots);
+    // The memory is free without a further call.
+    while (released < lent)
+        turn(client, polled, NULL, NULL);
+    CHECK(reads_done == lent && writes_done == CALLS / 4 && reads_done == 3 * writes_done && writes_waited > 0 && !refused);
+
+    // A part that does not fit is free at once. The client offers a longer chunk then.
+    free_slots = 0;
+    start(client, READ, 0, 0, BLOCK / 2);
+    while (!free_slots)
+        turn(client, polled, done, &free_slots);
+    CHECK(refused == 1);
+
+    // A client ends amid its reads.
+    for (int i = 0; i < LEFT; i++)
+        start(client, READ, (uint32_t)(i % BLOCKS), 0, BLOCK);
+    for (int i = 0; i < 3; i++)
+        turn(client, polled, NULL, NULL);
+    CHECK(!rpcrdma_free(client));
+    client = connected(address, config, polled);
+    while (released < lent)
+        turn(client, polled, NULL, NULL);
+    CHECK(!rpcrdma_free(client));
+
+    // A part outlives its server, and has the arena.
+    rpcrdma_buffer *part = rpcrdma_arena_part(arena, BLOCK, 1, release, &blocks[1]);
+    CHECK(part && ++lent && ++blocks[1].readers);
+    CHECK(!rpcrdma_arena_part(arena, 0, (size_t)BLOCKS * BLOCK + 1, release, &blocks[0]) && ++lent);
+    CHECK(released == lent - 1);
+    CHECK(!rpcrdma_free(polled) && !rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
+    CHECK(!rpcrdma_free(arena) && !arenas && !rpcrdma_buffer_window(part, 1, 0));
+    CHECK(!rpcrdma_free(part) && arenas == 1 && released == lent);
+    CHECK(!munmap(memory, (size_t)BLOCKS * BLOCK));
+    printf("%d of %d writes waited%s", writes_waited, CALLS / 4, is_polled ? "\n" : ", ");
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    run(argv[1], 0);
+    run(argv[2], 1);
+    return 0;
+}
