@@ -245,10 +245,11 @@ impl SoftwareFabric {
         Ok(id)
     }
 
-    /// Waits for sockets up to `timeout` and serves them.
-    pub(super) fn pump(&mut self, timeout: Option<Duration>) {
+    /// Waits for sockets up to `timeout` and serves them; returns whether there were any.
+    pub(super) fn pump(&mut self, timeout: Option<Duration>) -> bool {
         // Interrupted is fine.
-        let Some(news) = self.connections.sockets.wait(timeout) else { return };
+        let Some(news) = self.connections.sockets.wait(timeout) else { return false };
+        let any = news.clone().next().is_some();
         // One request per poll, since calls of other connections wait meanwhile. The owner then polls again at once,
         // and unread input stays readable. Accepted connections come first: new ones may arrive without end.
         let mut asked = false;
@@ -273,6 +274,7 @@ impl SoftwareFabric {
                 }
             }
         }
+        any
     }
 
     fn read_qp(&mut self, id: QpId) {
@@ -484,10 +486,14 @@ impl SoftwareFabric {
         }
     }
 
-    /// Sleeps until there may be news.
-    pub(super) fn sleep(&mut self, timeout: Option<Duration>) {
-        self.pump(shorter(timeout, self.sleep_limit()));
-        self.connections.sockets.woken();
+    /// Sleeps until news; false if there are surely none.
+    pub(super) fn sleep(&mut self, timeout: Option<Duration>) -> bool {
+        let limit = self.sleep_limit();
+        let news = self.pump(shorter(timeout, limit));
+        if news {
+            self.connections.sockets.woken();
+        }
+        news || limit.is_some()
     }
 }
 

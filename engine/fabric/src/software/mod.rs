@@ -436,13 +436,13 @@ impl Fabric for SoftwareFabric {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        self.sleep(timeout);
+        // A message and a control event wake it the same way.
+        let news = self.sleep(timeout);
         for &slot in &self.hot {
             if let Some(qp) = self.table.at(slot) {
                 qp.disarm();
             }
         }
-        // The same wakes it for both.
-        true
+        news
     }
 }

@@ -57,12 +57,12 @@ fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
     town.quiet();
     for (client, server) in [pairs[7], pairs[19], pairs[7]] {
         town.last_look();
-        town.server.wait(Some(Duration::ZERO));
+        assert!(!town.server.wait(Some(Duration::ZERO)), "a control event of a sleep that nobody has ended");
         assert_eq!((town.server.hot.len(), town.server.cold.len()), (0, 21), "nobody is polled for it");
         town.last_look();
         town.send(client, false);
         // Without end, if no bell rang.
-        town.server.wait(None);
+        assert!(town.server.wait(None));
         assert_eq!(town.server.hot, [server.slot], "the one that has rung");
         assert_eq!(town.server.poll_cq(&mut town.done, 64), 1, "found by the first poll");
         assert_eq!(town.done.pop().expect("it").qp, server);
