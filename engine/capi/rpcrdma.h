@@ -139,6 +139,25 @@ typedef struct {
 // Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
 typedef int (*rpcrdma_task)(void *context, unsigned int shard);
 
+// A client's connection to a server has begun, or ended.
+typedef struct {
+    // Number of the connection, as in `rpcrdma_call_info`.
+    uint64_t connection;
+    // Its peer, as of `rpcrdma_call_peer`.
+    const char *peer;
+    // Why it has ended; NULL if it has begun.
+    const char *reason;
+    // Its shard, as in `rpcrdma_call_info`.
+    unsigned int shard;
+} rpcrdma_peer_event;
+
+// Gets the beginning of a connection, before its first call, and its end once, after its last handler. Deferred calls
+// may still be open.
+//
+// The event is valid until the function returns. It runs on the shard, or on a worker while the server ends, and must
+// not block. The end of the server ends all connections.
+typedef void (*rpcrdma_peer_hook)(void *context, const rpcrdma_peer_event *event);
+
 // What a call's header says.
 typedef struct {
     // Transaction ID.
@@ -363,6 +382,15 @@ int rpcrdma_services_add(rpcrdma_services *services,
 // # Safety
 // As for `rpcrdma_services_add`.
 int rpcrdma_services_task(rpcrdma_services *services, rpcrdma_task poll, rpcrdma_task descriptor, void *context);
+
+// Tells `hook` of the connections of a server's clients: an application frees then what it has of a client.
+//
+// Returns 0, or -EINVAL if it is NULL. A second call replaces it. That of a client (`rpcrdma_config_callbacks`) is
+// ignored.
+//
+// # Safety
+// As for `rpcrdma_services_add`, with `hook` and `context`.
+int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, void *context);
 
 // Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
 //
@@ -635,7 +663,7 @@ rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena,
 // Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 //
 // `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
-// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; ENOMEM, ENODEV and EIO as for
+// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for
 // `rpcrdma_server_start`.
 //
 // # Safety

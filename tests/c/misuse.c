@@ -75,6 +75,10 @@ static void forget(void *context, rpcrdma_call *call, const void *args, size_t l
     pthread_mutex_unlock(&S.lock);
 }
 
+static void no_peers(void *context, const rpcrdma_peer_event *event) {
+    (void)context, (void)event;
+}
+
 static int no_work(void *context, unsigned shard) {
     (void)context, (void)shard;
     return 0;
@@ -255,6 +259,16 @@ static int start_local_server(const char *name, const char *value) {
 static int connect_to(const char *address) {
     CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, S.config));
     return -errno;
+}
+
+// A core that this host does not have.
+static int connect_on_core(void) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, "poll.core", "65535"));
+    CHECK(!rpcrdma_client_connect(ADDRESS, PROGRAM, 1, config));
+    int code = -errno;
+    CHECK(!rpcrdma_free(config));
+    return code;
 }
 
 static int connect_pinned(void) {

@@ -88,6 +88,10 @@ ROW(rpcrdma_services_add, 24, -EINVAL, 0, add((rpcrdma_procedure){.handler = emp
 ROW(rpcrdma_services_task, 1, -EINVAL, 0, rpcrdma_services_task(NULL, no_work, NULL, NULL))
 ROW(rpcrdma_services_task, 2, -EINVAL, 0, rpcrdma_services_task(S.services, NULL, NULL, NULL))
 
+ROW(rpcrdma_services_peers, 1, -EINVAL, 0, rpcrdma_services_peers(NULL, no_peers, NULL))
+ROW(rpcrdma_services_peers, 2, -EINVAL, 0, rpcrdma_services_peers(S.services, NULL, NULL))
+ROW(rpcrdma_services_peers, 3, -EBADF, 1, rpcrdma_services_peers((rpcrdma_services *)S.config, no_peers, NULL))
+
 ROW(rpcrdma_server_start, 1, 0, 0, rpcrdma_server_start(NULL, S.services, S.config))
 ROW(rpcrdma_server_start, 2, 0, 0, rpcrdma_server_start("", S.services, S.config))
 ROW(rpcrdma_server_start, 3, 0, 0, rpcrdma_server_start("nothing:here", S.services, S.config))
@@ -217,6 +221,7 @@ ROW(rpcrdma_arena_part, 4, 0, 0, rpcrdma_arena_part(S.for_reads, 0, 1, NULL, NUL
 ROW(rpcrdma_client_connect, 1, 0, 0, rpcrdma_client_connect(NULL, 1, 1, NULL))
 ROW(rpcrdma_client_connect, 2, 0, 0, rpcrdma_client_connect("soft:nobody-is-here", 1, 1, S.config))
 ROW(rpcrdma_client_connect, 4, -EINVAL, 0, connect_to("iwarp:127.0.0.1:99999"))
+ROW(rpcrdma_client_connect, 6, -EINVAL, 0, connect_on_core())
 ROW(rpcrdma_client_connect, 5, -ECONNREFUSED, 0, connect_to("soft:nobody-is-here"))
 ROW(rpcrdma_client_connect, 3, 0, 1, rpcrdma_client_connect(ADDRESS, 1, 1, (rpcrdma_config *)S.services))
 

@@ -26,6 +26,49 @@ static atomic_int runs, lent, lines;
 static _Atomic(rpcrdma_buffer *) kept;
 static _Atomic(rpcrdma_call *) held;
 
+enum { SHARDS = 2, MOST = 64 };
+// The open connections of each shard, which alone uses them, and the name of their peer.
+static struct of_shard {
+    uint64_t open[MOST];
+    int count;
+    char peer[64];
+} of_shards[SHARDS];
+static atomic_int begun, ended;
+
+// The place of a connection among the open ones.
+static int place_of(const struct of_shard *shard, uint64_t connection) {
+    int at = 0;
+    while (at < shard->count && shard->open[at] != connection)
+        at++;
+    return at;
+}
+
+static void hear(void *context, const rpcrdma_peer_event *event) {
+    CHECK(context == of_shards && event->shard < SHARDS && event->peer);
+    struct of_shard *shard = &of_shards[event->shard];
+    int at = place_of(shard, event->connection);
+    if (event->reason) {
+        CHECK(at < shard->count && *event->reason);
+        shard->open[at] = shard->open[--shard->count];
+        ended++;
+    } else {
+        CHECK(at == shard->count && at < MOST);
+        shard->open[shard->count++] = event->connection;
+        snprintf(shard->peer, sizeof shard->peer, "%s", event->peer);
+        begun++;
+    }
+}
+
+// The hook has heard of a call's connection.
+static void is_heard_of(rpcrdma_call *call) {
+    rpcrdma_call_info info;
+    char peer[64];
+    CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.shard < SHARDS);
+    struct of_shard *shard = &of_shards[info.shard];
+    CHECK(place_of(shard, info.connection) < shard->count);
+    CHECK(rpcrdma_call_peer(call, peer, sizeof peer) >= 0 && !strcmp(peer, shard->peer));
+}
+
 static int number(const void *args, size_t len) {
     int value;
     CHECK(len == sizeof value);
@@ -34,7 +77,8 @@ static int number(const void *args, size_t len) {
 }
 
 static int status(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
-    (void)context, (void)call, (void)results, (void)results_len;
+    (void)context, (void)results, (void)results_len;
+    is_heard_of(call);
     return number(args, len);
 }
 
@@ -290,6 +334,7 @@ static void task_of_file(const char *address, rpcrdma_config *config) {
     CHECK(fd >= 0 && !unlink(path));
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, 1, sizeof *TABLE));
+    CHECK(!rpcrdma_services_peers(services, hear, of_shards));
     CHECK(!rpcrdma_services_task(services, no_work, descriptor, &fd));
     rpcrdma_server *with_task = rpcrdma_server_start(address, services, config);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
@@ -299,6 +344,7 @@ static void task_of_file(const char *address, rpcrdma_config *config) {
         CHECK(!call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, NULL));
     CHECK(lines == 1);
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(with_task) && !rpcrdma_free(services) && !close(fd));
+    CHECK(begun == 1 && ended == 1);
 }
 
 // The statistics of a server have its connections.
@@ -329,6 +375,7 @@ int main(int argc, char **argv) {
     load(config);
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, sizeof TABLE / sizeof *TABLE, sizeof *TABLE));
+    CHECK(!rpcrdma_services_peers(services, hear, of_shards));
     CHECK(server = rpcrdma_server_start(addresses, services, config));
     rpcrdma_client *clients[2];
     for (int shard = 0; shard < 2; shard++)
@@ -345,7 +392,8 @@ int main(int argc, char **argv) {
     ends_at_once(argv[1]);
     credentials(argv[1]);
     busy(clients[0], argv[1], config);
+    CHECK(begun > 10 && ended == begun);
     CHECK(!rpcrdma_free(clients[0]) && !rpcrdma_free(clients[1]) && !rpcrdma_free(services) && !rpcrdma_free(config));
-    printf("peers, statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");
+    printf("connections, peers, statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");
     return 0;
 }

@@ -1,6 +1,6 @@
 // An exception leaves a callback: the process ends, as it must not pass through the library.
 //
-//   throws done|handler|task|release ADDRESS
+//   throws done|handler|task|release|peers ADDRESS
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,6 +33,10 @@ static int task(void *, unsigned) {
     return 0;
 }
 
+static void peers(void *, const rpcrdma_peer_event *) {
+    here("peers");
+}
+
 static void release(void *) {
     here("release");
 }
@@ -57,6 +61,7 @@ int main(int argc, char **argv) {
         rpcrdma_services *services = rpcrdma_services_new();
         CHECK(services && !rpcrdma_services_add(services, 0x20000001, 1, &procedure, 1, sizeof procedure));
         CHECK(!rpcrdma_services_task(services, task, nullptr, nullptr));
+        CHECK(!rpcrdma_services_peers(services, peers, nullptr));
         CHECK(rpcrdma_server_start(argv[2], services, config));
         rpcrdma_local_client *client = rpcrdma_local_client_connect(argv[2], 0x20000001, 1, config);
         CHECK(client);

@@ -64,20 +64,14 @@ impl From<StartError> for Failure {
 
 impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Self {
-        let code = match &error {
+        let code = match error {
+            ConnectError::Start(error) => return error.into(),
             ConnectError::TimedOut { .. } => Errno::TIMEDOUT,
-            ConnectError::Fabric(error) if !error.is_unreachable() => Errno::INVAL,
-            ConnectError::Refused { reason, .. } if reason.is_bad_address() => Errno::INVAL,
-            ConnectError::Start(_) => return error.to_string().into(),
+            ConnectError::Fabric(ref error) if !error.is_unreachable() => Errno::INVAL,
+            ConnectError::Refused { ref reason, .. } if reason.is_bad_address() => Errno::INVAL,
             _ => Errno::CONNREFUSED,
         };
         Self::new(code, chain(&error))
-    }
-}
-
-impl From<String> for Failure {
-    fn from(text: String) -> Self {
-        Self::new(Errno::IO, text)
     }
 }
 

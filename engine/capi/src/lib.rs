@@ -9,6 +9,7 @@
 //! | `arguments` | texts, and places for results |
 //! | `config`, `services`, `hosted`, `call`, `memory`, `reads`, `ended`, `polled`, `log` | what the handles stand for |
 //! | `request` | calls of clients, as C describes them |
+//! | `peers` | what an application hears of connections |
 
 #![expect(non_camel_case_types, reason = "names of C")]
 
@@ -23,6 +24,7 @@ mod hosted;
 mod interface;
 mod log;
 mod memory;
+mod peers;
 mod polled;
 mod process;
 mod reads;
@@ -31,6 +33,7 @@ mod services;
 mod types;
 
 pub use interface::*;
+pub use peers::{rpcrdma_peer_event, rpcrdma_peer_hook};
 pub use request::{rpcrdma_read_chunk, rpcrdma_request, rpcrdma_write_chunk};
 pub use services::{
     RPCRDMA_AUTH_ERROR, RPCRDMA_CACHED, RPCRDMA_GARBAGE_ARGS, RPCRDMA_NO_REPLY, RPCRDMA_ON_WORKERS, RPCRDMA_ONE_WAY,

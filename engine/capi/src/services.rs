@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use rpcrdma::server::PeerHook;
 use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::service::{Application, MAX_CHUNKS, MAX_PROCEDURE, ShardSetup, ShardTask};
 use rpcrdma::{Arena, Procedure, Refusal, ServerCall, Services};
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use crate::call::Call;
 use crate::failure::Failure;
 use crate::handle::{Borrowed, Numbers, during, hold, share};
+use crate::peers::{self, rpcrdma_peer_hook};
 use crate::reads::Places;
 use crate::types::{rpcrdma_arena, rpcrdma_call};
 
@@ -107,7 +109,7 @@ fn client_of(call: &ServerCall) -> Option<Client> {
 
 /// A pointer that functions of C get back.
 #[derive(Clone, Copy)]
-struct Context(*mut c_void);
+pub(crate) struct Context(*mut c_void);
 
 // SAFETY: the interface says that functions with it run on any thread.
 unsafe impl Send for Context {}
@@ -116,12 +118,12 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// The whole of it, which closures then capture.
-    fn get(&self) -> *mut c_void {
+    pub(crate) fn get(&self) -> *mut c_void {
         self.0
     }
 }
 
-/// Procedures, and a task of each shard.
+/// Procedures, a task of each shard, and what hears of connections.
 #[derive(Default)]
 pub(crate) struct Table {
     services: Services,
@@ -131,6 +133,7 @@ pub(crate) struct Table {
     needs_workers: bool,
     cache: Option<Arc<DuplicateRequestCache>>,
     task: Option<Task>,
+    peers: Option<PeerHook>,
     /// Where Read chunks arrive.
     arenas: Vec<Arena>,
 }
@@ -269,6 +272,18 @@ impl Table {
         let poll = poll.ok_or_else(|| Failure::argument("the task has no function"))?;
         self.task = Some(Task { poll, descriptor, context: Context(context) });
         Ok(())
+    }
+
+    /// Tells this function of connections.
+    pub(crate) fn set_peers(&mut self, hook: rpcrdma_peer_hook, context: *mut c_void) -> Result<(), Failure> {
+        let hook = hook.ok_or_else(|| Failure::argument("hook is NULL"))?;
+        // SAFETY: its author promises that it may be called on any shard.
+        self.peers = Some(unsafe { peers::hook(hook, Context(context)) });
+        Ok(())
+    }
+
+    pub(crate) fn peers(&self) -> Option<PeerHook> {
+        self.peers.clone()
     }
 
     /// What each shard runs, if it has a task.

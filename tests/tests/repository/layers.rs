@@ -179,6 +179,7 @@ const UNSAFE: &[&str] = &[
     "engine/capi/src/interface/services.rs",
     "engine/capi/src/log.rs",
     "engine/capi/src/memory.rs",
+    "engine/capi/src/peers.rs",
     "engine/capi/src/process.rs",
     "engine/capi/src/request.rs",
     "engine/capi/src/services.rs",

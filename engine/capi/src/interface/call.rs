@@ -5,13 +5,13 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use rpcrdma::service::CallInfo;
 use rustix::io::Errno;
 
 use crate::arguments::{array, copy, store, store_sized};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, take};
 use crate::memory::Memory;
+use crate::peers::name_of;
 use crate::types::{rpcrdma_buffer, rpcrdma_call};
 
 /// What a call's header says.
@@ -91,12 +91,9 @@ pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c
     entry("rpcrdma_call_peer", || {
         // SAFETY: the caller's promise.
         let call = unsafe { lend(call) }?;
-        let peer = |info: CallInfo<'_>| match (info.peer_identity(), info.peer_host()) {
-            (Some(identity), _) => identity.to_owned(),
-            (None, host) => host.map_or_else(String::new, |host| host.to_string()),
-        };
+        let info = call.info();
         // SAFETY: the caller's promise.
-        unsafe { copy(&peer(call.info()), room, len) }
+        unsafe { copy(&name_of(info.peer_identity(), info.peer_host()), room, len) }
     })
 }
 

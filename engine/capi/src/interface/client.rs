@@ -18,7 +18,7 @@ use crate::types::*;
 /// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 ///
 /// `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
-/// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; ENOMEM, ENODEV and EIO as for
+/// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for
 /// `rpcrdma_server_start`.
 ///
 /// # Safety

@@ -47,6 +47,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
         let (first, others) = addresses.split_first().ok_or_else(|| Failure::argument("address is empty"))?;
         config.more_addresses = others.to_vec();
         services.add_arenas(&mut config.shard.memory.arenas);
+        config.peers = services.peers();
         let server = match services.application() {
             Some(make) => Server::start_with(first, move |setup| Ok(make(setup)), &config),
             None => Server::start(first, services.services(), &config),
@@ -125,6 +126,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
         // SAFETY: the caller's promise.
         let mut config = unsafe { knobs(config, |knobs| knobs.local_server(&services)) }?;
         services.add_arenas(&mut config.shard.memory.arenas);
+        config.peers = services.peers();
         if services.has_task() {
             return Err(Failure::argument("the services have a task: a polled server's thread does that work itself"));
         }

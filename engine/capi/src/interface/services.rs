@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::failure::entry;
 use crate::handle::{hold, lend};
+use crate::peers::rpcrdma_peer_hook;
 use crate::services::{Table, rpcrdma_procedure, rpcrdma_task};
 use crate::types::rpcrdma_services;
 
@@ -64,5 +65,25 @@ pub unsafe extern "C" fn rpcrdma_services_task(
         // SAFETY: the caller's promise.
         let mut services = unsafe { lend(services) }?;
         services.set_task(poll, descriptor, context).map(|()| 0)
+    })
+}
+
+/// Tells `hook` of the connections of a server's clients: an application frees then what it has of a client.
+///
+/// Returns 0, or -EINVAL if it is NULL. A second call replaces it. That of a client (`rpcrdma_config_callbacks`) is
+/// ignored.
+///
+/// # Safety
+/// As for `rpcrdma_services_add`, with `hook` and `context`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_services_peers(
+    services: *mut rpcrdma_services,
+    hook: rpcrdma_peer_hook,
+    context: *mut c_void,
+) -> c_int {
+    entry("rpcrdma_services_peers", || {
+        // SAFETY: the caller's promise.
+        let mut services = unsafe { lend(services) }?;
+        services.set_peers(hook, context).map(|()| 0)
     })
 }
