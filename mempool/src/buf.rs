@@ -332,7 +332,7 @@ impl Drop for Frozen {
         }
         // Acquire pairs with the decrement of every other clone.
         fence(Ordering::Acquire);
-        if before & !state::COUNT == state::OWNED {
+        if is_owned(before) {
             // SAFETY: only `with_owner` sets this state, and this was the last clone.
             return unsafe { owned::end(self.handle.meta) };
         }
@@ -431,6 +431,12 @@ impl Drop for Posted {
     fn drop(&mut self) {
         self.handle.meta().leak();
     }
+}
+
+/// Whether this is the state of a [`Frozen`] with an owner.
+#[inline]
+fn is_owned(state: u32) -> bool {
+    state & !state::COUNT == state::OWNED
 }
 
 /// A count that could wrap would free a buffer in use. Half of the range leaves room for all threads at once.

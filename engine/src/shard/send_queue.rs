@@ -17,6 +17,8 @@ pub(super) struct SendQueue {
     sends: u32,
     signalled: u32,
     left: u32,
+    /// Whether somebody awaits the completion of the next Send.
+    next_is_awaited: bool,
     /// The last Send that follows RDMA Writes.
     writer: u32,
     /// Bytes of RDMA Writes queued so far.
@@ -32,6 +34,7 @@ impl SendQueue {
             sends: 0,
             signalled: 0,
             left: 0,
+            next_is_awaited: false,
             writer: 0,
             written: 0,
             writes: VecDeque::new(),
@@ -56,13 +59,19 @@ impl SendQueue {
         push(&mut self.chain, || Posting { wr_id, signalled, wr: wr() });
     }
 
+    /// Signals the next Send: its completion returns memory that somebody awaits.
+    pub(super) fn await_next(&mut self) {
+        self.next_is_awaited = true;
+    }
+
     /// Queues a Send; one in `signal_every` is signaled.
     #[inline(never)]
     pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
         self.sends = self.sends.wrapping_add(1);
-        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every;
+        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every || self.next_is_awaited;
         if signalled {
             self.signalled = self.sends;
+            self.next_is_awaited = false;
         }
         push(&mut self.chain, || Posting {
             wr_id: u64::from(self.sends),
@@ -227,6 +236,19 @@ mod tests {
         queue.send_completed(1);
         assert!(queue.has_unsignalled() && !queue.awaits_end());
         assert_eq!((queue.under_way(), queue.numbers()), (3, (4, 1)));
+    }
+
+    #[test]
+    fn an_awaited_send_is_signalled() {
+        let (pool, mut queue) = (pool(), SendQueue::new());
+        for awaited in [false, true, false] {
+            if awaited {
+                queue.await_next();
+            }
+            queue.push_send(buf(&pool), None, 16);
+        }
+        assert_eq!(signalled(&mut queue), [2]);
+        assert!(queue.has_unsignalled() && queue.awaits_end());
     }
 
     #[test]

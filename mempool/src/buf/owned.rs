@@ -4,8 +4,9 @@
 use std::any::Any;
 use std::ptr::NonNull;
 
-use super::{Frozen, Handle};
+use super::{Frozen, Handle, is_owned};
 use crate::core::Meta;
+use crate::sync::Ordering;
 
 /// What the clones of such a buffer point to: bookkeeping with a count of their own.
 #[repr(C)]
@@ -24,6 +25,14 @@ impl Frozen {
         let (meta, window) = (self.handle.meta().owned(), self.handle.window);
         let owned = NonNull::from(Box::leak(Box::new(Owned { meta, _bytes: self, _owner: Box::new(owner) })));
         Self { handle: Handle { meta: owned.cast(), window } }
+    }
+
+    /// Whether it has an owner, who waits for its end.
+    #[inline]
+    #[doc(hidden)]
+    pub fn has_owner(&self) -> bool {
+        // Relaxed: it does not change while clones live.
+        is_owned(self.handle.state().load(Ordering::Relaxed))
     }
 }
 

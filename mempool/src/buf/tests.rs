@@ -177,6 +177,7 @@ fn an_owner_is_dropped_with_the_last_clone() {
     let owned = whole.part(2, 6).with_owner(Arc::clone(&owner));
     assert_eq!((owned.start(), owned.capacity(), owned.address()), (2, 64, whole.address() + 2));
     let part = owned.part(1, 3);
+    assert!(part.has_owner() && !whole.has_owner());
     drop(owned);
     assert_eq!((&*part, Arc::strong_count(&owner)), (&b"345"[..], 2), "a part has it");
     // The other share of the bytes has no part in it.

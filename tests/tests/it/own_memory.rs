@@ -7,6 +7,7 @@ use std::io::Write;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use rpcrdma::fabric::{Access, Fabric, FabricError, FabricErrorKind};
 use rpcrdma::server::ServerConfig;
@@ -157,7 +158,11 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
 fn a_call_keeps_the_memory_that_it_sends() {
     let mut world = World::new("kept");
     let (arena, unmapped) = own_arena(PAGE);
-    let shard = small().with(|c| c.memory.arenas = vec![arena.clone()]);
+    let shard = small().with(|c| {
+        c.memory.arenas = vec![arena.clone()];
+        // Checks of what peers owe would ask the device about all Sends.
+        c.timeouts.progress = Duration::from_secs(3600);
+    });
     let (hold, held) = mpsc::channel();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
     let mut services = Services::new();
@@ -170,9 +175,12 @@ fn a_call_keeps_the_memory_that_it_sends() {
     let pool = Pool::of_pages(arena, Class { size: PAGE, count: 1 }).unwrap();
     let mut page = pool.alloc(PAGE).unwrap();
     pattern(3, &mut page);
-    let page: Frozen = page.freeze();
+    // Its owner hears that it was sent, though nothing follows on the connection.
+    let owner = Arc::new(());
+    let page: Frozen = page.freeze().with_owner(Arc::clone(&owner));
     drop(pool);
     call.set_result(0, page).expect("there is room");
+    assert_eq!(Arc::strong_count(&owner), 2);
     call.answer(Ok(()));
     let mut ended = false;
     assert!(settles(|| {
@@ -181,6 +189,10 @@ fn a_call_keeps_the_memory_that_it_sends() {
             ended = true;
         });
         ended
+    }));
+    assert!(settles(|| {
+        client.poll(|_| {});
+        Arc::strong_count(&owner) == 1
     }));
     drop((client, held));
     world.server_balances();

@@ -191,7 +191,12 @@ impl Responder {
     ) -> Option<usize> {
         let (id, external) = (call.id(), long.is_some());
         let chunks = call.chunks_mut()?;
-        let written = chunks.write_out(long, |segments, source, len| fill(conn, segments, source, len))?;
+        let written = chunks.write_out(long, |segments, source, len| {
+            if matches!(&source, Some(Source::Frozen(bytes)) if bytes.has_owner()) {
+                conn.sends.await_next();
+            }
+            fill(conn, segments, source, len);
+        })?;
         // They count until the Send after them completes.
         conn.sends.note_writes(written.bytes(), config.limits.max_write_bytes.is_some());
         // An offered Reply chunk is returned, used or not (RFC 8166 §4.4.3).
