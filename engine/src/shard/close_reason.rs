@@ -201,11 +201,11 @@ impl Stall {
     /// Text of the peer's failure.
     pub(super) fn text(self) -> &'static str {
         match self {
-            Self::Sends => "peer receives nothing",
-            Self::SendsOrReads => "peer receives nothing, or answers no RDMA Read",
-            Self::Reads => "peer answers no RDMA Read",
-            Self::Grant => "peer grants no credit for replies, or for the rest of a message",
-            Self::Message => "peer sent part of a message, and not the rest",
+            Self::Sends => "peer receives too slowly, or nothing",
+            Self::SendsOrReads => "peer receives, or answers RDMA Reads, too slowly or not at all",
+            Self::Reads => "peer answers RDMA Reads too slowly, or not at all",
+            Self::Grant => "peer grants too few credits, or none, for replies or for the rest of a message",
+            Self::Message => "peer sends the rest of a message too slowly, or not at all",
         }
     }
 }

@@ -103,6 +103,7 @@ fn comes_at_the_least_rate(server: &TimedServer, slow: &mut (Cable, RawPeer), ca
 
 #[test]
 fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
+    let _world = World::new("least-rate");
     let (address, server) = serve(config());
     let mut slow = reads(&address, SLOW, 4);
     comes_at_the_least_rate(&server, &mut slow, 4);
@@ -111,6 +112,7 @@ fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
 /// The device has not even received most of the work requests.
 #[test]
 fn a_peer_that_is_asked_for_more_than_a_send_queue_holds_is_not_ended() {
+    let _world = World::new("long-queue");
     const CALLS: u32 = 48;
     let bulk_buffers = vec![(32 << 10, 4 * CALLS as usize)];
     let (address, server) = serve(config().with(|c| {
@@ -125,6 +127,7 @@ fn a_peer_that_is_asked_for_more_than_a_send_queue_holds_is_not_ended() {
 
 #[test]
 fn a_peer_that_answers_reads_more_slowly_is_ended() {
+    let _world = World::new("too-slow");
     let (address, server) = serve(config());
     let mut slow = reads(&address, SLOW, 4);
     let ended = (0..100).any(|_| {
@@ -137,6 +140,7 @@ fn a_peer_that_answers_reads_more_slowly_is_ended() {
 /// An RDMA Write of no bytes shows that a peer is alive, and nothing more.
 #[test]
 fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
+    let _world = World::new("no-reads");
     let (address, server) = serve(config());
     let mut slow = reads(&address, SLOW, 16);
     let segment = iwarp::Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
@@ -188,6 +192,7 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
 
 #[test]
 fn a_host_that_is_never_idle_locks_no_other_host_out() {
+    let _world = World::new("never-idle");
     let shard = config().with(|c| {
         c.memory.receives = 256;
         c.timeouts.progress = Duration::MAX;
@@ -217,6 +222,7 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
 /// By the clock of the whole server: a busy connection is evicted no sooner than a second after the last.
 #[test]
 fn busy_connections_end_for_other_hosts_one_in_a_second() {
+    let _world = World::new("one-a-second");
     let shard = config().with(|c| {
         c.memory.receives = 256;
         c.timeouts.progress = Duration::MAX;
@@ -245,6 +251,7 @@ fn busy_connections_end_for_other_hosts_one_in_a_second() {
 
 #[test]
 fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
+    let _world = World::new("bulk-left");
     let buffers = vec![(32 << 10, 16)];
     let (long_buffers, progress_timeout) = (vec![(32 << 10, 8)], Duration::MAX);
     let shard = config().with(|c| {
@@ -278,6 +285,7 @@ fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
 /// The socket takes little, and the cable moves nothing for longer than a closing connection lingers.
 #[test]
 fn a_drain_waits_for_replies_that_a_slow_peer_takes() {
+    let _world = World::new("slow-drain");
     const RESULT: usize = 1 << 20;
     let shard = small().with(|c| c.iwarp.send_buffer = Some(4096));
     let linger = shard.iwarp.linger;
