@@ -155,7 +155,8 @@ typedef struct {
 // may still be open.
 //
 // The event is valid until the function returns. It runs on the shard, or on a worker while the server ends, and must
-// not block. The end of the server ends all connections.
+// not block. The end of the server ends all connections: `rpcrdma_free` waits for it, and `rpcrdma_server_drain` unless
+// it times out.
 typedef void (*rpcrdma_peer_hook)(void *context, const rpcrdma_peer_event *event);
 
 // What a call's header says.
@@ -423,6 +424,10 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 //
 // Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
 // for `rpcrdma_free`.
+//
+// After -ETIMEDOUT, handlers that still run return later, on the server's threads. Then the hook of
+// `rpcrdma_services_peers` hears of the end of their connections, and the server gives up arenas. What these functions
+// use must stay until then, the library included.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
@@ -802,7 +807,7 @@ rpcrdma_buffer *rpcrdma_reply_take_read_chunk(rpcrdma_reply *reply, unsigned int
 
 // Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
 //
-// It holds one of the client's receive buffers (`memory.receives`). While none is left, no reply arrives: the calls
+// It holds a buffer of the client, which has at least `memory.receives`. While none is left, no reply arrives: the calls
 // time out, and the server ends the connection. Copy results to keep them long.
 //
 // # Safety

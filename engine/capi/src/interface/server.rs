@@ -87,6 +87,10 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 /// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
 /// for `rpcrdma_free`.
 ///
+/// After -ETIMEDOUT, handlers that still run return later, on the server's threads. Then the hook of
+/// `rpcrdma_services_peers` hears of the end of their connections, and the server gives up arenas. What these functions
+/// use must stay until then, the library included.
+///
 /// # Safety
 /// `server` as for `rpcrdma_free`.
 #[unsafe(no_mangle)]
