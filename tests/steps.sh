@@ -251,8 +251,8 @@ step_crates() {
 # Crates with a promise of semantic versioning: see CONTRIBUTING.md.
 promised=(rpcrdma rpcrdma-mempool rpcrdma-xdr rpcrdma-xdrgen)
 
-# Against the last release before this commit. The tool takes minutes to build, so it is fetched only if it has a release
-# to compare with.
+# Against the last release before this commit. The tool takes minutes to build, so it is fetched only if it has a
+# release to compare with.
 step_semver() {
     local release
     release=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 'HEAD^' 2>/dev/null) ||

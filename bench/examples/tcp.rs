@@ -7,10 +7,10 @@
 //! ```
 //!
 //! `pingpong` sends a message and waits until all of it has come back: a round trip. With `--rate` it makes so many per
-//! second, and with `--sleep` the server sleeps in between: what that takes longer is a wake-up. In `stream` the server sends
-//! blocks without end, and the client receives them into a buffer of that size, or into so many in turn, as calls under
-//! way have memory each; with `--both` each does both. The options are those of `rpcperf`, and so are the fields of
-//! `--json`.
+//! second, and with `--sleep` the server sleeps in between: what that takes longer is a wake-up. In `stream` the server
+//! sends blocks without end, and the client receives them into a buffer of that size, or into so many in turn, as calls
+//! under way have memory each; with `--both` each does both. The options are those of `rpcperf`, and so are the fields
+//! of `--json`.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;

@@ -88,7 +88,8 @@ typedef struct rpcrdma_services rpcrdma_services;
 // Answers a call at once: writes its results, and returns 0.
 //
 // `args` are the inline arguments, in place. `results` has room for `max_reply` bytes of inline results, which are not
-// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses `rpcrdma_call_reply`.
+// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses
+// `rpcrdma_call_reply`.
 //
 // It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 // Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
@@ -155,8 +156,8 @@ typedef struct {
 // may still be open.
 //
 // The event is valid until the function returns. It runs on the shard, or on a worker while the server ends, and must
-// not block. The end of the server ends all connections: `rpcrdma_free` waits for it, and `rpcrdma_server_drain` unless
-// it times out.
+// not block. The end of the server ends all connections: `rpcrdma_free` waits for it, and `rpcrdma_server_drain`
+// unless it times out.
 typedef void (*rpcrdma_peer_hook)(void *context, const rpcrdma_peer_event *event);
 
 // What a call's header says.
@@ -256,8 +257,9 @@ typedef struct {
 // Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 // `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
 //
-// The function may start calls, and end the client. If it polls this client, the ends of calls wait until it returns. No
-// exception of C++ may leave it, nor pthread_exit: the process ends. Nor may longjmp: the client would report no more.
+// The function may start calls, and end the client. If it polls this client, the ends of calls wait until it returns.
+// No exception of C++ may leave it, nor pthread_exit: the process ends. Nor may longjmp: the client would report no
+// more.
 typedef void (*rpcrdma_done)(void *context, const rpcrdma_completion *completion);
 
 #ifdef __cplusplus
@@ -306,12 +308,12 @@ rpcrdma_config *rpcrdma_config_new(void);
 // `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
 // all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
 // there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
-// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set again
-// has its last value.
+// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set
+// again has its last value.
 //
 // Each call checks the whole configuration: set `memory.receives` before a `limits.credits` that needs it. A file of
-// `rpcrdma_config_load` is checked at its end. A client has smaller defaults, such as 1024 receives: its connect checks
-// with those, and may fail.
+// `rpcrdma_config_load` is checked at its end. A client has smaller defaults, such as 1024 receives: its connect
+// checks with those, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 // ends need the same: peers without it are refused, and so is version 1. Such a client connects, and its first call
@@ -322,9 +324,7 @@ rpcrdma_config *rpcrdma_config_new(void);
 //
 // # Safety
 // `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.
-int rpcrdma_config_set(rpcrdma_config *config,
-                       const char *name,
-                       const char *value);
+int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *value);
 
 // Reads a TOML file of knobs, as programs do with `--config`: all that `rpcrdma_config_set` takes, in their groups.
 //
@@ -454,8 +454,8 @@ int rpcrdma_local_server_poll(rpcrdma_local_server *server);
 
 // Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
 //
-// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the server
-// at once.
+// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the
+// server at once.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
@@ -486,8 +486,8 @@ int rpcrdma_disarm(void *handle);
 // Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 // bytes, with the zero byte at the end.
 //
-// `tuning.md` has the units of its fields, and what to do about their values. `peers` has at most 64 connections of each
-// shard of a server: about 1 KiB each.
+// `tuning.md` has the units of its fields, and what to do about their values. `peers` has at most 64 connections of
+// each shard of a server: about 1 KiB each.
 //
 // It blocks until each shard has answered: as long as a handler or task blocks a shard. In a handler or task of the
 // same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
@@ -497,9 +497,7 @@ int rpcrdma_disarm(void *handle);
 //
 // # Safety
 // `handle` as for `rpcrdma_free`; `room` has `len` bytes.
-int rpcrdma_stats(void *handle,
-                  char *room,
-                  size_t len);
+int rpcrdma_stats(void *handle, char *room, size_t len);
 
 // Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
 //
@@ -507,8 +505,8 @@ int rpcrdma_stats(void *handle,
 // `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
 int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size);
 
-// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len` bytes,
-// with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
+// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len`
+// bytes, with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
 //
 // Returns the length of the whole, or a negative code.
 //
@@ -559,8 +557,8 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 // The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 //
 // It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
-// last call of this function, which forgets what was filled. The length of the data belongs to the inline results. NULL
-// with ENOENT if the caller offers no such chunk: then the data belongs there, too.
+// last call of this function, which forgets what was filled. The length of the data belongs to the inline results.
+// NULL with ENOENT if the caller offers no such chunk: then the data belongs there, too.
 //
 // If `room` is too short for the data, the handler writes nothing, and returns what
 // `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.
@@ -651,8 +649,8 @@ rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *c
 // A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap.
 //
 // `release` is called once when nobody uses the part any more, with `context`; it may be NULL. The part's bytes may
-// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A peer
-// that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
+// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A
+// peer that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
 //
 // It is called on any thread, within any function of this library: it is short, and does not wait. It may answer calls
 // and lend parts.
@@ -687,14 +685,14 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 //
 // Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
 // (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
-// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed
-// reply or another transport error), EINVAL.
+// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
+// malformed reply or another transport error), EINVAL.
 //
 // A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 // without a reply: another thread uses `client` now.
 //
-// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it. `reply`
-// may be NULL.
+// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
+// `reply` may be NULL.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`; `reply` is writable.
@@ -746,14 +744,12 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 // for a Read chunk that it would copy. `xid`, unless it is NULL, gets the call's number, for
 // `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
-// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL for
-// the position of a chunk, or a buffer of another client.
+// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL
+// for the position of a chunk, or a buffer of another client.
 //
 // # Safety
 // `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
-int rpcrdma_local_client_start(rpcrdma_local_client *client,
-                               const rpcrdma_request *request,
-                               uint32_t *xid);
+int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_request *request, uint32_t *xid);
 
 // Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 //
@@ -807,8 +803,8 @@ rpcrdma_buffer *rpcrdma_reply_take_read_chunk(rpcrdma_reply *reply, unsigned int
 
 // Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
 //
-// It holds a buffer of the client, which has at least `memory.receives`. While none is left, no reply arrives: the calls
-// time out, and the server ends the connection. Copy results to keep them long.
+// It holds a buffer of the client, which has at least `memory.receives`. While none is left, no reply arrives: the
+// calls time out, and the server ends the connection. Copy results to keep them long.
 //
 // # Safety
 // `reply` is the callback's.

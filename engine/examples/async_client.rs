@@ -1,5 +1,5 @@
-//! Calls as futures: how are calls awaited? In a program with any runtime, and in a procedure of a server that calls other
-//! servers before it answers.
+//! Calls as futures: how are calls awaited? In a program with any runtime, and in a procedure of a server that calls
+//! other servers before it answers.
 //!
 //! `cargo run --release --example async_client`
 //!

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release --example bulk`
 //!
-//! A *Read chunk* is an argument in the client's memory: the server's device reads it from there. A *Write chunk* is room
-//! for a result in the client's memory: the server's device writes it there. The message itself stays short.
+//! A *Read chunk* is an argument in the client's memory: the server's device reads it from there. A *Write chunk* is
+//! room for a result in the client's memory: the server's device writes it there. The message itself stays short.
 
 use std::sync::{Arc, Mutex};
 

@@ -3,8 +3,8 @@
 //!
 //! `cargo run --release --example deferred`
 //!
-//! A [`DeferredCall`] goes to any thread, with its arguments and its buffers. A server with state for each core keeps it
-//! in a `ShardTask` instead. A procedure may also be a future: see the example `async_client`.
+//! A [`DeferredCall`] goes to any thread, with its arguments and its buffers. A server with state for each core keeps
+//! it in a `ShardTask` instead. A procedure may also be a future: see the example `async_client`.
 
 use std::sync::{Mutex, mpsc};
 

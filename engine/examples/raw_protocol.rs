@@ -47,8 +47,8 @@ fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
 
     let (mut answered, mut batches) = (Vec::new(), Vec::new());
     while answered.len() < 6 {
-        // The client sends as many calls as the server has granted. Until the first grant, version 1 sends one call, and
-        // version 2 sends CONNPROP.
+        // The client sends as many calls as the server has granted. Until the first grant, version 1 sends one call,
+        // and version 2 sends CONNPROP.
         let mut served: Vec<InboundId> = Vec::new();
         for message in transmit(&mut client, b"a ca\0\0\0\0", chunks)? {
             let view = View::check(&message, Revision::Ietf00);

@@ -1,7 +1,7 @@
 //! ONC RPC over RDMA, protocol versions 1 and 2: poll-mode, core-pinned.
 //!
-//! A [`Server`] runs [`Services`]: tables of [`Procedure`]s, each with a handler that gets a [`ServerCall`].
-//! A [`Client`] or [`LocalClient`] makes [`ClientCall`](client::ClientCall)s. Short arguments and results travel inline.
+//! A [`Server`] runs [`Services`]: tables of [`Procedure`]s, each with a handler that gets a [`ServerCall`]. A
+//! [`Client`] or [`LocalClient`] makes [`ClientCall`](client::ClientCall)s. Short arguments and results travel inline.
 //! Bulk data travels in chunks, by RDMA: the server reads an argument from a *Read chunk* of the client, and writes a
 //! result to a *Write chunk*.
 //!

@@ -60,7 +60,7 @@ impl From<Cause> for MemError {
     }
 }
 
-/// The causes. `bytes` is the requested size, `call` the failed system call, `source` the error of the system. `bytes` is the requested size, `call` the failed system call, `source` the error of the system.
+/// The causes. `bytes` is the requested size, `call` the failed system call, `source` the error of the system.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Cause {
     /// Hugetlb pages were required and not available.

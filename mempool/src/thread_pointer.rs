@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "reads a register that the language has no name for")]
-//! Owner threads of pools, by the thread pointer of x86-64. In a shared library, a thread-local variable costs a function
-//! call instead.
+//! Owner threads of pools, by the thread pointer of x86-64. In a shared library, a thread-local variable costs a
+//! function call instead.
 
 /// This thread's number: no two threads have it at the same time.
 #[inline(always)]

@@ -264,7 +264,8 @@ static int connect_to(const char *address) {
 // A core that this host does not have.
 static int connect_on_core(void) {
     rpcrdma_config *config = rpcrdma_config_new();
-    CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, "poll.core", "65535"));
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(!rpcrdma_config_set(config, "poll.core", "65535"));
     CHECK(!rpcrdma_client_connect(ADDRESS, PROGRAM, 1, config));
     int code = -errno;
     CHECK(!rpcrdma_free(config));

@@ -172,14 +172,15 @@ static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config
                        RPCRDMA_AUTH_ERROR + 5};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         int is = 0, code = all[i] > RPCRDMA_AUTH_ERROR ? -EACCES : -EREMOTEIO;
-        CHECK(call(client, (rpcrdma_request){.procedure = STATUS, .args = &all[i], .args_len = sizeof *all}, &is) == code);
-        CHECK(is == all[i]);
+        rpcrdma_request request = {.procedure = STATUS, .args = &all[i], .args_len = sizeof *all};
+        CHECK(call(client, request, &is) == code && is == all[i]);
     }
     int is = 1, none = 0;
     CHECK(!call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, &is) && !is);
     CHECK(call(client, (rpcrdma_request){.procedure = 99}, &is) == -EREMOTEIO && is == RPCRDMA_PROC_UNAVAIL);
     rpcrdma_client *other = rpcrdma_client_connect(address, PROGRAM, 2, config);
-    CHECK(other && call(other, (rpcrdma_request){.procedure = STATUS}, &is) == -EREMOTEIO && is == RPCRDMA_PROG_MISMATCH);
+    CHECK(other && call(other, (rpcrdma_request){.procedure = STATUS}, &is) == -EREMOTEIO);
+    CHECK(is == RPCRDMA_PROG_MISMATCH);
     CHECK(!rpcrdma_free(other) && (other = rpcrdma_client_connect(address, PROGRAM + 1, 1, config)));
     CHECK(call(other, (rpcrdma_request){.procedure = STATUS}, &is) == -EREMOTEIO && is == RPCRDMA_PROG_UNAVAIL);
     CHECK(!rpcrdma_free(other));
@@ -370,7 +371,8 @@ int main(int argc, char **argv) {
     char addresses[200];
     snprintf(addresses, sizeof addresses, "%s,%s", argv[1], argv[2]);
     rpcrdma_config *config = rpcrdma_config_new();
-    CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, "poll.idle", "event"));
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(!rpcrdma_config_set(config, "poll.idle", "event"));
     task_of_file(argv[1], config);
     load(config);
     rpcrdma_services *services = rpcrdma_services_new();

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What tshark makes of the RPC-over-RDMA headers in nfs3-linux61.pcap; writes nfs3-linux61.tshark.tsv to standard output.
-# One line per packet; fields with several values have them in the order of the header, joined by commas.
+# What tshark makes of the RPC-over-RDMA headers in nfs3-linux61.pcap; writes nfs3-linux61.tshark.tsv to standard
+# output. One line per packet; fields with several values have them in the order of the header, joined by commas.
 cd "$(dirname "$0")" || exit 1
 exec tshark -r nfs3-linux61.pcap -Y rpcordma -T fields -E header=y -E separator=/t -E aggregator=, \
     -e frame.number -e ip.src -e infiniband.bth.psn \

@@ -1,8 +1,8 @@
 //! Sends of iWARP connections (RFC 5040, RFC 5041, RFC 5044).
 //!
 //! The layers are TCP, MPA, DDP and RDMAP. An MPA Request or Reply Frame in its first bytes identifies an iWARP
-//! connection on any port. The capture must contain it, as only it locates the segments. For the same reason, data after
-//! a missing packet is skipped in that direction.
+//! connection on any port. The capture must contain it, as only it locates the segments. For the same reason, data
+//! after a missing packet is skipped in that direction.
 
 use std::collections::HashMap;
 

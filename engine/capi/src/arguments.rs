@@ -69,8 +69,8 @@ pub(crate) unsafe fn store<T>(place: *mut T, value: T) {
     }
 }
 
-/// Stores a struct, if the caller wants it, of which the caller's version has `size` bytes: fields that it does not have
-/// are left out, and those that only it has are 0.
+/// Stores a struct, if the caller wants it, of which the caller's version has `size` bytes: fields that it does not
+/// have are left out, and those that only it has are 0.
 ///
 /// # Safety
 /// `place` is null, or has `size` writable bytes.

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "a handle is a pointer that callers in C hold")]
 //! Handles: pointers to slots, with checks of what can be seen of wrong use.
 //!
-//! A slot has a mark. It says the kind of the handle, and whether it is free, unused, or in use by a function. Slots are
-//! used again, and never go back to the allocator: a freed handle points to a slot. The handles of a slot differ in
+//! A slot has a mark. It says the kind of the handle, and whether it is free, unused, or in use by a function. Slots
+//! are used again, and never go back to the allocator: a freed handle points to a slot. The handles of a slot differ in
 //! their upper bits, which no address has, and the mark has those of the present one. The same handle comes again after
 //! 65,536 others of its slot.
 
@@ -202,8 +202,8 @@ impl Numbers {
     }
 }
 
-/// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value. A number makes
-/// the handle another one than those before it.
+/// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value. A number
+/// makes the handle another one than those before it.
 #[inline(always)]
 pub(crate) fn during<K: Kind, R, T>(
     number: u16,

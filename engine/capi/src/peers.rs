@@ -27,8 +27,8 @@ pub struct rpcrdma_peer_event {
 /// may still be open.
 ///
 /// The event is valid until the function returns. It runs on the shard, or on a worker while the server ends, and must
-/// not block. The end of the server ends all connections: `rpcrdma_free` waits for it, and `rpcrdma_server_drain` unless
-/// it times out.
+/// not block. The end of the server ends all connections: `rpcrdma_free` waits for it, and `rpcrdma_server_drain`
+/// unless it times out.
 pub type rpcrdma_peer_hook =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, event: *const rpcrdma_peer_event)>;
 

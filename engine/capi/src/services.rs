@@ -24,7 +24,8 @@ use crate::types::{rpcrdma_arena, rpcrdma_call};
 /// Answers a call at once: writes its results, and returns 0.
 ///
 /// `args` are the inline arguments, in place. `results` has room for `max_reply` bytes of inline results, which are not
-/// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses `rpcrdma_call_reply`.
+/// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses
+/// `rpcrdma_call_reply`.
 ///
 /// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 /// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for

@@ -189,8 +189,8 @@ impl Client {
     /// As [`alloc`](Self::alloc), as a future that waits for a free buffer.
     ///
     /// Waiters for buffers of one size are served as their requests reach the shard, also across a reconnect. Other
-    /// sizes and other connections do not wait for them. The wait ends with the connection. Dropping the future ends the
-    /// wait, and returns its buffer.
+    /// sizes and other connections do not wait for them. The wait ends with the connection. Dropping the future ends
+    /// the wait, and returns its buffer.
     ///
     /// # Errors
     /// [`CallError::TooLong`], at once, when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never

@@ -86,8 +86,8 @@ impl Config {
         }
     }
 
-    /// Knob of the smallest of these buffers that hold so many bytes. Of equal ones: that of bulk data, which most needs
-    /// are.
+    /// Knob of the smallest of these buffers that hold so many bytes. Of equal ones: that of bulk data, which most
+    /// needs are.
     fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
         let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
         of_all

@@ -61,10 +61,10 @@ knobs! {
     pub max_write_bytes: Option<usize> = None, positive_or_none;
     /// Lowest rate of a working peer, bytes per second, both directions.
     ///
-    /// It holds for each connection, whose own bytes are measured: clients that share a slow line share its rate, so set
-    /// it to that of the line, divided by their number. A peer at this rate is not disconnected for [`progress`](super::TimeoutConfig::progress). It may hold its share
-    /// of memory for as long as its calls take at this rate. At least 1. Default 16 KiB, which a line of 256 kbit/s
-    /// moves with delay and loss.
+    /// It holds for each connection, whose own bytes are measured: clients that share a slow line share its rate, so
+    /// set it to that of the line, divided by their number. A peer at this rate is not disconnected for
+    /// [`progress`](super::TimeoutConfig::progress). It may hold its share of memory for as long as its calls take at
+    /// this rate. At least 1. Default 16 KiB, which a line of 256 kbit/s moves with delay and loss.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub min_rate: u64 = 16 << 10, |knob, rate| check(rate > 0, knob, 0, "at least 1 byte per second");
     /// Unsolicited messages per second, and at once. Default 1000.

@@ -16,7 +16,8 @@ knobs! {
     /// | `small_buffers`, `message_buffers`: calls fail with [`NoMemory`](crate::CallError::NoMemory), replies wait | 512 bytes, or two messages and headroom, each |
     /// | `bulk_buffers`, `long_buffers`: [`TooLong`](crate::CallError::TooLong) if no class is so long, else calls wait | bytes times number |
     ///
-    /// A start that asks for more than the host has fails with [`StartErrorKind::Memory`](crate::StartErrorKind::Memory).
+    /// A start that asks for more than the host has fails with
+    /// [`StartErrorKind::Memory`](crate::StartErrorKind::Memory).
     pub struct MemoryConfig, "memory";
 
     /// Receives of the shard, 256 to 1048576. Default 4096.
@@ -36,8 +37,8 @@ knobs! {
     pub message_buffers: usize = 512, between(1..=MOST);
     /// Buffers for chunks: bytes and number of each class.
     ///
-    /// For data that travels by RDMA Read and RDMA Write. Sizes count the chunk alone: data of 64 KiB takes a buffer
-    /// of 64 KiB. The [expected reply](crate::client::ClientCall::expect_reply) of a client takes 24 bytes more, for its
+    /// For data that travels by RDMA Read and RDMA Write. Sizes count the chunk alone: data of 64 KiB takes a buffer of
+    /// 64 KiB. The [expected reply](crate::client::ClientCall::expect_reply) of a client takes 24 bytes more, for its
     /// RPC header. 1 byte to 1 GiB, 1 to 16777216 buffers, 29 classes.
     ///
     /// A server reads and writes chunks through them. A client connection has its own set, made when it is first used.

@@ -55,7 +55,8 @@ pub enum IdleStep {
 
 /// Counts consecutive empty polls, and picks the step after each.
 ///
-/// Call [`after_empty_poll`](Self::after_empty_poll) after an empty poll and [`reset`](Self::reset) after one that found work.
+/// Call [`after_empty_poll`](Self::after_empty_poll) after an empty poll and [`reset`](Self::reset) after one that
+/// found work.
 #[derive(Clone, Debug)]
 pub struct Idle {
     policy: IdlePolicy,

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! # Ownership
-//! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer), moved and never cloned. Many
-//!    senders are many rings, so no two threads write the same line.
+//! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer), moved and never cloned.
+//!    Many senders are many rings, so no two threads write the same line.
 //! 2. A [`Ticket`](slot::Ticket) and its [`Completer`](slot::Completer) are the two ends of one slot, with the same
 //!    rule.
 //! 3. A thread publishes an item, then notifies the other one by its [`Signal`](parker::Signal). That costs a fence and

@@ -114,8 +114,8 @@ impl LocalServer {
     /// Listens at one more address of the same fabric.
     ///
     /// # Errors
-    /// As [`start`](Self::start); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has shards
-    /// for several.
+    /// As [`start`](Self::start); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has
+    /// shards for several.
     pub fn listen(&mut self, address: &Address) -> Result<(), StartError> {
         Ok(self.shard.listen(&address.bind()?)?)
     }

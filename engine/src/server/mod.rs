@@ -336,9 +336,9 @@ impl Server {
     ///
     /// It refuses new connections. Shortly before `timeout` it closes the rest. New calls do not run: version 2 answers
     /// them with ERR_SYSTEM. A connection stays open until none has arrived on it for one
-    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for three round trips and 200 ms, of up to a
-    /// second in all, where that is longer and the device knows it (iWARP). If calls keep arriving it stays ten times as
-    /// long. Later calls are lost; their clients cannot know whether they ran.
+    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for three round trips and 200 ms, of
+    /// up to a second in all, where that is longer and the device knows it (iWARP). If calls keep arriving it stays ten
+    /// times as long. Later calls are lost; their clients cannot know whether they ran.
     ///
     /// It returns in time even if a handler does not. The result is the statistics of each shard, as
     /// [`stats`](Self::stats).

@@ -1,7 +1,8 @@
 //! XDR (RFC 4506) in place.
 //!
-//! [`Decoder`] reads received bytes: opaque data, strings, arrays and lists are views of them, and nothing is allocated.
-//! [`Encoder`] writes into memory that is sent. `xdrgen` generates types that implement [`Decode`] and [`Encode`].
+//! [`Decoder`] reads received bytes: opaque data, strings, arrays and lists are views of them, and nothing is
+//! allocated. [`Encoder`] writes into memory that is sent. `xdrgen` generates types that implement [`Decode`] and
+//! [`Encode`].
 //!
 //! | XDR | Rust |
 //! |---|---|

@@ -139,8 +139,8 @@ struct Transfer {
 /// Authentication of the peer.
 #[derive(Debug, Args)]
 struct Trust {
-    /// Pre-shared key of both ends, in a file (`openssl rand -out FILE 32` creates one). Peers without it are refused. It
-    /// does not encrypt.
+    /// Pre-shared key of both ends, in a file (`openssl rand -out FILE 32` creates one). Peers without it are refused.
+    /// It does not encrypt.
     #[arg(long, value_name = "FILE")]
     host_key: Option<PathBuf>,
 }

@@ -54,8 +54,8 @@ struct Cli {
     /// TCP port of MOUNT; 0: any free port.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
-    /// Register NFS and MOUNT with the host's rpcbind, and withdraw them at the end. rpcbind holds one IPv4 and one IPv6
-    /// address per program.
+    /// Register NFS and MOUNT with the host's rpcbind, and withdraw them at the end. rpcbind holds one IPv4 and one
+    /// IPv6 address per program.
     #[arg(long)]
     rpcbind: bool,
     /// User mapping.
@@ -64,13 +64,13 @@ struct Cli {
     /// Refuse changes.
     #[arg(long)]
     read_only: bool,
-    /// Reply to changes of names and attributes before they are stable. Written data is as stable as the client asks, with
-    /// and without this option.
+    /// Reply to changes of names and attributes before they are stable. Written data is as stable as the client asks,
+    /// with and without this option.
     #[arg(long = "async")]
     not_sync: bool,
-    /// Threads for file operations, which may block. One client gets at most half of them, the next one half of the rest,
-    /// and so on: a slow disk does not stop other clients. 0: the shards do file operations, which is fastest for files
-    /// in memory, and blocks all clients of the shard.
+    /// Threads for file operations, which may block. One client gets at most half of them, the next one half of the
+    /// rest, and so on: a slow disk does not stop other clients. 0: the shards do file operations, which is fastest for
+    /// files in memory, and blocks all clients of the shard.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
     /// Cores of the shards, separated by commas; at least one for each address. Default: one unpinned shard for each
@@ -86,8 +86,8 @@ struct Cli {
     /// Idle seconds before a keep-alive probe; 0: never. A vanished client keeps its memory until then.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     keep_alive: u32,
-    /// Seconds without progress, such as of the data of a WRITE, before the server ends the connection. Time in which the
-    /// client moves data at --min-rate does not count.
+    /// Seconds without progress, such as of the data of a WRITE, before the server ends the connection. Time in which
+    /// the client moves data at --min-rate does not count.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     progress_timeout: u32,
     /// Minimum rate, in bytes per second.

@@ -230,8 +230,8 @@ fn schema(file: &str) -> Schema {
 fn rfc_8267_4_sizes_and_placement_of_nfs3() {
     let schema = schema("tools/nfs3d/nfs3.x");
     let procedures = &schema.programs[0].versions[0].procedures;
-    // Inline bytes of arguments and results, added up by hand from RFC 1813 §3.3, with handles of 64 bytes, names of 255
-    // and directories of 64 KiB.
+    // Inline bytes of arguments and results, added up by hand from RFC 1813 §3.3, with handles of 64 bytes, names of
+    // 255 and directories of 64 KiB.
     let sizes: [[u32; 2]; 22] = [
         [0, 0],
         [68, 88],

@@ -79,8 +79,8 @@ pub unsafe extern "C" fn rpcrdma_call_header(
     })
 }
 
-/// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len` bytes,
-/// with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
+/// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len`
+/// bytes, with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
 ///
 /// Returns the length of the whole, or a negative code.
 ///
@@ -190,8 +190,8 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 /// The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
 ///
 /// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
-/// last call of this function, which forgets what was filled. The length of the data belongs to the inline results. NULL
-/// with ENOENT if the caller offers no such chunk: then the data belongs there, too.
+/// last call of this function, which forgets what was filled. The length of the data belongs to the inline results.
+/// NULL with ENOENT if the caller offers no such chunk: then the data belongs there, too.
 ///
 /// If `room` is too short for the data, the handler writes nothing, and returns what
 /// `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.

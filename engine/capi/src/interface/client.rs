@@ -57,14 +57,14 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 ///
 /// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
 /// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
-/// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed
-/// reply or another transport error), EINVAL.
+/// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
+/// malformed reply or another transport error), EINVAL.
 ///
 /// A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 /// without a reply: another thread uses `client` now.
 ///
-/// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it. `reply`
-/// may be NULL.
+/// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
+/// `reply` may be NULL.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`; `reply` is writable.

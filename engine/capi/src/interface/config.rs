@@ -22,12 +22,12 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
 /// all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
 /// there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
-/// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set again
-/// has its last value.
+/// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set
+/// again has its last value.
 ///
 /// Each call checks the whole configuration: set `memory.receives` before a `limits.credits` that needs it. A file of
-/// `rpcrdma_config_load` is checked at its end. A client has smaller defaults, such as 1024 receives: its connect checks
-/// with those, and may fail.
+/// `rpcrdma_config_load` is checked at its end. A client has smaller defaults, such as 1024 receives: its connect
+/// checks with those, and may fail.
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 /// ends need the same: peers without it are refused, and so is version 1. Such a client connects, and its first call

@@ -36,8 +36,9 @@ pub struct rpcrdma_completion {
 /// Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
 /// `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
 ///
-/// The function may start calls, and end the client. If it polls this client, the ends of calls wait until it returns. No
-/// exception of C++ may leave it, nor pthread_exit: the process ends. Nor may longjmp: the client would report no more.
+/// The function may start calls, and end the client. If it polls this client, the ends of calls wait until it returns.
+/// No exception of C++ may leave it, nor pthread_exit: the process ends. Nor may longjmp: the client would report no
+/// more.
 pub type rpcrdma_done =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 
@@ -126,8 +127,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 /// for a Read chunk that it would copy. `xid`, unless it is NULL, gets the call's number, for
 /// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 ///
-/// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL for
-/// the position of a chunk, or a buffer of another client.
+/// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL
+/// for the position of a chunk, or a buffer of another client.
 ///
 /// # Safety
 /// `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.

@@ -94,8 +94,8 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 /// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap.
 ///
 /// `release` is called once when nobody uses the part any more, with `context`; it may be NULL. The part's bytes may
-/// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A peer
-/// that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
+/// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A
+/// peer that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
 ///
 /// It is called on any thread, within any function of this library: it is short, and does not wait. It may answer calls
 /// and lend parts.

@@ -77,8 +77,8 @@ pub unsafe extern "C" fn rpcrdma_reply_take_read_chunk(
 
 /// Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
 ///
-/// It holds a buffer of the client, which has at least `memory.receives`. While none is left, no reply arrives: the calls
-/// time out, and the server ends the connection. Copy results to keep them long.
+/// It holds a buffer of the client, which has at least `memory.receives`. While none is left, no reply arrives: the
+/// calls time out, and the server ends the connection. Copy results to keep them long.
 ///
 /// # Safety
 /// `reply` is the callback's.

@@ -155,8 +155,8 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
 
 /// Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
 ///
-/// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the server
-/// at once.
+/// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the
+/// server at once.
 ///
 /// # Safety
 /// `server` as for `rpcrdma_free`.
@@ -229,8 +229,8 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
 /// bytes, with the zero byte at the end.
 ///
-/// `tuning.md` has the units of its fields, and what to do about their values. `peers` has at most 64 connections of each
-/// shard of a server: about 1 KiB each.
+/// `tuning.md` has the units of its fields, and what to do about their values. `peers` has at most 64 connections of
+/// each shard of a server: about 1 KiB each.
 ///
 /// It blocks until each shard has answered: as long as a handler or task blocks a shard. In a handler or task of the
 /// same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it

@@ -1,5 +1,5 @@
-//! `nfs3d` as its users run it, called by a client on the engine and by `nfs3c`: every procedure, its errors, bad input,
-//! restarts, and the unit of systemd.
+//! `nfs3d` as its users run it, called by a client on the engine and by `nfs3c`: every procedure, its errors, bad
+//! input, restarts, and the unit of systemd.
 #![forbid(unsafe_code)]
 
 mod bad_input;

@@ -83,8 +83,8 @@ fn short_replies_take_none_of_the_memory_for_bulk() {
     assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
 }
 
-/// A call that needs bulk memory waits, as any other, for a buffer that its reply is to have while calls have been taken
-/// that have such.
+/// A call that needs bulk memory waits, as any other, for a buffer that its reply is to have while calls have been
+/// taken that have such.
 #[test]
 fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
