@@ -142,7 +142,7 @@ typedef int (*rpcrdma_task)(void *context, unsigned int shard);
 
 // A client's connection to a server has begun, or ended.
 typedef struct {
-    // Number of the connection, as in `rpcrdma_call_info`.
+    // Number of the connection, as in `rpcrdma_call_info`: no other one of this shard of this server has had it.
     uint64_t connection;
     // Its peer, as of `rpcrdma_call_peer`.
     const char *peer;
@@ -153,7 +153,7 @@ typedef struct {
 } rpcrdma_peer_event;
 
 // Gets the beginning of a connection, before its first call, and its end once, after its last handler. Deferred calls
-// may still be open.
+// may still be open: `rpcrdma_call_is_disconnected` is 1 for them. It may answer calls.
 //
 // The event is valid until the function returns. It runs on the shard, or on a worker while the server ends, and must
 // not block. The end of the server ends all connections: `rpcrdma_free` waits for it, and `rpcrdma_server_drain`
@@ -579,9 +579,11 @@ int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size
 // Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that
 // was taken, or a part of either. The buffer ends, also after a failure.
 //
-// Returns 0, -ENOENT if the caller offers no such chunk, -EMSGSIZE if it is shorter, or -EXDEV for a Read chunk of
-// another shard or server, and for a client's buffer: copy those. An arena that the server has not registered
-// (`rpcrdma_config_arena`) is seen later: the caller gets SYSTEM_ERR, and the log has the cause.
+// Returns 0, -ENOENT if the caller offers no such chunk, -EMSGSIZE if it is shorter (as for
+// `rpcrdma_call_write_chunk_filled`), or -EXDEV for a Read chunk of another shard or server, and for a client's
+// buffer: copy those. With -ENOENT the data belongs to the inline results: have a further part of it while they are
+// written. An arena that the server has not registered (`rpcrdma_config_arena`) is seen later: the caller gets
+// SYSTEM_ERR, and the log has the cause.
 //
 // # Safety
 // As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent:
@@ -634,7 +636,7 @@ void *rpcrdma_buffer_data(rpcrdma_buffer *buffer, size_t *len);
 int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
 
 // Adopts memory that the application has mapped: to send it as results (`rpcrdma_arena_part`), or for Read chunks
-// (`reads_into` of a procedure), not both.
+// (`reads_into` of a procedure), not both. From 4 GiB on, it is for Read chunks alone.
 //
 // `base` and `len` are multiples of 4096. `release` is called once when no server, client, services or buffer uses it
 // any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
@@ -652,8 +654,8 @@ rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *c
 // change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A
 // peer that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
 //
-// It is called on any thread, within any function of this library: it is short, and does not wait. It may answer calls
-// and lend parts.
+// It is called on any thread, within any function of this library: it is short, and does not wait. Hold no lock that
+// it takes while you call this library. It may answer calls and lend parts.
 //
 // NULL if the arena has fewer bytes, is for Read chunks, or has 4 GiB or more; `release` is called then, too.
 //

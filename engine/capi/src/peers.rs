@@ -13,7 +13,7 @@ use crate::services::Context;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_peer_event {
-    /// Number of the connection, as in `rpcrdma_call_info`.
+    /// Number of the connection, as in `rpcrdma_call_info`: no other one of this shard of this server has had it.
     pub connection: u64,
     /// Its peer, as of `rpcrdma_call_peer`.
     pub peer: *const c_char,
@@ -24,7 +24,7 @@ pub struct rpcrdma_peer_event {
 }
 
 /// Gets the beginning of a connection, before its first call, and its end once, after its last handler. Deferred calls
-/// may still be open.
+/// may still be open: `rpcrdma_call_is_disconnected` is 1 for them. It may answer calls.
 ///
 /// The event is valid until the function returns. It runs on the shard, or on a worker while the server ends, and must
 /// not block. The end of the server ends all connections: `rpcrdma_free` waits for it, and `rpcrdma_server_drain`

@@ -248,9 +248,11 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
 /// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that
 /// was taken, or a part of either. The buffer ends, also after a failure.
 ///
-/// Returns 0, -ENOENT if the caller offers no such chunk, -EMSGSIZE if it is shorter, or -EXDEV for a Read chunk of
-/// another shard or server, and for a client's buffer: copy those. An arena that the server has not registered
-/// (`rpcrdma_config_arena`) is seen later: the caller gets SYSTEM_ERR, and the log has the cause.
+/// Returns 0, -ENOENT if the caller offers no such chunk, -EMSGSIZE if it is shorter (as for
+/// `rpcrdma_call_write_chunk_filled`), or -EXDEV for a Read chunk of another shard or server, and for a client's
+/// buffer: copy those. With -ENOENT the data belongs to the inline results: have a further part of it while they are
+/// written. An arena that the server has not registered (`rpcrdma_config_arena`) is seen later: the caller gets
+/// SYSTEM_ERR, and the log has the cause.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent:

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, star
 }
 
 /// Adopts memory that the application has mapped: to send it as results (`rpcrdma_arena_part`), or for Read chunks
-/// (`reads_into` of a procedure), not both.
+/// (`reads_into` of a procedure), not both. From 4 GiB on, it is for Read chunks alone.
 ///
 /// `base` and `len` are multiples of 4096. `release` is called once when no server, client, services or buffer uses it
 /// any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
@@ -97,8 +97,8 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 /// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A
 /// peer that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
 ///
-/// It is called on any thread, within any function of this library: it is short, and does not wait. It may answer calls
-/// and lend parts.
+/// It is called on any thread, within any function of this library: it is short, and does not wait. Hold no lock that
+/// it takes while you call this library. It may answer calls and lend parts.
 ///
 /// NULL if the arena has fewer bytes, is for Read chunks, or has 4 GiB or more; `release` is called then, too.
 ///
