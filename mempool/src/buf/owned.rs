@@ -13,17 +13,17 @@ use crate::sync::Ordering;
 struct Owned {
     /// The first field: the clones have its address.
     meta: Meta,
-    /// Keeps the bytes. It goes before the owner, so that the owner finds the buffer free.
-    _bytes: Frozen,
+    /// It goes before the bytes: its drop may use their memory, which stays mapped meanwhile.
     _owner: Box<dyn Any + Send + Sync>,
+    _bytes: Frozen,
 }
 
 impl Frozen {
     /// These bytes, with an owner. `owner` is dropped with the last clone or part of the result, on any thread: nothing
-    /// reads the bytes on its behalf any more. Allocates.
+    /// reads the bytes on its behalf any more. Their buffer goes next, so their memory is still there. Allocates.
     pub fn with_owner(self, owner: impl Send + Sync + 'static) -> Self {
         let (meta, window) = (self.handle.meta().owned(), self.handle.window);
-        let owned = NonNull::from(Box::leak(Box::new(Owned { meta, _bytes: self, _owner: Box::new(owner) })));
+        let owned = NonNull::from(Box::leak(Box::new(Owned { meta, _owner: Box::new(owner), _bytes: self })));
         Self { handle: Handle { meta: owned.cast(), window } }
     }
 

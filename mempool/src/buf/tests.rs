@@ -184,7 +184,7 @@ fn an_owner_is_dropped_with_the_last_clone() {
     thread::spawn(move || drop(part)).join().unwrap();
     assert_eq!((&*whole, Arc::strong_count(&owner)), (&b"0123456789"[..], 1));
 
-    // The bytes go before their owner.
+    // The bytes go behind their owner.
     struct Noted(&'static str, Arc<Mutex<String>>);
     impl Drop for Noted {
         fn drop(&mut self) {
@@ -192,7 +192,7 @@ fn an_owner_is_dropped_with_the_last_clone() {
         }
     }
     let gone = Arc::new(Mutex::new(String::new()));
-    drop(whole.with_owner(Noted("first ", Arc::clone(&gone))).with_owner(Noted("last", Arc::clone(&gone))));
+    drop(whole.with_owner(Noted("last", Arc::clone(&gone))).with_owner(Noted("first ", Arc::clone(&gone))));
     assert_eq!(*gone.lock().unwrap(), "first last");
     assert_eq!(pool.close(), Ok(()));
 }

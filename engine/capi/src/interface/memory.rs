@@ -98,7 +98,8 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 /// peer that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
 ///
 /// It is called on any thread, within any function of this library: it is short, and does not wait. Hold no lock that
-/// it takes while you call this library. It may answer calls and lend parts.
+/// it takes while you call this library. It may write the part's bytes, answer calls, and lend parts. The arena's own
+/// `release` comes after those of all parts.
 ///
 /// NULL if the arena has fewer bytes, is for Read chunks, or has 4 GiB or more; `release` is called then, too.
 ///
