@@ -4,36 +4,37 @@
 # Features of the builds: $verbs, or empty without its libraries.
 features=
 
-# schedule: the order of the steps. Steps that mostly wait run beside steps that compute.
+# schedule: the order of the steps. The virtual machine takes longest and waits for a third of its time, so the steps
+# that mostly compute run beside it, at the lowest priority.
 schedule() {
     step format
     if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail || chosen documents; then need build; fi
     if chosen loom || chosen fuzz || chosen embed || chosen instructions; then ahead; fi
     step tests
     step tcp
-    step sim
-    step compile-fail
-    step documents
-    # The first tier's scripts run beside the lints. With --all they run last, beside only those that wait.
-    if chosen vm && ! $all; then vm_begin; fi
+    if chosen vm; then vm_begin; fi
     step lints
     step lints-verbs
     step oldest
     step crates
     step semver
-    step c
-    step packages
     step doc
     step doctests
+    step compile-fail
+    step dependencies
+    step sim
+    step schemas
     step embed
     step instructions
-    if chosen vm && $all; then vm_idle; fi
-    step dependencies
     step memcheck
     step loom
-    step schemas
     step fuzz
     step vm
+    if chosen vm && $all; then vm_begin_idle; fi
+    step documents
+    step c
+    step packages
+    vm_collect_idle
 }
 
 # ahead: builds with directories of their own, at the lowest priority, while tests run. A failure here recurs and counts
@@ -199,8 +200,7 @@ step_doctests() {
     tests doctests 900 cargo test --workspace $features --doc --no-fail-fast
 }
 
-# hasten: builds the remainder of ahead with the usual priority. Beside the virtual machine the lowest gets little time.
-# With --all it builds on, for loom and fuzz.
+# hasten: builds the remainder of ahead with the priority of the step. With --all it builds on, for loom and fuzz.
 hasten() { $all || abandon ahead; }
 
 # A workspace with its own lock file and profiles, like a user's program.
@@ -377,18 +377,32 @@ vm_can() {
     [[ $vm_ready == yes ]]
 }
 
-# vm_begin: starts the first tier's scripts.
+# vm_begin: starts the machine: the first tier's scripts, or with --all the scripts that do not mostly wait, and the
+# suites over verbs. A process costs many times as much in an emulated machine, so fewer of them are killed.
 vm_begin() {
+    local work=("${vm_first[@]}") limit=1100 fabric its
     starts[vm]=$SECONDS
-    if vm_can; then
-        background vm 1200 tests/vm/run --limit 1100 "${vm_first[@]}" \
-            --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1"
+    vm_can || return 0
+    fabric="env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1"
+    if $all; then
+        its=$(word "$(executable rpcrdma-tests it)")
+        limit=3600
+        work=(--busy --program "env RPCRDMA_FABRIC=verbs KILLS=20 $its --test-threads=1"
+            --program "$(word "$(executable rpcrdma-tests documents)") --test-threads=1")
     fi
+    background vm $((limit + 100)) tests/vm/run --limit "$limit" "${work[@]}" --program "$fabric"
+    beside=(nice -n 19)
 }
 
-# vm_idle: starts scripts that mostly wait in machines of their own, several at once. Each gets half the usual memory
-# and uses half of that.
-vm_idle() {
+step_vm() {
+    [[ -n ${children[vm]:-} ]] || vm_begin
+    beside=()
+    [[ -z ${children[vm]:-} ]] || collect vm
+}
+
+# vm_begin_idle: starts the scripts that mostly wait, each in a machine of its own with half the usual memory, of which it
+# uses half.
+vm_begin_idle() {
     local script
     vm_can || return 0
     for script in $(tests/vm/run --idle --list); do
@@ -397,19 +411,7 @@ vm_idle() {
     done
 }
 
-step_vm() {
-    vm_can || return 0
-    if ! $all; then
-        [[ -n ${children[vm]:-} ]] || vm_begin
-        collect vm
-        return
-    fi
+vm_collect_idle() {
     local name
     for name in "${vm_waiting[@]}"; do collect "$name"; done
-    # The suites over verbs have time limits and fail on a loaded host, so nothing runs beside them. A process costs
-    # many times as much in an emulated machine, so fewer of them are killed.
-    tests vm 3700 tests/vm/run --limit 3600 --busy \
-        --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1" \
-        --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1" \
-        --program "$(word "$(executable rpcrdma-tests documents)") --test-threads=1"
 }

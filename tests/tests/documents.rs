@@ -166,7 +166,7 @@ fn run(document: &str) {
 
     // All documents but the first expect the built programs in the path.
     let (debug, path) = (target().join("debug"), std::env::var("PATH").expect("a path"));
-    let path = format!("{0}:{0}/examples:{path}", debug.display());
+    let path = format!("{}:{path}", debug.display());
     let mut shell = Command::new("bash");
     shell.args(["-c", &main]).current_dir(clone.path().join("rpcrdma")).process_group(0).stdin(Stdio::null());
     // One target directory for all, a user's own crate included, so that dependencies are built once.
