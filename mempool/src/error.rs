@@ -42,6 +42,7 @@ impl MemError {
             Cause::NoSuchNode { .. }
             | Cause::Empty
             | Cause::Unaligned { .. }
+            | Cause::TooLong { .. }
             | Cause::Refused(_)
             | Cause::Classes(_) => MemErrorKind::Invalid,
             Cause::System { .. } => MemErrorKind::System,
@@ -135,6 +136,9 @@ pub(crate) enum Cause {
     /// Memory of the application's own does not start at a page.
     #[error("memory at {address:#x} was given for an arena: it must start at a multiple of 4096, as mappings do")]
     Unaligned { address: usize },
+    /// Memory of the application's own does not end within the address space.
+    #[error("{bytes} bytes from {address:#x} were given for an arena: they exceed the address space")]
+    TooLong { address: usize, bytes: usize },
     /// A descriptor of another process is not safe to map.
     #[error("memory of another process refused: {0}")]
     Refused(String),

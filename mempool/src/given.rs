@@ -46,7 +46,7 @@ impl GivenMemory {
     /// last buffer in it; devices and calls have finished with them by then. `owner` unmaps them, if necessary.
     ///
     /// # Errors
-    /// There are no bytes, or they do not start at a page.
+    /// There are no bytes, they do not start at a page, or they exceed the address space.
     ///
     /// # Safety
     /// From now on until `owner` is dropped:
@@ -62,6 +62,9 @@ impl GivenMemory {
         }
         if !base.addr().get().is_multiple_of(PageSize::Small.bytes()) {
             return Err(Cause::Unaligned { address: base.addr().get() }.into());
+        }
+        if len > isize::MAX as usize || base.addr().get().checked_add(len).is_none() {
+            return Err(Cause::TooLong { address: base.addr().get(), bytes: len }.into());
         }
         Ok(Self { base, len, _owner: Box::new(owner) })
     }

@@ -110,6 +110,10 @@ fn a_range_that_is_no_mapping_is_refused() {
     assert!(matches!(empty, Err(error) if matches!(*error.0, Cause::Empty)));
     let error = odd.unwrap_err();
     assert!(matches!(*error.0, Cause::Unaligned { address } if address == base.addr().get() + 64), "{error}");
+    // SAFETY: as above.
+    let endless = unsafe { GivenMemory::new(base, usize::MAX - (PAGE - 1), ()) };
+    let error = endless.unwrap_err();
+    assert!(matches!(*error.0, Cause::TooLong { bytes, .. } if bytes == usize::MAX - (PAGE - 1)), "{error}");
 }
 
 /// For any pages of an application's memfd: bytes written to a buffer are in the file.
