@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
 use rpcrdma::client::ConnectError;
-use rpcrdma::{CallError, Refusal, StartError, StartErrorKind};
+use rpcrdma::{CallError, CloseReason, CloseReasonKind, Refusal, StartError, StartErrorKind};
 use rustix::io::Errno;
 
 use crate::process::{self, set_errno};
@@ -28,6 +28,16 @@ impl Failure {
     #[inline(never)]
     pub(crate) fn argument(text: impl Display) -> Self {
         Self::new(Errno::INVAL, text)
+    }
+
+    /// Its code.
+    pub(crate) fn code(&self) -> Errno {
+        self.0.0
+    }
+
+    /// Its text.
+    pub(crate) fn text(&self) -> &str {
+        &self.0.1
     }
 
     /// The code, negative; the text becomes the thread's, and the code its errno.
@@ -64,14 +74,30 @@ impl From<StartError> for Failure {
 
 impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Self {
-        let code = match error {
-            ConnectError::Start(error) => return error.into(),
+        let code = match &error {
+            ConnectError::Start(_) => match error {
+                ConnectError::Start(error) => return error.into(),
+                _ => Errno::IO,
+            },
             ConnectError::TimedOut { .. } => Errno::TIMEDOUT,
-            ConnectError::Fabric(ref error) if !error.is_unreachable() => Errno::INVAL,
-            ConnectError::Refused { ref reason, .. } if reason.is_bad_address() => Errno::INVAL,
-            _ => Errno::CONNREFUSED,
+            ConnectError::Refused { reason, .. } => code_of_refused(reason),
+            ConnectError::Fabric(error) => code_of_refused(&error.clone().into()),
+            _ => Errno::IO,
         };
         Self::new(code, chain(&error))
+    }
+}
+
+/// The code of a connection that was not established.
+fn code_of_refused(reason: &CloseReason) -> Errno {
+    match reason.kind() {
+        _ if reason.is_bad_address() => Errno::INVAL,
+        _ if reason.is_unreachable() => Errno::CONNREFUSED,
+        _ if reason.is_out_of_receives() => Errno::AGAIN,
+        CloseReasonKind::TimedOut => Errno::TIMEDOUT,
+        CloseReasonKind::PeerFault => Errno::PROTO,
+        CloseReasonKind::Peer | CloseReasonKind::Evicted => Errno::CONNRESET,
+        _ => Errno::IO,
     }
 }
 

@@ -25,6 +25,8 @@ pub enum FabricErrorKind {
     AddressInUse,
     /// Nobody listens at the address.
     Unreachable,
+    /// The peer, or its host, did not answer in time.
+    TimedOut,
     /// A call to the operating system or the device failed.
     System,
     /// The peer breaks the fabric's own protocol.
@@ -67,6 +69,11 @@ impl FabricError {
     /// No listener at the address. `detail`: the failed call, and the remedy.
     pub(crate) fn unreachable(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Unreachable, format_args!("nobody listens at {:?}: {detail}", address.as_ref()))
+    }
+
+    /// A peer that did not answer within the time-out `knob`.
+    pub(crate) fn timed_out(knob: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::TimedOut, format_args!("peer did not answer within {knob}"))
     }
 
     /// A failed call with its size. `detail`: the error, the limit, and the command that fixes it.

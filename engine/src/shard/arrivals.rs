@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use super::accepted::Accepted;
 use super::clock::nanoseconds;
-use super::close_reason::LocalClose;
+use super::close_reason::{LocalClose, REJECTED_CLOSED, REJECTED_NO_RECEIVES};
 use super::conn::Conn;
 use super::drain::silence;
 use super::responder::Account;
@@ -107,7 +107,7 @@ impl<F: Fabric> Shard<F> {
     /// Queues a connect request.
     pub(super) fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
         if self.life.draining || !self.responder.serves() {
-            return self.cx.fabric.reject(request, b"closed");
+            return self.cx.fabric.reject(request, REJECTED_CLOSED);
         }
         let now = self.cx.clock.read();
         let deadline = now.saturating_add(nanoseconds(self.cx.accept.setup));
@@ -117,7 +117,7 @@ impl<F: Fabric> Shard<F> {
             Err(error) => {
                 self.cx.stats.connections_refused += 1;
                 self.cx.warn("connections refused", format_args!("{peer}: connection refused: {error}"));
-                return self.cx.fabric.reject(request, b"no receives left");
+                return self.cx.fabric.reject(request, REJECTED_NO_RECEIVES);
             }
         };
         match self.cx.fabric.accept(request, &self.params()) {

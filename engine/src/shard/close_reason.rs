@@ -40,6 +40,7 @@ impl CloseReason {
             CloseCause::PeerFault(_) => Kind::PeerFault,
             CloseCause::Device { status, .. } if is_peer_fault(*status) => Kind::PeerFault,
             CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Peer => Kind::PeerFault,
+            CloseCause::Fabric(error) if error.kind() == FabricErrorKind::TimedOut => Kind::TimedOut,
             CloseCause::Rejected { .. } | CloseCause::Device { status: Status::Flushed, .. } => Kind::Peer,
             CloseCause::Device { .. } | CloseCause::NotPosted(_) | CloseCause::Fabric(_) => Kind::Device,
             CloseCause::Disconnected { cause, .. } => match cause {
@@ -66,6 +67,22 @@ impl CloseReason {
         matches!(&self.0, CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Address)
     }
 
+    /// Nobody listens at the address, or the server takes no more connections. For the C interface.
+    #[doc(hidden)]
+    pub fn is_unreachable(&self) -> bool {
+        match &self.0 {
+            CloseCause::Fabric(error) => error.is_unreachable(),
+            CloseCause::Rejected { said } => said == REJECTED_CLOSED,
+            _ => false,
+        }
+    }
+
+    /// The server has no receives for another connection now. For the C interface.
+    #[doc(hidden)]
+    pub fn is_out_of_receives(&self) -> bool {
+        matches!(&self.0, CloseCause::Rejected { said } if said == REJECTED_NO_RECEIVES)
+    }
+
     /// Its cause, with all details.
     #[cfg(feature = "unstable-internals")]
     pub fn cause(&self) -> &CloseCause {
@@ -78,6 +95,11 @@ impl<T: Into<CloseCause>> From<T> for CloseReason {
         Self(cause.into())
     }
 }
+
+/// What a server says that takes no connections any more.
+pub(super) const REJECTED_CLOSED: &[u8] = b"closed";
+/// What a server says without receives for another connection.
+pub(super) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
 
 /// Whether a work request failed through the peer's fault.
 pub(super) fn is_peer_fault(status: Status) -> bool {
@@ -265,5 +287,7 @@ mod tests {
         assert_eq!(ended(Disconnect::PortDown), CloseReasonKind::Device);
         assert_eq!(kind(FabricError::new(FabricErrorKind::Peer, "version").into()), CloseReasonKind::PeerFault);
         assert_eq!(kind(LocalClose::SetupTimeout.into()), CloseReasonKind::TimedOut);
+        let silent = FabricError::new(FabricErrorKind::TimedOut, "no answer");
+        assert_eq!(kind(silent.into()), CloseReasonKind::TimedOut);
     }
 }

@@ -18,8 +18,14 @@ use crate::types::*;
 /// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 ///
 /// `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
-/// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for
-/// `rpcrdma_server_start`.
+///
+/// - ECONNREFUSED: nobody listens at the address, there is no such host, or the server takes no more connections;
+/// - ETIMEDOUT: the server did not answer in time (the text names the knob);
+/// - EAGAIN: the server has no receives left for one more connection: try again later, or raise its `memory.receives`;
+/// - ECONNRESET: the server closed the connection before it was established;
+/// - EPROTO: the peer broke the protocol;
+/// - EINVAL: an argument or a knob;
+/// - EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for `rpcrdma_server_start`.
 ///
 /// # Safety
 /// `address` ends with a zero byte; `config` as for `rpcrdma_free`.

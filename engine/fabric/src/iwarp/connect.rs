@@ -511,7 +511,7 @@ impl IwarpFabric {
         let late = qp.deadline.is_some_and(|d| d <= now);
         match &qp.state {
             State::Connecting(_) if late => {
-                let error = FabricError::peer("it did not answer within iwarp.handshake_timeout");
+                let error = FabricError::timed_out("iwarp.handshake_timeout");
                 self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
                 self.give_up(slot);
                 false
@@ -593,6 +593,9 @@ fn unreachable(address: &FabricAddress, error: Errno) -> FabricError {
         Errno::CONNREFUSED => format!("{error}: is the server started, and listening at this port?"),
         Errno::NETUNREACH | Errno::HOSTUNREACH => format!("{error}: no route (ip route get …), or a firewall"),
         Errno::ADDRNOTAVAIL => format!("{error}: no local port is left (sysctl net.ipv4.ip_local_port_range)"),
+        Errno::TIMEDOUT => {
+            return FabricError::timed_out("the system's time for a TCP connection (net.ipv4.tcp_syn_retries)");
+        }
         error => error.to_string(),
     };
     FabricError::unreachable(&address.0, detail)

@@ -400,10 +400,8 @@ impl SoftwareFabric {
             }
             State::Connecting => {
                 if late {
-                    let error = FabricError::peer(format_args!(
-                        "it did not answer within {:?}",
-                        self.common.config.handshake_timeout
-                    ));
+                    let within = format_args!("{:?}", self.common.config.handshake_timeout);
+                    let error = FabricError::timed_out(within);
                     self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
                     self.give_up(slot);
                     return self.tend_qp(slot, now);

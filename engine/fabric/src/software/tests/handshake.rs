@@ -295,7 +295,8 @@ fn answers_that_cannot_be() {
         assert!(start.elapsed() < PATIENCE, "it waits for ever");
         client.poll_control(&mut events);
     }
-    assert!(matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, .. }] if *id == qp), "{events:?}");
+    let [ControlEvent::ConnectFailed { qp: failed, error }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((*failed, error.kind()), (qp, FabricErrorKind::TimedOut), "{error}");
 }
 
 /// Processes that connect and send requests without end: each poll finds another pending request.
