@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::ffi::c_int;
+use std::fmt;
 use std::fmt::Display;
 use std::ops::{Deref, DerefMut};
 
@@ -13,10 +14,11 @@ use crate::failure::Failure;
 use crate::handle::Borrowed;
 use crate::services::refusal;
 
-/// A call, and how the last function on it has failed.
+/// A call, and the functions that have failed for it.
 pub(crate) struct Call {
     of: Of,
-    failed: Option<(Errno, Refusal)>,
+    /// `None` for most calls: one word to check for each.
+    failures: Option<Box<Failures>>,
 }
 
 enum Of {
@@ -24,32 +26,89 @@ enum Of {
     Later(DeferredCall),
 }
 
+/// The functions that have failed for a call.
+#[derive(Default)]
+struct Failures {
+    /// The last one: its code, and the refusal that it stands for.
+    last: Option<(Errno, Refusal)>,
+    /// Results that a function could not write, and that none has written since.
+    missing: Vec<(Part, Refusal)>,
+}
+
+/// A part of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The inline results.
+    Inline,
+    /// The data of the Write chunk with this index.
+    Chunk(usize),
+}
+
 impl Call {
     /// A call that its handler answers by its result.
     pub(crate) fn now(call: Borrowed<ServerCall>) -> Self {
-        Self { of: Of::Now(call), failed: None }
+        Self { of: Of::Now(call), failures: None }
     }
 
     /// A call that is answered later.
     pub(crate) fn later(call: DeferredCall) -> Self {
-        Self { of: Of::Later(call), failed: None }
+        Self { of: Of::Later(call), failures: None }
     }
 
     /// Keeps the refusal that a failure stands for.
     #[cold]
     pub(crate) fn fail(&mut self, code: Errno, error: impl Display + Into<Refusal>) -> Failure {
         let failure = Failure::new(code, &error);
-        self.failed = Some((code, error.into()));
+        self.failures.get_or_insert_default().last = Some((code, error.into()));
         failure
     }
 
-    /// What a handler's result means. A negative one that is not the failure's is the handler's own.
+    /// As [`fail`](Self::fail), for a function that did not write a part of the results: unless a later one
+    /// [writes](Self::wrote) it, the call has no results.
+    #[cold]
+    pub(crate) fn fail_to_write(&mut self, part: Part, code: Errno, error: impl Display + Into<Refusal>) -> Failure {
+        let failure = self.fail(code, error);
+        if let Some(Failures { last: Some((_, refusal)), missing }) = self.failures.as_deref_mut() {
+            missing.retain(|(known, _)| *known != part);
+            missing.push((part, *refusal));
+        }
+        failure
+    }
+
+    /// A function has written a part of the results. Inline results also have the data of Write chunks that the caller
+    /// does not offer.
+    #[inline]
+    pub(crate) fn wrote(&mut self, part: Part) {
+        if self.failures.is_some() {
+            self.is_no_longer_missing(part);
+        }
+    }
+
+    #[cold]
+    fn is_no_longer_missing(&mut self, part: Part) {
+        let Some(failures) = self.failures.as_mut() else { return };
+        let mut missing = std::mem::take(&mut failures.missing);
+        missing.retain(|(known, _)| match *known {
+            Part::Chunk(index) if part == Part::Inline => self.offers(index),
+            known => known != part,
+        });
+        if let Some(failures) = self.failures.as_mut() {
+            failures.missing = missing;
+        }
+    }
+
+    /// Whether the caller offers a Write chunk of this index. One without bytes asks for the result inline (RFC 8166
+    /// §4.3.2.3), as does one that is missing.
+    pub(crate) fn offers(&self, index: usize) -> bool {
+        self.write_chunk_capacity(index).is_some_and(|capacity| capacity > 0)
+    }
+
+    /// What a handler's result means. A negative one that is not a failure's is the handler's own.
     #[inline]
     pub(crate) fn outcome(&self, status: c_int) -> Result<(), Refusal> {
-        match (status, self.failed) {
-            (0, _) => Ok(()),
-            (..0, Some((code, refusal))) if status == -code.raw_os_error() => Err(refusal),
-            _ => Err(refusal(status)),
+        match (status, &self.failures) {
+            (0, None) => Ok(()),
+            (_, failures) => refused(status, failures.as_deref()),
         }
     }
 
@@ -64,6 +123,65 @@ impl Call {
     /// Whether nobody awaits the reply.
     pub(crate) fn is_disconnected(&self) -> bool {
         matches!(&self.of, Of::Later(call) if call.is_disconnected())
+    }
+}
+
+/// The outcome of a call with this status, some functions for which have failed.
+#[cold]
+fn refused(status: c_int, failures: Option<&Failures>) -> Result<(), Refusal> {
+    let last = failures.and_then(|failures| failures.last);
+    match (status, last) {
+        (0, _) => match failures.and_then(|failures| failures.missing.first()) {
+            Some((_, refusal)) => Err(*refusal),
+            None => Ok(()),
+        },
+        (..0, Some((code, refusal))) if status == -code.raw_os_error() => Err(refusal),
+        _ => Err(refusal(status)),
+    }
+}
+
+/// Inline results of this many bytes are no whole number of XDR units.
+pub(crate) struct Unaligned(pub(crate) usize);
+
+impl Display for Unaligned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "results of {} bytes: XDR data is a multiple of 4 bytes long, padded with zeroes", self.0)
+    }
+}
+
+impl From<Unaligned> for Refusal {
+    fn from(Unaligned(len): Unaligned) -> Self {
+        Self::of_unaligned_results(len)
+    }
+}
+
+/// The caller offers no Write chunk of this index.
+pub(crate) struct NotOffered(pub(crate) usize);
+
+impl Display for NotOffered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the caller offers no Write chunk {}: its data belongs to the inline results", self.0)
+    }
+}
+
+impl From<NotOffered> for Refusal {
+    fn from(NotOffered(index): NotOffered) -> Self {
+        Self::of_missing_chunk(index)
+    }
+}
+
+/// A function that was to write results has refused its arguments.
+pub(crate) struct BadArgument(pub(crate) Failure);
+
+impl Display for BadArgument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.text())
+    }
+}
+
+impl From<BadArgument> for Refusal {
+    fn from(_: BadArgument) -> Self {
+        Self::of_ignored_failure()
     }
 }
 

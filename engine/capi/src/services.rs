@@ -14,7 +14,7 @@ use rpcrdma::{Arena, Procedure, Refusal, ServerCall, Services};
 use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 
-use crate::call::Call;
+use crate::call::{Call, Part};
 use crate::failure::Failure;
 use crate::handle::{Borrowed, Numbers, during, hold, share};
 use crate::peers::{self, rpcrdma_peer_hook};
@@ -24,12 +24,14 @@ use crate::types::{rpcrdma_arena, rpcrdma_call};
 /// Answers a call at once: writes its results, and returns 0.
 ///
 /// `args` are the inline arguments, in place. `results` has room for `max_reply` bytes of inline results, which are not
-/// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses
+/// initialized. `*results_len` is 0: the handler writes them all, and their number there, which is a multiple of 4 as
+/// XDR requires: the handler pads with zeroes. With another number the caller gets SYSTEM_ERR. Or it uses
 /// `rpcrdma_call_reply`.
 ///
 /// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 /// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
-/// this call. Any other is SYSTEM_ERR. No exception of C++ may leave it: the process ends.
+/// this call. Any other is SYSTEM_ERR, and the log has the number. So is 0 if a function that writes results has failed
+/// for this call, and none has written that part of them since. No exception of C++ may leave it: the process ends.
 pub type rpcrdma_handler = Option<
     unsafe extern "C-unwind" fn(
         context: *mut c_void,
@@ -188,9 +190,11 @@ impl Table {
                     let status = unsafe { handler(context.get(), call, args, args_len, results, &raw mut len) };
                     (status, len)
                 };
-                during(Numbers::next_of_thread(), call, run, |(status, len), call| match status {
-                    0 if len > 0 => written(call, len),
-                    _ => call.outcome(status),
+                during(Numbers::next_of_thread(), call, run, |(status, len), call| {
+                    if status == 0 && len > 0 {
+                        written(call, len)?;
+                    }
+                    call.outcome(status)
                 })
             }),
             (None, Some(deferred)) => Procedure::deferred(move |call| {
@@ -337,6 +341,9 @@ impl ShardTask for OfShard {
 
 /// Counts inline results that a handler has written in their place.
 fn written(call: &mut Call, len: usize) -> Result<(), Refusal> {
+    if !len.is_multiple_of(4) {
+        return Err(Refusal::of_unaligned_results(len));
+    }
     let mut writer = call.reply_writer();
     if len > writer.room() {
         // Fails, and says why.
@@ -344,6 +351,7 @@ fn written(call: &mut Call, len: usize) -> Result<(), Refusal> {
     }
     // SAFETY: the handler's author promises that it has written them.
     unsafe { writer.advance(len) };
+    call.wrote(Part::Inline);
     Ok(())
 }
 
@@ -357,7 +365,8 @@ pub(crate) fn refusal(status: c_int) -> Refusal {
         auth if (RPCRDMA_AUTH_ERROR..RPCRDMA_AUTH_ERROR + 256).contains(&auth) => {
             Refusal::Authentication((auth - RPCRDMA_AUTH_ERROR) as u32)
         }
-        _ => Refusal::SystemError,
+        RPCRDMA_SYSTEM_ERR => Refusal::SystemError,
+        _ => Refusal::of_unknown_code(status),
     }
 }
 

@@ -224,6 +224,12 @@ pub enum Failing {
     NoMemory,
     /// A typed result names more placed bytes than the handler wrote.
     Unwritten,
+    /// The inline results are no whole number of XDR units; `needed` is their length.
+    Unaligned,
+    /// A handler in C returned a code without a meaning; `needed` has its bits.
+    Code,
+    /// A function in C did not write the results, and the handler ignored it.
+    Ignored,
 }
 
 /// Results that do not fit are a system error: the procedure declared less. The log names the lengths.
@@ -248,11 +254,44 @@ impl Refusal {
         Self::Failed { what, needed, limit }
     }
 
+    /// A system error: a handler in C wrote inline results of this many bytes, which is not a multiple of 4.
+    #[doc(hidden)]
+    #[cold]
+    pub fn of_unaligned_results(len: usize) -> Self {
+        Self::failed(Failing::Unaligned, len, 4)
+    }
+
+    /// The caller offers no Write chunk of this index, which the handler needs.
+    #[doc(hidden)]
+    #[cold]
+    pub fn of_missing_chunk(index: usize) -> Self {
+        Self::failed(Failing::NoChunk, index, 0)
+    }
+
+    /// A system error: a handler in C ignored that a function did not write its results.
+    #[doc(hidden)]
+    #[cold]
+    pub fn of_ignored_failure() -> Self {
+        Self::failed(Failing::Ignored, 0, 0)
+    }
+
+    /// A system error: a handler in C returned a code without a meaning.
+    #[doc(hidden)]
+    #[cold]
+    pub fn of_unknown_code(code: i32) -> Self {
+        Self::Failed { what: Failing::Code, needed: code.cast_unsigned(), limit: 0 }
+    }
+
     /// The log text of a system error.
     #[doc(hidden)]
     #[cold]
     pub fn cause(&self) -> String {
         let Self::Failed { what, needed, limit } = self else { return format!("handler returned Refusal::{self:?}") };
+        let code = needed.cast_signed();
+        let [needed, limit] = [needed, limit].map(|&bytes| match bytes {
+            u32::MAX => format!("{bytes} or more"),
+            _ => bytes.to_string(),
+        });
         match what {
             Failing::Reply => format!(
                 "inline results of at least {needed} bytes exceed {limit} (Procedure::max_reply, or max_reply and \
@@ -270,6 +309,12 @@ impl Refusal {
                 "no pool memory for a Write chunk (Procedure::results_from_handler: use ServerCall::set_result)"
                     .to_owned()
             }
+            Failing::Unaligned => format!("inline results of {needed} bytes are not a multiple of 4, as XDR requires"),
+            Failing::Code => format!(
+                "handler returned {code}, which is neither 0, nor an `RPCRDMA_` status, nor the code of a function that \
+                 failed for this call"
+            ),
+            Failing::Ignored => "handler ignored a failure of the function that was to write its results".to_owned(),
         }
     }
 

@@ -8,6 +8,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use rustix::io::Errno;
 
 use crate::arguments::{array, copy, store, store_sized};
+use crate::call::{BadArgument, NotOffered, Part, Unaligned};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, take};
 use crate::memory::Memory;
@@ -150,8 +151,9 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
 /// Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
 /// keeps what was written.
 ///
-/// There is room for at least `max_reply` bytes of the procedure. NULL if they exceed the room. The handler may then
-/// return -EMSGSIZE: the caller gets SYSTEM_ERR.
+/// There is room for at least `max_reply` bytes of the procedure. NULL with EMSGSIZE if they exceed the room, and with
+/// EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler may then write other results.
+/// Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`.
@@ -160,16 +162,23 @@ pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize)
     entry("rpcrdma_call_reply", || {
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
-        match call.reply_mut(len) {
-            Ok(room) => Ok(room.as_mut_ptr().cast()),
-            Err(error) => Err(call.fail(Errno::MSGSIZE, error)),
+        if !len.is_multiple_of(4) {
+            return Err(call.fail_to_write(Part::Inline, Errno::INVAL, Unaligned(len)));
+        }
+        match call.reply_mut(len).map(|room| room.as_mut_ptr()) {
+            Ok(room) => {
+                call.wrote(Part::Inline);
+                Ok(room.cast())
+            }
+            Err(error) => Err(call.fail_to_write(Part::Inline, Errno::MSGSIZE, error)),
         }
     })
 }
 
 /// Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
 ///
-/// Returns 0, or -EMSGSIZE if they exceed the room: then as for `rpcrdma_call_reply`.
+/// Returns 0, -EMSGSIZE if they exceed the room, or -EINVAL if `len` is not a multiple of 4: then as for
+/// `rpcrdma_call_reply`.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`; `results` has `len` bytes.
@@ -179,10 +188,19 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
         // SAFETY: the caller's promise.
-        let results = unsafe { array::<u8>("results", results.cast(), len) }?;
+        let results = match unsafe { array::<u8>("results", results.cast(), len) } {
+            Ok(_) if !len.is_multiple_of(4) => {
+                return Err(call.fail_to_write(Part::Inline, Errno::INVAL, Unaligned(len)));
+            }
+            Ok(results) => results,
+            Err(failure) => return Err(call.fail_to_write(Part::Inline, Errno::INVAL, BadArgument(failure))),
+        };
         match call.reply_writer().put(results) {
-            Ok(()) => Ok(0),
-            Err(error) => Err(call.fail(Errno::MSGSIZE, error)),
+            Ok(()) => {
+                call.wrote(Part::Inline);
+                Ok(0)
+            }
+            Err(error) => Err(call.fail_to_write(Part::Inline, Errno::MSGSIZE, error)),
         }
     })
 }
@@ -191,7 +209,8 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 ///
 /// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
 /// last call of this function, which forgets what was filled. The length of the data belongs to the inline results.
-/// NULL with ENOENT if the caller offers no such chunk: then the data belongs there, too.
+/// NULL with ENOENT if the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166
+/// §4.3.2.3): then the data belongs there, too.
 ///
 /// If `room` is too short for the data, the handler writes nothing, and returns what
 /// `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.
@@ -207,7 +226,11 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     entry("rpcrdma_call_write_chunk", || {
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
-        match call.result_writer(index as usize).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
+        let index = index as usize;
+        if !call.offers(index) {
+            return Err(call.fail(Errno::NOENT, NotOffered(index)));
+        }
+        match call.result_writer(index).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
             Ok((memory, bytes)) => {
                 // SAFETY: the caller's promise.
                 unsafe { store(room, bytes) };
@@ -220,8 +243,9 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
 
 /// Sends the first `len` bytes of Write chunk `index`.
 ///
-/// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that. In version 2, the client then
-/// retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
+/// Returns 0, -ENOENT as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler may return
+/// that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2, the client
+/// then retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
@@ -230,17 +254,26 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
     entry("rpcrdma_call_write_chunk_filled", || {
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
-        let mut writer = match call.result_writer(index as usize) {
+        let index = index as usize;
+        if !call.offers(index) {
+            return Err(match len {
+                // Nothing is missing.
+                0 => call.fail(Errno::NOENT, NotOffered(index)),
+                _ => call.fail_to_write(Part::Chunk(index), Errno::NOENT, NotOffered(index)),
+            });
+        }
+        let mut writer = match call.result_writer(index) {
             Ok(writer) => writer,
-            Err(error) => return Err(call.fail(Errno::NOENT, error)),
+            Err(error) => return Err(call.fail_to_write(Part::Chunk(index), Errno::NOENT, error)),
         };
         if len > writer.room() {
             // Fails, and says why.
             let error = writer.put_zeroes(len).expect_err("there is no room");
-            return Err(call.fail(Errno::MSGSIZE, error));
+            return Err(call.fail_to_write(Part::Chunk(index), Errno::MSGSIZE, error));
         }
         // SAFETY: the caller's promise.
         unsafe { writer.advance(len) };
+        call.wrote(Part::Chunk(index));
         Ok(0)
     })
 }
@@ -268,11 +301,27 @@ pub unsafe extern "C" fn rpcrdma_call_result(
         let buffer = unsafe { take(buffer) }?;
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
-        let has = call.write_chunk_capacity(index as usize).is_some();
-        let bytes = buffer.into_result(call.arena())?;
-        match call.set_result(index as usize, bytes) {
-            Ok(()) => Ok(0),
-            Err(error) => Err(call.fail(if has { Errno::MSGSIZE } else { Errno::NOENT }, error)),
+        let index = index as usize;
+        let bytes = match buffer.into_result(call.arena()) {
+            Ok(bytes) => bytes,
+            Err(failure) => {
+                let code = failure.code();
+                return Err(call.fail_to_write(Part::Chunk(index), code, BadArgument(failure)));
+            }
+        };
+        if !call.offers(index) {
+            return Err(match bytes.len() {
+                // Nothing is missing.
+                0 => call.fail(Errno::NOENT, NotOffered(index)),
+                _ => call.fail_to_write(Part::Chunk(index), Errno::NOENT, NotOffered(index)),
+            });
+        }
+        match call.set_result(index, bytes) {
+            Ok(()) => {
+                call.wrote(Part::Chunk(index));
+                Ok(0)
+            }
+            Err(error) => Err(call.fail_to_write(Part::Chunk(index), Errno::MSGSIZE, error)),
         }
     })
 }
