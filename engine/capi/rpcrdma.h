@@ -88,12 +88,14 @@ typedef struct rpcrdma_services rpcrdma_services;
 // Answers a call at once: writes its results, and returns 0.
 //
 // `args` are the inline arguments, in place. `results` has room for `max_reply` bytes of inline results, which are not
-// initialized. `*results_len` is 0: the handler writes them all, and their number there. Or it uses
+// initialized. `*results_len` is 0: the handler writes them all, and their number there, which is a multiple of 4 as
+// XDR requires: the handler pads with zeroes. With another number the caller gets SYSTEM_ERR. Or it uses
 // `rpcrdma_call_reply`.
 //
 // It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 // Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
-// this call. Any other is SYSTEM_ERR. No exception of C++ may leave it: the process ends.
+// this call. Any other is SYSTEM_ERR, and the log has the number. So is 0 if a function that writes results has failed
+// for this call, and none has written that part of them since. No exception of C++ may leave it: the process ends.
 typedef int (*rpcrdma_handler)(void *context,
                                rpcrdma_call *call,
                                const void *args,
@@ -142,6 +144,8 @@ typedef int (*rpcrdma_task)(void *context, unsigned int shard);
 
 // A client's connection to a server has begun, or ended.
 typedef struct {
+    // Bytes that this version of the library has written, as in `rpcrdma_completion`.
+    size_t size;
     // Number of the connection, as in `rpcrdma_call_info`: no other one of this shard of this server has had it.
     uint64_t connection;
     // Its peer, as of `rpcrdma_call_peer`.
@@ -208,12 +212,15 @@ typedef struct {
     size_t len;
 } rpcrdma_write_chunk;
 
-// A call to make: `{.procedure = 1, .args = &number, .args_len = sizeof number}`.
+// A call to make: `{.size = sizeof(rpcrdma_request), .procedure = 1, .args = &number, .args_len = sizeof number}`.
 //
-// All else may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks, which
-// end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and
-// `rpcrdma_reply_take_write_chunk` have them after the call.
+// All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
+// which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
+// them after the call.
 typedef struct {
+    // `sizeof(rpcrdma_request)`. Later versions of this library have more fields at the end, and take requests of
+    // earlier ones. This version takes later requests whose further fields are 0.
+    size_t size;
     // Procedure number.
     uint32_t procedure;
     // `RPCRDMA_ONE_WAY`, or 0.
@@ -222,7 +229,7 @@ typedef struct {
     uint64_t token;
     // XDR encoded arguments, without those in chunks.
     const void *args;
-    // Their bytes.
+    // Their bytes, a multiple of 4 as XDR requires.
     size_t args_len;
     // Read chunks, in the order of their positions. All have buffers, or none.
     const rpcrdma_read_chunk *read_chunks;
@@ -242,6 +249,9 @@ typedef struct {
 
 // The end of a call.
 typedef struct {
+    // Bytes that this version of the library has written. A program that may run with an earlier version than it was
+    // built with compares it with `sizeof(rpcrdma_completion)`: later versions have more fields at the end.
+    size_t size;
     // Of the request.
     uint64_t token;
     // The inline results, in place. NULL for a call that has failed.
@@ -539,8 +549,9 @@ rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int in
 // Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
 // keeps what was written.
 //
-// There is room for at least `max_reply` bytes of the procedure. NULL if they exceed the room. The handler may then
-// return -EMSGSIZE: the caller gets SYSTEM_ERR.
+// There is room for at least `max_reply` bytes of the procedure. NULL with EMSGSIZE if they exceed the room, and with
+// EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler may then write other results.
+// Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
 //
 // # Safety
 // As for `rpcrdma_call_header`.
@@ -548,7 +559,8 @@ void *rpcrdma_call_reply(rpcrdma_call *call, size_t len);
 
 // Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
 //
-// Returns 0, or -EMSGSIZE if they exceed the room: then as for `rpcrdma_call_reply`.
+// Returns 0, -EMSGSIZE if they exceed the room, or -EINVAL if `len` is not a multiple of 4: then as for
+// `rpcrdma_call_reply`.
 //
 // # Safety
 // As for `rpcrdma_call_header`; `results` has `len` bytes.
@@ -558,7 +570,8 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 //
 // It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
 // last call of this function, which forgets what was filled. The length of the data belongs to the inline results.
-// NULL with ENOENT if the caller offers no such chunk: then the data belongs there, too.
+// NULL with ENOENT if the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166
+// §4.3.2.3): then the data belongs there, too.
 //
 // If `room` is too short for the data, the handler writes nothing, and returns what
 // `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.
@@ -569,8 +582,9 @@ void *rpcrdma_call_write_chunk(rpcrdma_call *call, unsigned int index, size_t *r
 
 // Sends the first `len` bytes of Write chunk `index`.
 //
-// Returns 0, or -EMSGSIZE if the chunk is shorter. The handler may return that. In version 2, the client then
-// retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
+// Returns 0, -ENOENT as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler may return
+// that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2, the client
+// then retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
 //
 // # Safety
 // As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
@@ -671,8 +685,14 @@ rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena,
 // Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 //
 // `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
-// ECONNREFUSED (no such server, or no such host), ETIMEDOUT, EINVAL; EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for
-// `rpcrdma_server_start`.
+//
+// - ECONNREFUSED: nobody listens at the address, there is no such host, or the server takes no more connections;
+// - ETIMEDOUT: the server did not answer in time (the text names the knob);
+// - EAGAIN: the server has no receives left for one more connection: try again later, or raise its `memory.receives`;
+// - ECONNRESET: the server closed the connection before it was established;
+// - EPROTO: the peer broke the protocol;
+// - EINVAL: an argument or a knob;
+// - EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for `rpcrdma_server_start`.
 //
 // # Safety
 // `address` ends with a zero byte; `config` as for `rpcrdma_free`.
@@ -743,9 +763,10 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 
 // Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 //
-// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again), EMSGSIZE, EINVAL, and ENOTCONN
-// for a Read chunk that it would copy. `xid`, unless it is NULL, gets the call's number, for
-// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
+// for the call, its chunks or its reply (the text names the knob); EINVAL; and ENOTCONN for a Read chunk that it would
+// copy. The poll reports no end of such a call, and the buffers of its chunks stay. `xid`, unless it is NULL, gets the
+// call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
 // The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL
 // for the position of a chunk, or a buffer of another client.

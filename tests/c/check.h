@@ -7,6 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+// A request with these fields.
+#define REQUEST(...)                                                                                                   \
+    (rpcrdma_request) {                                                                                                \
+        .size = sizeof(rpcrdma_request), __VA_ARGS__                                                                   \
+    }
+
 #define CHECK(x)                                                                                                       \
     do                                                                                                                 \
         if (!(x)) {                                                                                                    \

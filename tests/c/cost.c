@@ -52,7 +52,7 @@ static unsigned procedure = 1;
 static int is_done;
 
 __attribute__((noinline)) static void client_side_start(void) {
-    rpcrdma_request request = {.procedure = procedure, .token = 1};
+    rpcrdma_request request = {.size = sizeof request, .procedure = procedure, .token = 1};
     if (procedure == 1) {
         request.args = bulk, request.args_len = 64;
         CHECK(!rpcrdma_local_client_start(client, &request, NULL));

@@ -124,7 +124,8 @@ static void start(rpcrdma_local_client *client, uint32_t procedure, uint32_t blo
     uint32_t words[] = {block, value};
     rpcrdma_write_chunk chunk = {.len = room};
     rpcrdma_request request = {
-        .procedure = procedure, .token = block, .args = words, .args_len = sizeof words, .max_reply = 8};
+        .size = sizeof request, .procedure = procedure, .token = block,
+        .args = words, .args_len = sizeof words, .max_reply = 8};
     if (procedure == READ)
         request.token = BLOCKS, request.write_chunks = &chunk, request.write_count = 1;
     else

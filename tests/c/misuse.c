@@ -139,17 +139,17 @@ static int start(rpcrdma_request request) {
 // Makes a call with a Read chunk, or with a Write chunk.
 static int call_reads(rpcrdma_buffer *buffer, size_t position) {
     rpcrdma_read_chunk chunk = {.position = position, .buffer = buffer, .len = 4};
-    return call((rpcrdma_request){.procedure = 1, .read_chunks = &chunk, .read_count = 1});
+    return call(REQUEST(.procedure = 1, .read_chunks = &chunk, .read_count = 1));
 }
 
 static int call_writes(rpcrdma_buffer *buffer) {
     rpcrdma_write_chunk chunk = {.buffer = buffer};
-    return call((rpcrdma_request){.procedure = 1, .write_chunks = &chunk, .write_count = 1});
+    return call(REQUEST(.procedure = 1, .write_chunks = &chunk, .write_count = 1));
 }
 
 // Answers a call once more, while a later one may have its place. That one is unharmed.
 static int answer_again(void) {
-    CHECK(!start((rpcrdma_request){.procedure = 4}));
+    CHECK(!start(REQUEST(.procedure = 4)));
     for (int held = 0; !held;) {
         CHECK(rpcrdma_local_client_poll(S.local_client, NULL, NULL) >= 0);
         pthread_mutex_lock(&S.lock);
@@ -165,7 +165,7 @@ static int answer_again(void) {
 // A call that does not start leaves its buffers: the first of two is still there.
 static int keeps_buffers(rpcrdma_buffer *second) {
     rpcrdma_read_chunk chunks[] = {{.buffer = S.buffer}, {.position = 64, .buffer = second}};
-    int result = call((rpcrdma_request){.procedure = 1, .read_chunks = chunks, .read_count = 2});
+    int result = call(REQUEST(.procedure = 1, .read_chunks = chunks, .read_count = 2));
     CHECK(rpcrdma_buffer_data(S.buffer, NULL));
     return result;
 }
@@ -176,8 +176,8 @@ static int shares_buffer(size_t reads) {
     for (size_t i = 0; i < 5; i++)
         chunks[i] = (rpcrdma_read_chunk){.position = 64 * i, .buffer = S.buffer};
     rpcrdma_write_chunk room = {.buffer = S.buffer};
-    int result = call((rpcrdma_request){
-        .procedure = 1, .read_chunks = chunks, .read_count = reads, .write_chunks = &room, .write_count = 1});
+    int result = call(REQUEST(
+        .procedure = 1, .read_chunks = chunks, .read_count = reads, .write_chunks = &room, .write_count = 1));
     CHECK(rpcrdma_buffer_data(S.buffer, NULL));
     return result;
 }
@@ -192,7 +192,7 @@ static void done(void *context, const rpcrdma_completion *completion) {
     }
     CHECK(completion->token == 2);
     S.in_done = 1;
-    CHECK(!start((rpcrdma_request){.procedure = 1, .token = 5}));
+    CHECK(!start(REQUEST(.procedure = 1, .token = 5)));
     for (int turn = 0; turn < 100; turn++)
         CHECK(rpcrdma_local_client_poll(S.local_client, done, context) >= 0);
     S.in_done = 0;
@@ -316,18 +316,18 @@ static void set_up(void) {
     CHECK(S.buffer = rpcrdma_alloc(S.client, 64));
     // A call that stays unanswered, with a Write chunk; then one that is answered.
     rpcrdma_write_chunk chunk = {.len = 64};
-    CHECK(!start((rpcrdma_request){.procedure = 2, .token = 1, .write_chunks = &chunk, .write_count = 1}));
+    CHECK(!start(REQUEST(.procedure = 2, .token = 1, .write_chunks = &chunk, .write_count = 1)));
     for (int kept = 0; !kept;) {
         CHECK(rpcrdma_local_client_poll(S.local_client, NULL, NULL) >= 0);
         pthread_mutex_lock(&S.lock);
         kept = S.call != NULL;
         pthread_mutex_unlock(&S.lock);
     }
-    CHECK(!call((rpcrdma_request){.procedure = 2}));
-    CHECK(!call((rpcrdma_request){.procedure = 1}));
-    CHECK(rpcrdma_client_call(S.client, &(rpcrdma_request){.procedure = 99}, &S.failed) == -EREMOTEIO);
+    CHECK(!call(REQUEST(.procedure = 2)));
+    CHECK(!call(REQUEST(.procedure = 1)));
+    CHECK(rpcrdma_client_call(S.client, &REQUEST(.procedure = 99), &S.failed) == -EREMOTEIO);
     int is_done = 0;
-    CHECK(!start((rpcrdma_request){.procedure = 1, .token = 2}));
+    CHECK(!start(REQUEST(.procedure = 1, .token = 2)));
     while (is_done < 2)
         CHECK(rpcrdma_local_client_poll(S.local_client, done, &is_done) >= 0);
     CHECK(S.drained = rpcrdma_server_start("soft:misuse-drained", S.services, S.config));

@@ -57,7 +57,8 @@ static rpcrdma_reply *call(const struct compound *compound, const void *data, si
     size_t args_len = (size_t)(compound->end - compound->args);
     rpcrdma_read_chunk read = {.position = args_len, .data = data, .len = len};
     rpcrdma_write_chunk write = {.len = room};
-    rpcrdma_request request = {.procedure = PROC_COMPOUND, .args = compound->args, .args_len = args_len,
+    rpcrdma_request request = {.size = sizeof request, .procedure = PROC_COMPOUND,
+                               .args = compound->args, .args_len = args_len,
                                .read_chunks = &read, .read_count = len > 0,
                                .write_chunks = &write, .write_count = room > 0, .timeout = PATIENCE};
     rpcrdma_reply *reply;
@@ -155,7 +156,7 @@ int main(int argc, char **argv) {
     if (!client)
         die(argv[1], rpcrdma_error());
     rpcrdma_free(config);
-    if (rpcrdma_client_call(client, &(rpcrdma_request){.procedure = PROC_NULL}, NULL))
+    if (rpcrdma_client_call(client, &REQUEST(.procedure = PROC_NULL), NULL))
         die("NULL", rpcrdma_error());
     if (strcmp(argv[2], "get"))
         put(argv[3]);

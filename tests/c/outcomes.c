@@ -172,17 +172,17 @@ static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config
                        RPCRDMA_AUTH_ERROR + 5};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         int is = 0, code = all[i] > RPCRDMA_AUTH_ERROR ? -EACCES : -EREMOTEIO;
-        rpcrdma_request request = {.procedure = STATUS, .args = &all[i], .args_len = sizeof *all};
+        rpcrdma_request request = REQUEST(.procedure = STATUS, .args = &all[i], .args_len = sizeof *all);
         CHECK(call(client, request, &is) == code && is == all[i]);
     }
     int is = 1, none = 0;
-    CHECK(!call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, &is) && !is);
-    CHECK(call(client, (rpcrdma_request){.procedure = 99}, &is) == -EREMOTEIO && is == RPCRDMA_PROC_UNAVAIL);
+    CHECK(!call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &is) && !is);
+    CHECK(call(client, REQUEST(.procedure = 99), &is) == -EREMOTEIO && is == RPCRDMA_PROC_UNAVAIL);
     rpcrdma_client *other = rpcrdma_client_connect(address, PROGRAM, 2, config);
-    CHECK(other && call(other, (rpcrdma_request){.procedure = STATUS}, &is) == -EREMOTEIO);
+    CHECK(other && call(other, REQUEST(.procedure = STATUS), &is) == -EREMOTEIO);
     CHECK(is == RPCRDMA_PROG_MISMATCH);
     CHECK(!rpcrdma_free(other) && (other = rpcrdma_client_connect(address, PROGRAM + 1, 1, config)));
-    CHECK(call(other, (rpcrdma_request){.procedure = STATUS}, &is) == -EREMOTEIO && is == RPCRDMA_PROG_UNAVAIL);
+    CHECK(call(other, REQUEST(.procedure = STATUS), &is) == -EREMOTEIO && is == RPCRDMA_PROG_UNAVAIL);
     CHECK(!rpcrdma_free(other));
 }
 
@@ -190,7 +190,7 @@ static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config
 static void own_codes(rpcrdma_client *client) {
     rpcrdma_write_chunk chunk = {.len = ROOM};
     int how = OWN_CODE, is;
-    rpcrdma_request request = {.procedure = FAIL, .args = &how, .args_len = sizeof how,
+    rpcrdma_request request = {.size = sizeof request, .procedure = FAIL, .args = &how, .args_len = sizeof how,
                                .write_chunks = &chunk, .write_count = 1};
     CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_SYSTEM_ERR && runs == 1);
     // The client offers a longer chunk, and the handler runs again.
@@ -209,8 +209,8 @@ static void results_of_shards(rpcrdma_client *clients[2]) {
     rpcrdma_write_chunk room = {.len = ROOM};
     for (int shard = 0; shard < 2; shard++) {
         int is;
-        CHECK(!call(clients[0], (rpcrdma_request){.procedure = KEEP, .read_chunks = &data, .read_count = 1}, NULL));
-        rpcrdma_request request = {.procedure = GIVE, .write_chunks = &room, .write_count = 1};
+        CHECK(!call(clients[0], REQUEST(.procedure = KEEP, .read_chunks = &data, .read_count = 1), NULL));
+        rpcrdma_request request = {.size = sizeof request, .procedure = GIVE, .write_chunks = &room, .write_count = 1};
         CHECK(call(clients[shard], request, &is) == (shard ? -EREMOTEIO : 0));
         CHECK(lent == (shard ? -EXDEV : 0) && is == (shard ? RPCRDMA_SYSTEM_ERR : 0));
     }
@@ -225,14 +225,14 @@ static void *drain(void *unused) {
 // A server that drains has not run the call.
 static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
     rpcrdma_local_client *holder = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
-    CHECK(holder && !rpcrdma_local_client_start(holder, &(rpcrdma_request){.procedure = HOLD}, NULL));
+    CHECK(holder && !rpcrdma_local_client_start(holder, &REQUEST(.procedure = HOLD), NULL));
     while (!held)
         CHECK(rpcrdma_local_client_poll(holder, NULL, NULL) >= 0);
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, drain, NULL));
     int none = 0, code, is;
     do
-        code = call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, &is);
+        code = call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &is);
     while (!code);
     CHECK(code == -EBUSY && is == -EBUSY);
     // Its handlers use the handle until it has ended.
@@ -244,7 +244,7 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
 
 static void start_again(void *context, const rpcrdma_completion *completion) {
     CHECK(completion->error == -EAGAIN && ++*(int *)context < 1000);
-    CHECK(!rpcrdma_local_client_start(again, &(rpcrdma_request){.procedure = HOLD}, NULL));
+    CHECK(!rpcrdma_local_client_start(again, &REQUEST(.procedure = HOLD), NULL));
 }
 
 // A client with this many calls, of which all but the first have ended.
@@ -255,7 +255,7 @@ static void refused_at_once(const char *address, int calls, int procedure) {
     CHECK(again = rpcrdma_local_client_connect(address, PROGRAM, 1, config));
     for (int i = 0; i < calls; i++)
         CHECK(!rpcrdma_local_client_start(
-            again, &(rpcrdma_request){.procedure = procedure, .args = &i, .args_len = sizeof i}, NULL));
+            again, &REQUEST(.procedure = procedure, .args = &i, .args_len = sizeof i), NULL));
     CHECK(!rpcrdma_free(config));
 }
 
@@ -319,7 +319,7 @@ static void credentials(const char *address) {
     for (int i = 0; i < 2; i++) {
         rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
         rpcrdma_reply *reply;
-        CHECK(client && !rpcrdma_client_call(client, &(rpcrdma_request){.procedure = CREDENTIAL}, &reply));
+        CHECK(client && !rpcrdma_client_call(client, &REQUEST(.procedure = CREDENTIAL), &reply));
         const void *body = rpcrdma_reply_results(reply, &lens[i]);
         memcpy(bodies[i], body, lens[i]);
         CHECK(!rpcrdma_free(reply) && !rpcrdma_free(client));
@@ -342,7 +342,7 @@ static void task_of_file(const char *address, rpcrdma_config *config) {
     CHECK(with_task && client);
     int none = 0;
     for (int i = 0; i < 10 || !lines; i++)
-        CHECK(!call(client, (rpcrdma_request){.procedure = STATUS, .args = &none, .args_len = sizeof none}, NULL));
+        CHECK(!call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), NULL));
     CHECK(lines == 1);
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(with_task) && !rpcrdma_free(services) && !close(fd));
     CHECK(begun == 1 && ended == 1);
@@ -386,10 +386,10 @@ int main(int argc, char **argv) {
     statuses(clients[0], argv[1], config);
     own_codes(clients[0]);
     results_of_shards(clients);
-    CHECK(!call(clients[0], (rpcrdma_request){.procedure = END}, NULL));
+    CHECK(!call(clients[0], REQUEST(.procedure = END), NULL));
     snprintf(addresses, sizeof addresses, "soft:outcomes-%d", (int)getpid());
     CHECK(other = rpcrdma_server_start(addresses, services, config));
-    CHECK(!call(clients[0], (rpcrdma_request){.procedure = END_ON_WORKER}, NULL) && !other);
+    CHECK(!call(clients[0], REQUEST(.procedure = END_ON_WORKER), NULL) && !other);
     replaces(argv[1]);
     ends_at_once(argv[1]);
     credentials(argv[1]);

@@ -74,7 +74,8 @@ static void call(rpcrdma_local_client *client, rpcrdma_local_server *server, int
     memset(rpcrdma_buffer_data(buffer, NULL), value, (size_t)(PAGE - value));
     rpcrdma_read_chunk chunk = {.position = sizeof len, .buffer = buffer};
     rpcrdma_request request = {
-        .procedure = 1, .args = &len, .args_len = sizeof len, .read_chunks = &chunk, .read_count = 1};
+        .size = sizeof request, .procedure = 1, .args = &len, .args_len = sizeof len,
+        .read_chunks = &chunk, .read_count = 1};
     CHECK(!rpcrdma_local_client_start(client, &request, NULL));
     for (int is_done = 0; !is_done;) {
         CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);
@@ -145,7 +146,8 @@ static int call_back(void *context, rpcrdma_call *call, const void *args, size_t
         uint32_t len = htonl(PAGE);
         rpcrdma_read_chunk chunk = {.position = sizeof len, .buffer = buffer};
         rpcrdma_request request = {
-            .procedure = 1, .args = &len, .args_len = sizeof len, .read_chunks = &chunk, .read_count = 1};
+            .size = sizeof request, .procedure = 1, .args = &len, .args_len = sizeof len,
+            .read_chunks = &chunk, .read_count = 1};
         CHECK(!rpcrdma_client_call(back, &request, NULL));
     }
     CHECK(!rpcrdma_free(back));
@@ -157,7 +159,7 @@ static void called_back(rpcrdma_local_client *client, int calls) {
     unsigned char bytes[KEPT];
     for (int i = 0; i < calls; i++)
         bytes[i] = (unsigned char)(i + 1);
-    rpcrdma_request request = {.procedure = 2, .args = bytes, .args_len = (size_t)calls};
+    rpcrdma_request request = {.size = sizeof request, .procedure = 2, .args = bytes, .args_len = (size_t)calls};
     CHECK(!rpcrdma_local_client_start(client, &request, NULL));
     for (int is_done = 0; !is_done;)
         CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);

@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
         rpcrdma_client *client = rpcrdma_client_connect(argv[1 + i], PROGRAM, 1, config);
         CHECK(client);
         for (int call = 0; call < CALLS; call++)
-            CHECK(!rpcrdma_client_call(client, &(rpcrdma_request){.procedure = 1}, NULL));
+            CHECK(!rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL));
         CHECK(!rpcrdma_free(client));
     }
     // Its threads have ended.

@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
         rpcrdma_local_client *client = rpcrdma_local_client_connect(argv[2], 0x20000001, 1, config);
         CHECK(client);
         rpcrdma_request request = {};
-        request.procedure = 1;
+        request.size = sizeof request, request.procedure = 1;
         bool is_done = false;
         CHECK(!rpcrdma_local_client_start(client, &request, nullptr));
         while (!is_done)

@@ -108,10 +108,12 @@ static double percentile(const struct bench *bench, double part) {
 static rpcrdma_request request_of(struct bench *bench) {
     if (bench->procedure <= ECHO)
         return (rpcrdma_request){
-            .procedure = bench->procedure, .args = bench->args, .args_len = xdr_padded(bench->size)};
+            .size = sizeof(rpcrdma_request), .procedure = bench->procedure,
+            .args = bench->args, .args_len = xdr_padded(bench->size)};
     xdr_put_u32(bench->args, bench->size);
     bench->read.position = 4; // Behind its length.
-    return (rpcrdma_request){.procedure = bench->procedure,
+    return (rpcrdma_request){.size = sizeof(rpcrdma_request),
+                             .procedure = bench->procedure,
                              .args = bench->args,
                              .args_len = 4,
                              .read_chunks = &bench->read,

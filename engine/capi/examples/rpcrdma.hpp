@@ -81,7 +81,7 @@ struct Client {
         : handle(check(rpcrdma_client_connect(address, program, version, config.handle.get()))) {}
     Reply call(const Request &request) {
         rpcrdma_request call{};
-        call.procedure = request.procedure;
+        call.size = sizeof call, call.procedure = request.procedure;
         call.args = request.args.data(), call.args_len = request.args.size();
         call.read_chunks = request.read_chunks.data(), call.read_count = request.read_chunks.size();
         call.write_chunks = request.write_chunks.data(), call.write_count = request.write_chunks.size();

@@ -365,6 +365,29 @@ pub(crate) unsafe fn take<K: Kind>(pointer: *mut K) -> Result<K::Value, Failure>
     taken.unwrap_or_else(|_| unsafe { Spare::new().take(pointer) })
 }
 
+/// Gives a handle that [`take`] has ended its value back: it is live again.
+///
+/// # Safety
+/// As [`take`], which has ended it on this thread. No handle was made since.
+#[cold]
+pub(crate) unsafe fn revive<K: Kind>(pointer: *mut K, value: K::Value) {
+    let (slot, live) = untagged(pointer);
+    let free = |spare: &mut Vec<Free<K>>| {
+        let at = spare.iter().rposition(|Free(free)| std::ptr::eq(*free, slot))?;
+        Some(spare.swap_remove(at))
+    };
+    let found = K::spare().try_with(|spare| free(&mut spare.0.borrow_mut())).ok().flatten();
+    // `take` may have moved it there. If another thread has its slot now, the handle stays ended.
+    let found = found.or_else(|| free(&mut K::common().0.lock().unwrap_or_else(PoisonError::into_inner)));
+    let Some(Free(slot)) = found else { return };
+    // SAFETY: it is free: only this function has its value.
+    let place = unsafe { &mut *slot.value.get() };
+    place.write(value);
+    slot.thread.set(this_thread::<K>());
+    slot.mark.store(live, Ordering::Release);
+    checked::add(pointer);
+}
+
 /// Ends a handle: takes its slot, which is free then.
 ///
 /// # Safety

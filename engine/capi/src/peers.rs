@@ -13,6 +13,8 @@ use crate::services::Context;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_peer_event {
+    /// Bytes that this version of the library has written, as in `rpcrdma_completion`.
+    pub size: usize,
     /// Number of the connection, as in `rpcrdma_call_info`: no other one of this shard of this server has had it.
     pub connection: u64,
     /// Its peer, as of `rpcrdma_call_peer`.
@@ -61,6 +63,7 @@ fn tell(
 ) {
     let name = text(name_of(peer.identity(), peer.host()));
     let event = rpcrdma_peer_event {
+        size: size_of::<rpcrdma_peer_event>(),
         connection: peer.caller().connection(),
         peer: name.as_ptr(),
         reason: reason.as_ref().map_or(ptr::null(), |reason| reason.as_ptr()),

@@ -4,8 +4,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rpcrdma::FailedCall;
 use rpcrdma::client::{CallId, Connection, Done, LocalClient};
+use rustix::io::Errno;
 
+use crate::failure::code_of;
 use crate::handle::Numbers;
 
 /// A client with one connection.
@@ -83,6 +86,18 @@ impl Polled {
     /// As [`LocalClient::arm`]; calls that are being reported are work, too.
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.client.arm(longest).filter(|_| !self.is_reporting)
+    }
+
+    /// Takes the end of a call whose start has failed just now, for lack of memory: nothing reports it. Ends for other
+    /// causes are left to be reported.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn not_started(&mut self) -> Option<FailedCall> {
+        let lacks_memory = |done: &mut Done| match &done.result {
+            Err(failed) => matches!(code_of(&failed.error), Errno::NOBUFS | Errno::MSGSIZE),
+            Ok(_) => false,
+        };
+        self.client.shard_mut().done().pop_if(lacks_memory)?.result.err()
     }
 
     pub(crate) fn cancel(&mut self, call: CallId) {

@@ -4,14 +4,14 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use rpcrdma::client::{CallId, ClientCall, LocalClient};
+use rpcrdma::client::{CallId, ClientCall, LocalClient, Returned};
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::{Buf, CallResult, Client};
 use rustix::io::Errno;
 
 use crate::arguments::{array, null};
 use crate::failure::Failure;
-use crate::handle::{lend, take};
+use crate::handle::{lend, revive, take};
 use crate::memory::Memory;
 use crate::services::RPCRDMA_ONE_WAY;
 use crate::types::rpcrdma_buffer;
@@ -40,14 +40,17 @@ pub struct rpcrdma_write_chunk {
     pub len: usize,
 }
 
-/// A call to make: `{.procedure = 1, .args = &number, .args_len = sizeof number}`.
+/// A call to make: `{.size = sizeof(rpcrdma_request), .procedure = 1, .args = &number, .args_len = sizeof number}`.
 ///
-/// All else may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks, which
-/// end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and
-/// `rpcrdma_reply_take_write_chunk` have them after the call.
+/// All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
+/// which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
+/// them after the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_request {
+    /// `sizeof(rpcrdma_request)`. Later versions of this library have more fields at the end, and take requests of
+    /// earlier ones. This version takes later requests whose further fields are 0.
+    pub size: usize,
     /// Procedure number.
     pub procedure: u32,
     /// `RPCRDMA_ONE_WAY`, or 0.
@@ -56,7 +59,7 @@ pub struct rpcrdma_request {
     pub token: u64,
     /// XDR encoded arguments, without those in chunks.
     pub args: *const c_void,
-    /// Their bytes.
+    /// Their bytes, a multiple of 4 as XDR requires.
     pub args_len: usize,
     /// Read chunks, in the order of their positions. All have buffers, or none.
     pub read_chunks: *const rpcrdma_read_chunk,
@@ -139,13 +142,37 @@ impl Starts for Client {
 /// It is null, or has what it may not have; or the client has no memory for it. Then its buffers are untouched.
 ///
 /// # Safety
-/// `request` is null, or its pointers have as many items as it says; its buffers are as for [`take`].
+/// `request` is null, or has as many bytes as its `size` says, and its pointers have as many items as it says; its
+/// buffers are as for [`take`].
 #[inline(always)]
 pub(crate) unsafe fn start<C: Starts>(client: &mut C, request: *const rpcrdma_request) -> Result<C::Started, Failure> {
+    if request.is_null() {
+        return Err(null("request"));
+    }
+    // SAFETY: the caller's promise: each version of the struct begins with its size.
+    if unsafe { request.cast::<usize>().read() } != size_of::<rpcrdma_request>() {
+        // SAFETY: the caller's promise.
+        let request = unsafe { sized(request) }?;
+        // SAFETY: the caller's promise.
+        return unsafe { start_sized(client, &request) };
+    }
+    // SAFETY: it has the size of this version.
+    let request = unsafe { &*request };
     // SAFETY: the caller's promise.
-    let request = unsafe { request.as_ref() }.ok_or_else(|| null("request"))?;
+    unsafe { start_sized(client, request) }
+}
+
+/// As [`start`], for a request of this version's size.
+///
+/// # Safety
+/// As [`start`].
+#[inline(always)]
+unsafe fn start_sized<C: Starts>(client: &mut C, request: &rpcrdma_request) -> Result<C::Started, Failure> {
     // SAFETY: the caller's promise.
     let args = unsafe { array::<u8>("args", request.args.cast(), request.args_len) }?;
+    if !args.len().is_multiple_of(4) {
+        return Err(unaligned(args.len()));
+    }
     let is_plain = request.read_count | request.write_count | request.max_reply == 0;
     if is_plain && request.flags == 0 && request.timeout == 0 {
         // In registers, as far as possible: it is not part of another result.
@@ -154,6 +181,54 @@ pub(crate) unsafe fn start<C: Starts>(client: &mut C, request: *const rpcrdma_re
     }
     // SAFETY: the caller's promise.
     unsafe { start_unusual(client, request, args) }
+}
+
+/// A request of another version, in the form of this one.
+///
+/// # Errors
+/// It has no size, or that of no version; or it uses what only a later version has.
+///
+/// # Safety
+/// It has as many bytes as its `size` says.
+#[cold]
+#[inline(never)]
+unsafe fn sized(request: *const rpcrdma_request) -> Result<rpcrdma_request, Failure> {
+    // SAFETY: the caller's promise: each version begins with its size.
+    let (size, own) = (unsafe { request.cast::<usize>().read() }, size_of::<rpcrdma_request>());
+    if !(own..=LONGEST_REQUEST).contains(&size) {
+        return Err(Failure::argument(format_args!(
+            "size of the rpcrdma_request is {size}, instead of {own}: set it to sizeof(rpcrdma_request)"
+        )));
+    }
+    // SAFETY: the caller's promise.
+    let later = unsafe { array::<u8>("request", request.cast(), size) }?;
+    if later[own..].iter().any(|byte| *byte != 0) {
+        return Err(Failure::argument(format_args!(
+            "the rpcrdma_request has {size} bytes, and those beyond {own} are not 0: this version of the library lacks \
+             their fields"
+        )));
+    }
+    // SAFETY: it begins with the fields of this version.
+    Ok(unsafe { request.read() })
+}
+
+/// Bytes of the longest request that a later version may have.
+const LONGEST_REQUEST: usize = 4096;
+
+#[cold]
+#[inline(never)]
+fn unaligned(len: usize) -> Failure {
+    Failure::argument(format_args!("args_len is {len}: XDR data is a multiple of 4 bytes long, padded with zeroes"))
+}
+
+/// The length of a Write chunk or a reply.
+///
+/// # Errors
+/// No message or chunk of the protocol has as many bytes.
+fn length(name: &str, len: usize) -> Result<u32, Failure> {
+    u32::try_from(len).map_err(|_| {
+        Failure::new(Errno::MSGSIZE, format_args!("{name} is {len} bytes: the protocol has at most {}", u32::MAX))
+    })
 }
 
 /// As [`start`], with what most calls do not have.
@@ -173,6 +248,11 @@ unsafe fn start_unusual<C: Starts>(
     let reads = unsafe { array("read_chunks", request.read_chunks, request.read_count) }?;
     // SAFETY: the caller's promise.
     let writes = unsafe { array("write_chunks", request.write_chunks, request.write_count) }?;
+    // Before the first buffer ends.
+    length("max_reply", request.max_reply)?;
+    for chunk in writes.iter().filter(|chunk| chunk.buffer.is_null()) {
+        length("len of a Write chunk", chunk.len)?;
+    }
     let mut unchecked = Some((reads, writes));
     let mut call = client.prepare(request.procedure, args)?;
     for chunk in reads {
@@ -181,7 +261,7 @@ unsafe fn start_unusual<C: Starts>(
     }
     for chunk in writes {
         call = match chunk.buffer.is_null() {
-            true => call.write_chunk(u32::try_from(chunk.len).unwrap_or(u32::MAX)),
+            true => call.write_chunk(chunk.len as u32),
             // SAFETY: the caller's promise.
             false => call.write_chunk_into(unsafe { taken(chunk.buffer, &mut unchecked) }?),
         };
@@ -193,6 +273,41 @@ unsafe fn start_unusual<C: Starts>(
         call = call.one_way();
     }
     Ok(client.start(call.expect_reply(request.max_reply), request.token))
+}
+
+/// Gives the buffers of a call that did not start back to their handles, which [`taken`] has ended.
+///
+/// # Safety
+/// As [`start`], with the request that was to start it, on the same thread, and right after that.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn return_buffers(request: *const rpcrdma_request, returned: &mut Returned) {
+    // SAFETY: it was started before; the caller's promise.
+    let Ok(request) = (unsafe { sized(request) }) else { return };
+    // SAFETY: the caller's promise.
+    let reads = unsafe { array("read_chunks", request.read_chunks, request.read_count) }.unwrap_or_default();
+    // SAFETY: the caller's promise.
+    let writes = unsafe { array("write_chunks", request.write_chunks, request.write_count) }.unwrap_or_default();
+    for (chunk, buf) in reads.iter().zip(returned.take_sent()) {
+        if !chunk.buffer.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { revive(chunk.buffer, Memory::Own(buf)) };
+        }
+    }
+    let bufs: Vec<Buf> = returned.take_chunks().collect();
+    // Those given by length were allocated in their order, up to the first that failed.
+    let own = writes.iter().filter(|chunk| !chunk.buffer.is_null()).count();
+    let (mut allocated, mut bufs) = (bufs.len().saturating_sub(own), bufs.into_iter());
+    for chunk in writes {
+        if !chunk.buffer.is_null() {
+            let Some(buf) = bufs.next() else { return };
+            // SAFETY: the caller's promise.
+            unsafe { revive(chunk.buffer, Memory::Own(buf)) };
+        } else if allocated > 0 {
+            allocated -= 1;
+            drop(bufs.next());
+        }
+    }
 }
 
 /// The memory of a Read chunk.

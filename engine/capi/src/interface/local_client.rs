@@ -21,6 +21,9 @@ use crate::types::*;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_completion {
+    /// Bytes that this version of the library has written. A program that may run with an earlier version than it was
+    /// built with compares it with `sizeof(rpcrdma_completion)`: later versions have more fields at the end.
+    pub size: usize,
     /// Of the request.
     pub token: u64,
     /// The inline results, in place. NULL for a call that has failed.
@@ -123,9 +126,10 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 
 /// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 ///
-/// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again), EMSGSIZE, EINVAL, and ENOTCONN
-/// for a Read chunk that it would copy. `xid`, unless it is NULL, gets the call's number, for
-/// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+/// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
+/// for the call, its chunks or its reply (the text names the knob); EINVAL; and ENOTCONN for a Read chunk that it would
+/// copy. The poll reports no end of such a call, and the buffers of its chunks stay. `xid`, unless it is NULL, gets the
+/// call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 ///
 /// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL
 /// for the position of a chunk, or a buffer of another client.
@@ -143,6 +147,13 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
         let mut local = unsafe { lend(client) }?;
         // SAFETY: the caller's promise.
         let call = unsafe { request::start(&mut local.client, request) }?;
+        if call.is_none()
+            && let Some(mut failed) = local.not_started()
+        {
+            // SAFETY: the caller's promise. The request was to start that call.
+            unsafe { request::return_buffers(request, &mut failed.returned) };
+            return Err(failed.error.into());
+        }
         // SAFETY: the caller's promise.
         unsafe { store(xid, call.map_or(0, CallId::xid)) };
         Ok(0)
@@ -260,7 +271,8 @@ unsafe fn report(number: u16, ended: Done, done: Reports, context: *mut c_void) 
     let results_len = results.len();
     let results = if error == 0 { results.as_ptr().cast() } else { std::ptr::null() };
     let pass = |reply| {
-        let completion = rpcrdma_completion { token, results, results_len, reply, error };
+        let size = size_of::<rpcrdma_completion>();
+        let completion = rpcrdma_completion { size, token, results, results_len, reply, error };
         // SAFETY: the caller's promise.
         unsafe { done(context, &completion) }
     };

@@ -1,6 +1,6 @@
 //! The smallest server and client, in one process: a procedure that sends its arguments back.
 //!
-//! `cargo run --release --bin hello`
+//! `cargo run --release --example hello`
 
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::server::ServerConfig;

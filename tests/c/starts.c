@@ -1,0 +1,181 @@
+// Calls and connections that do not start: codes, texts, and what stays with the caller.
+//
+//   starts ADDRESS ADDRESS
+#define _GNU_SOURCE
+#include <errno.h>
+#include <rpcrdma.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "raw_peer.h"
+
+enum { PROGRAM = 0x20000001, BULK = 65536, BULK_COUNT = 3 };
+
+static int nothing(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
+    return 0;
+}
+
+static void done(void *context, const rpcrdma_completion *completion) {
+    CHECK(completion->size == sizeof *completion && completion->error == 0);
+    ++*(int *)context;
+}
+
+static rpcrdma_config *new_config(void) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(!rpcrdma_config_set(config, "poll.idle", "event"));
+    CHECK(!rpcrdma_config_set(config, "memory.bulk_buffers", "[[65536, 3]]"));
+    return config;
+}
+
+// The call does not start, and its buffers, if there are any, are as before.
+static void refuses(rpcrdma_local_client *client, rpcrdma_request request, int code, const char *text) {
+    uint32_t xid = 7;
+    CHECK(rpcrdma_local_client_start(client, &request, &xid) == code && xid == 7);
+    CHECK(errno == -code && strstr(rpcrdma_error(), text));
+    size_t len;
+    for (size_t i = 0; i < request.read_count; i++)
+        CHECK(!request.read_chunks[i].buffer ||
+              (!memcmp(rpcrdma_buffer_data(request.read_chunks[i].buffer, &len), "read", 5) && len == 64));
+    for (size_t i = 0; i < request.write_count; i++)
+        CHECK(!request.write_chunks[i].buffer ||
+              (!memcmp(rpcrdma_buffer_data(request.write_chunks[i].buffer, &len), "write", 6) && len == 128));
+}
+
+static void calls_without_memory(rpcrdma_local_client *client) {
+    rpcrdma_buffer *sent = rpcrdma_alloc(client, 64), *room = rpcrdma_alloc(client, 128);
+    CHECK(sent && room);
+    strcpy(rpcrdma_buffer_data(sent, NULL), "read");
+    strcpy(rpcrdma_buffer_data(room, NULL), "write");
+    rpcrdma_read_chunk read = {.buffer = sent};
+    // Longer than any buffer.
+    rpcrdma_write_chunk too_long[] = {{.len = 64}, {.buffer = room}, {.len = BULK + 1}};
+    rpcrdma_request request = REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1, .write_chunks = too_long,
+                                      .write_count = 3);
+    refuses(client, request, -EMSGSIZE, "65537 bytes exceeds 65536");
+    // One buffer is free, for the first of two.
+    rpcrdma_write_chunk too_many[] = {{.len = BULK}, {.len = BULK}, {.buffer = room}};
+    request.write_chunks = too_many;
+    refuses(client, request, -ENOBUFS, "no buffer of 65536 bytes is free");
+    // Long replies.
+    rpcrdma_write_chunk own = {.buffer = room};
+    request.write_chunks = &own, request.write_count = 1, request.max_reply = 1 << 20;
+    refuses(client, request, -EMSGSIZE, "memory.bulk_buffers");
+    rpcrdma_buffer *last = rpcrdma_alloc(client, BULK);
+    CHECK(last);
+    request.max_reply = BULK / 2;
+    refuses(client, request, -ENOBUFS, "memory.bulk_buffers");
+    // No length is cut off.
+    rpcrdma_write_chunk endless[] = {{.buffer = room}, {.len = (size_t)1 << 33}};
+    request.write_chunks = endless, request.write_count = 2, request.max_reply = 0;
+    refuses(client, request, -EMSGSIZE, "8589934592");
+    request.write_count = 1, request.max_reply = (size_t)1 << 33;
+    refuses(client, request, -EMSGSIZE, "8589934592");
+    // With memory, it starts: the buffers end, and the poll reports only its end.
+    request.write_count = 1, request.max_reply = 0;
+    int ended = 0;
+    CHECK(!rpcrdma_local_client_start(client, &request, NULL));
+    CHECK(!rpcrdma_buffer_data(sent, NULL) && errno == EBADF);
+    while (!ended)
+        CHECK(rpcrdma_local_client_poll(client, done, &ended) >= 0);
+    for (int turn = 0; turn < 100; turn++)
+        CHECK(rpcrdma_local_client_poll(client, done, &ended) >= 0);
+    CHECK(ended == 1 && !rpcrdma_free(last));
+}
+
+// Requests of other versions, and arguments that are not XDR.
+static void sizes(rpcrdma_local_client *client) {
+    struct {
+        rpcrdma_request request;
+        uint64_t later;
+    } newer = {.request = REQUEST(.procedure = 1)};
+    newer.request.size = 0;
+    refuses(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
+    newer.request.size = sizeof newer.request - 1;
+    refuses(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
+    newer.request.size = (size_t)-1;
+    refuses(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
+    newer.request.size = sizeof newer;
+    int ended = 0;
+    CHECK(!rpcrdma_local_client_start(client, &newer.request, NULL));
+    while (!ended)
+        CHECK(rpcrdma_local_client_poll(client, done, &ended) >= 0);
+    newer.later = 1;
+    CHECK(rpcrdma_local_client_start(client, &newer.request, NULL) == -EINVAL && strstr(rpcrdma_error(), "lacks"));
+    refuses(client, REQUEST(.procedure = 1, .args = "hello", .args_len = 5), -EINVAL, "args_len is 5");
+}
+
+// The codes of a connect: with a thread, and polled.
+static void connects(const char *address, const char *knob, const char *value, int code) {
+    rpcrdma_config *config = new_config();
+    CHECK(!knob || !rpcrdma_config_set(config, knob, value));
+    CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config));
+    if (errno != code)
+        fprintf(stderr, "%s: %d instead of %d: %s\n", address, errno, code, rpcrdma_error());
+    CHECK(errno == code);
+    CHECK(!rpcrdma_local_client_connect(address, PROGRAM, 1, config) && errno == code);
+    CHECK(!rpcrdma_free(config));
+}
+
+// A listener whose connections nobody answers.
+static void connects_without_answer(void) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fd >= 0 && !bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, 8));
+    CHECK(!getsockname(fd, (struct sockaddr *)&at, &len));
+    char address[64];
+    snprintf(address, sizeof address, "iwarp:127.0.0.1:%d", ntohs(at.sin_port));
+    connects(address, "connect.timeout", "300ms", ETIMEDOUT);
+    connects(address, "iwarp.handshake_timeout", "300ms", ETIMEDOUT);
+    CHECK(!close(fd));
+    connects(address, NULL, NULL, ECONNREFUSED);
+    connects("iwarp:nobody.invalid", NULL, NULL, ECONNREFUSED);
+    connects("soft:starts-nobody", NULL, NULL, ECONNREFUSED);
+}
+
+// A server whose receives are all taken.
+static void connects_without_receives(const char *address, rpcrdma_services *services) {
+    enum { MOST = 64 };
+    rpcrdma_config *config = new_config(), *few = new_config();
+    CHECK(!rpcrdma_config_set(few, "memory.receives", "256") && !rpcrdma_config_set(few, "limits.credits", "64"));
+    rpcrdma_server *server = rpcrdma_server_start(address, services, few);
+    CHECK(server);
+    rpcrdma_client *clients[MOST];
+    int count = 0;
+    while (count < MOST && (clients[count] = rpcrdma_client_connect(address, PROGRAM, 1, config))) {
+        CHECK(!rpcrdma_client_call(clients[count], &REQUEST(.procedure = 1), NULL));
+        count++;
+    }
+    CHECK(count > 0 && count < MOST && errno == EAGAIN);
+    CHECK(strstr(rpcrdma_error(), "no receives left"));
+    connects(address, NULL, NULL, EAGAIN);
+    while (count)
+        CHECK(!rpcrdma_free(clients[--count]));
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(few) && !rpcrdma_free(config));
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    static const rpcrdma_procedure table[] = {{.number = 1, .handler = nothing, .max_reply = BULK, .read_chunks = 1,
+                                               .max_read = BULK, .write_chunks = 3, .max_write = BULK,
+                                               .flags = RPCRDMA_UNCOUNTED}};
+    rpcrdma_config *config = new_config();
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
+    rpcrdma_server *server = rpcrdma_server_start(argv[1], services, NULL);
+    CHECK(server);
+    rpcrdma_local_client *client = rpcrdma_local_client_connect(argv[1], PROGRAM, 1, config);
+    CHECK(client);
+    calls_without_memory(client);
+    sizes(client);
+    CHECK(!rpcrdma_free(client));
+    connects_without_answer();
+    connects_without_receives(argv[2], services);
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
+    printf("memory, lengths, sizes of requests, codes of connects\n");
+    return 0;
+}
