@@ -132,7 +132,7 @@ fn load(call: &mut ServerCall) -> Result<(), Refusal> {
     let seed = word(call, 0)?;
     let mut room = Vec::new();
     for n in 0..MAX_CHUNKS {
-        let Some(capacity) = call.write_chunk_capacity(n) else { break };
+        let Some(capacity) = call.write_chunk_capacity(n) else { continue };
         let len = (word(call, n + 1)? as usize).min(capacity);
         if let Ok(writer) = call.result_writer(n) {
             put_pattern(writer, seed + n as u32, len)?;

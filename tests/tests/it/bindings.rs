@@ -10,7 +10,7 @@ use rpcrdma::proto::Defect;
 use rpcrdma::proto::binding::BindingError;
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList};
-use rpcrdma::{CallError, CreditMode, Procedure, Refusal, Services};
+use rpcrdma::{CallError, CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -218,7 +218,7 @@ fn read_chunks_lose_their_padding_by_the_count_in_front() {
     for scheme in SCHEMES {
         let mut world = World::new("without-padding");
         let mut services = standard_services();
-        let join = |call: &mut rpcrdma::ServerCall| {
+        let join = |call: &mut ServerCall| {
             let parts: Vec<_> = (0..call.read_chunks()).filter_map(|n| call.read_chunk(n)).collect();
             let joined = parts.join(&b'|');
             call.reply_writer().put(&joined).map_err(|_| Refusal::SystemError)
@@ -304,49 +304,130 @@ fn refusals_return_write_chunks_unused() {
     }
 }
 
+/// Puts an item into the Write chunk with its index, if there is one.
+type ToChunk = fn(&mut ServerCall, usize, &[u8]) -> bool;
+
+/// Writes the results: an opaque of each length, in its Write chunk if there is one, else inline. The handlers know
+/// nothing of empty chunks; they differ in the function that tells them whether there is a chunk.
+fn items(call: &mut ServerCall, lens: [usize; 2], to_chunk: ToChunk) {
+    let mut inline = Vec::new();
+    for (n, len) in lens.into_iter().enumerate() {
+        let item = vec![n as u8 + 1; len];
+        inline.extend(be(&[len as u32]));
+        if !to_chunk(call, n, &item) {
+            inline.extend_from_slice(&item);
+            inline.resize(inline.len().next_multiple_of(4), 0);
+        }
+    }
+    call.reply_mut(inline.len()).expect("declared").copy_from_slice(&inline);
+}
+
 #[test]
 fn an_empty_write_chunk_brings_its_result_inline() {
+    let by_capacity = |call: &mut ServerCall, n, item: &[u8]| match call.write_chunk_capacity(n) {
+        Some(_) => {
+            call.result_writer(n).expect("a chunk").put(item).expect("room");
+            true
+        }
+        None => false,
+    };
+    let by_writer = |call: &mut ServerCall, n, item: &[u8]| match call.result_writer(n) {
+        Ok(mut to) => to.put(item).map(|()| true).expect("room"),
+        Err(_) => false,
+    };
+    let by_own_memory = |call: &mut ServerCall, n, item: &[u8]| {
+        let argument = call.take_read_chunk(n).expect("the results are the arguments");
+        assert_eq!(&argument[..], item);
+        call.set_result(n, argument).is_ok()
+    };
     for scheme in SCHEMES {
         let mut world = World::new("empty-write");
         let mut services = standard_services();
-        // Two opaque items, each in its chunk, or inline if that chunk is empty.
-        let items = Procedure::new(|call| {
-            let mut inline = Vec::new();
-            for n in 0..2 {
-                inline.extend(be(&[8]));
-                match call.write_chunk_capacity(n) {
-                    Some(0) | None => inline.extend([n as u8; 8]),
-                    Some(_) => call.result_writer(n)?.put(&[n as u8; 8])?,
-                }
-            }
-            call.reply_mut(inline.len())?.copy_from_slice(&inline);
-            Ok(())
-        });
-        services.add(PROGRAM, VERSION, 20, items.write_chunks(2, 8));
+        let to_chunk: [ToChunk; 3] = [by_capacity, by_writer, by_own_memory];
+        for (n, to_chunk) in to_chunk.into_iter().enumerate() {
+            let run = Procedure::new(move |call| {
+                items(call, [5, 100], to_chunk);
+                Ok(())
+            });
+            services.add(PROGRAM, VERSION, 20 + n as u32, run.write_chunks(2, 100).read_chunks(2, 100).uncounted());
+        }
+        // One that has no inline form of its result.
+        let needs_chunk = Procedure::new(|call| Ok(call.result_writer(0)?.put(b"data")?));
+        services.add(PROGRAM, VERSION, 23, needs_chunk.write_chunks(1, 100));
         let address = world.serve_with(server_of(scheme), services);
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
-        let (room, memory) = client.peer.expose(&[0xEE; 8], Access::REMOTE_WRITE);
+        let (room, memory) = client.peer.expose(&[0xEE; 100], Access::REMOTE_WRITE);
+        let (first, _first) = client.peer.expose(&[1; 5], Access::REMOTE_READ);
+        let (second, _second) = client.peer.expose(&[2; 100], Access::REMOTE_READ);
         let segments = [room];
+        let arguments = [(ARGS_AT, first), (ARGS_AT + 8, second)];
+        let arguments = arguments.map(|(position, target)| ReadSegment { position, target });
         // First the second item alone in its chunk, then both inline.
         for (counts, segments) in [(&[0, 1][..], &segments[..]), (&[0, 0], &[])] {
-            let writes = WriteList { counts, segments };
-            client.call(20, Chunks { writes, ..Chunks::NONE }, b"");
-            let bytes = client.answer().bytes;
-            let returned: Vec<_> = view(&bytes).writes().map(|chunk| chunk.len() as u32).collect();
-            assert_eq!(returned, counts, "{scheme:?}: an empty chunk comes back as it is");
-            let mut results = [be(&[8]), vec![0; 8], be(&[8])].concat();
+            let mut results = [be(&[5]), vec![1, 1, 1, 1, 1, 0, 0, 0], be(&[100])].concat();
             if segments.is_empty() {
-                results.extend([1; 8]);
+                results.extend([2; 100]);
             }
-            assert_eq!(view(&bytes).payload(), reply_bytes(XID, &results), "{scheme:?}");
+            for (procedure, reads) in [(20, &[][..]), (21, &[]), (22, &arguments)] {
+                let writes = WriteList { counts, segments };
+                client.call(procedure, Chunks { reads, writes, ..Chunks::NONE }, b"");
+                let bytes = client.answer().bytes;
+                let returned: Vec<_> = view(&bytes).writes().map(|chunk| chunk.len() as u32).collect();
+                assert_eq!(returned, counts, "{scheme:?}, {procedure}: an empty chunk comes back as it is");
+                assert_eq!(view(&bytes).payload(), reply_bytes(XID, &results), "{scheme:?}, {procedure}");
+            }
         }
-        let mut now = [0; 8];
-        assert!(memory.read_at(0, &mut now) && now == [1; 8]);
+        let mut now = [0; 100];
+        assert!(memory.read_at(0, &mut now) && now == [2; 100]);
+        client.call(23, Chunks { writes: WriteList { counts: &[0], segments: &[] }, ..Chunks::NONE }, b"");
+        let bytes = client.answer().bytes;
+        let refused = ReplyHeader::parse(view(&bytes).payload()).expect("a reply").0.body;
+        assert!(
+            matches!(refused, ReplyBody::Accepted { stat: AcceptStat::GarbageArgs, .. }),
+            "{scheme:?}: {refused:?}"
+        );
         client.ping();
     }
 }
 
-// ---- RPCSEC_GSS
+/// The rules of long replies hold for a result that an empty Write chunk brings inline.
+#[test]
+fn an_inline_result_of_an_empty_write_chunk_may_be_long() {
+    const LEN: usize = 6000;
+    for scheme in SCHEMES {
+        let mut world = World::new("empty-write-long");
+        let mut services = services_for(8192);
+        let run = Procedure::new(|call| {
+            items(call, [LEN, 4], |call, n, item| call.result_writer(n).is_ok_and(|mut to| to.put(item).is_ok()));
+            Ok(())
+        });
+        services.add(PROGRAM, VERSION, 20, run.write_chunks(2, LEN).max_reply(8192));
+        let address = world.serve_with(server_of(scheme), services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let whole = reply_bytes(XID, &[be(&[LEN as u32]), vec![1; LEN], be(&[4]), vec![2; 4]].concat());
+        let (room, memory) = client.peer.expose(&vec![0; whole.len()], Access::REMOTE_WRITE);
+        let writes = WriteList { counts: &[0, 0], segments: &[] };
+        client.call(20, Chunks { writes, reply: Some(&[room]), ..Chunks::NONE }, b"");
+        let bytes = client.answer().bytes;
+        assert_eq!(view(&bytes).htype(), HeaderType::Nomsg, "{scheme:?}");
+        assert_eq!(view(&bytes).writes().map(|chunk| chunk.len()).collect::<Vec<_>>(), [0, 0]);
+        let mut now = vec![0; whole.len()];
+        assert!(memory.read_at(0, &mut now) && now == whole, "{scheme:?}");
+        // Without a Reply chunk it is continued, which version 1 cannot.
+        client.call(20, Chunks { writes, ..Chunks::NONE }, b"");
+        if scheme == CreditMode::V1 {
+            assert_err_chunk(&mut client, "the reply fits no message");
+            continue;
+        }
+        let (mut payload, mut more) = (Vec::new(), true);
+        while more {
+            let bytes = client.answer().bytes;
+            payload.extend_from_slice(view(&bytes).payload());
+            more = view(&bytes).flags().contains(Flags::MORE);
+        }
+        assert_eq!(payload, whole, "{scheme:?}");
+    }
+}
 
 /// Authentication flavor.
 const GSS: u32 = 6;

@@ -6,15 +6,18 @@ use std::thread::JoinHandle;
 
 use rpcrdma::binding::Binding;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Connection, LocalClient};
+use rpcrdma::fabric::Access;
 use rpcrdma::proto::Defect;
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::{DeferredCall, MAX_CHUNKS, MAX_PROCEDURE};
 use rpcrdma::typed::{Answer, Cache, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call};
+use rpcrdma::wire::{Body, Chunks, Flags, Revision, View, WriteList};
 use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace};
 use rpcrdma::{CallError, CreditMode, Refusal, Services};
 use rpcrdma_tests::*;
 
 use super::reverse::{HELLO, telling_services};
+use super::rules_of_servers::{Client as Peer, SCHEMES, XID, server_of};
 use protocol::typed_v1::{self, Count, Fetch, FetchAsync, FetchLater, PROGRAM, Store, VERSION};
 use protocol::{Blob, Found, Numbers, Pair, Wanted, typed_names};
 
@@ -265,6 +268,40 @@ fn several_bulk_items_keep_their_order() {
 
 fn len_of(data: &[u8]) -> usize {
     data.len()
+}
+
+#[test]
+fn an_empty_write_chunk_of_a_typed_result_brings_it_inline() {
+    let opaque = |data: &[u8]| {
+        let mut bytes = [&(data.len() as u32).to_be_bytes(), data].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    };
+    for scheme in SCHEMES {
+        let mut world = World::new("typed-empty-write");
+        let mut services = standard_services();
+        typed_v1::add(&mut services, &Arc::new(Arc::new(Blobs::default())));
+        let config = ServerConfig { workers: Some(WorkerConfig::default()), ..server_of(scheme) };
+        let address = world.serve_with(config, services);
+        let mut client = Peer::connect(&address, scheme, Revision::Ietf00);
+        let (room, memory) = client.peer.expose(&[0; 100], Access::REMOTE_WRITE);
+        let args = [opaque(&[1; 100]), opaque(&[2; 5])].concat();
+        let call = call_bytes(XID, PROGRAM, VERSION, typed_v1::Swap::NUMBER, &args);
+        let segments = [room];
+        let both = [opaque(&[2; 5]), opaque(&[1; 100])].concat();
+        let first_inline = [opaque(&[2; 5]), 100_u32.to_be_bytes().to_vec()].concat();
+        for (counts, segments, results) in [(&[0, 1][..], &segments[..], first_inline), (&[0, 0], &[], both)] {
+            let chunks = Chunks { writes: WriteList { counts, segments }, ..Chunks::NONE };
+            client.send(XID, Flags::NONE, Body::Msg(chunks), &call);
+            let bytes = client.answer().bytes;
+            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            let returned: Vec<_> = view.writes().map(|chunk| chunk.len() as u32).collect();
+            assert_eq!(returned, counts, "{scheme:?}");
+            assert_eq!(view.payload(), reply_bytes(XID, &results), "{scheme:?}");
+        }
+        let mut now = [0; 100];
+        assert!(memory.read_at(0, &mut now) && now == [1; 100]);
+    }
 }
 
 #[test]

@@ -97,15 +97,19 @@ impl ResultChunk {
         Self { capacity, declared: u32::MAX, len: 0, bytes: ResultBytes::Empty, told: false, kept: None, segments }
     }
 
+    /// Whether the result goes into the chunk. An empty chunk requests it inline, as if no chunk were offered (RFC 8166
+    /// §4.3.2.3).
+    #[inline(always)]
+    pub(super) fn has_room(&self) -> bool {
+        self.capacity > 0
+    }
+
     /// Writer of its pool memory.
     pub(super) fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         let of = (index as u32, self.declared);
         match &mut self.bytes {
             ResultBytes::Pool(buf) => Ok(ResultWriter::of_chunk(&mut buf[..], &mut self.len, &mut self.told, of)),
-            // An empty chunk of the caller.
-            ResultBytes::Empty if self.capacity == 0 => {
-                Ok(ResultWriter::of_chunk(&mut [], &mut self.len, &mut self.told, of))
-            }
+            ResultBytes::Empty if self.capacity == 0 => Err(NoResult::no_chunk(index)),
             ResultBytes::Empty => Err(NoResult(Unusable::NoMemory)),
             ResultBytes::Shared(_) => Err(NoResult(Unusable::Shared)),
         }
@@ -119,6 +123,9 @@ impl ResultChunk {
     /// Sends these bytes as the result of this index.
     pub(super) fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         let (needed, capacity, declared) = (bytes.len(), self.capacity as usize, self.declared as usize);
+        if !self.has_room() {
+            return Err(NoResult::no_chunk(index));
+        }
         if needed > declared {
             return Err(NoResult(Unusable::Undeclared { needed, declared }));
         }
@@ -385,7 +392,7 @@ impl Chunks {
     /// Allocates pool memory for the whole room of each result. False without enough.
     #[inline(always)]
     pub(super) fn fill_results(&mut self, mut alloc: impl FnMut(usize) -> Option<Buf>) -> bool {
-        self.results.iter_mut().filter(|result| result.capacity > 0).all(|result| {
+        self.results.iter_mut().filter(|result| result.has_room()).all(|result| {
             let Some(buf) = alloc(result.capacity as usize) else { return false };
             result.bytes = ResultBytes::Pool(buf);
             true

@@ -67,7 +67,7 @@ impl Caller {
 ///
 /// | cause | refusal | log |
 /// | --- | --- | --- |
-/// | the caller offers no such chunk | [`Refusal::GarbageArguments`] to the caller | – |
+/// | the caller offers no such chunk, or an empty one | [`Refusal::GarbageArguments`] to the caller | – |
 /// | the procedure [declares](super::Procedure::write_chunks) no such chunk | [`Refusal::SystemError`] | its index |
 /// | the caller's chunk is too short | [`Refusal::ShortChunk`] | – |
 /// | the procedure [declares](super::Procedure::write_chunks) less | [`Refusal::SystemError`] | both lengths |
@@ -355,9 +355,13 @@ impl<T: ?Sized> ServerCall<T> {
     }
 
     /// Bytes of the caller's Write chunk; `None` if not offered.
+    ///
+    /// An empty chunk counts as not offered: its caller wants the result inline (RFC 8166 §4.3.2.3). The engine returns
+    /// it in the reply.
     #[must_use]
     pub fn write_chunk_capacity(&self, index: usize) -> Option<usize> {
-        self.parts.chunks().results.get(index).map(|result| result.capacity as usize)
+        let result = self.parts.chunks().results.get(index).filter(|result| result.has_room());
+        result.map(|result| result.capacity as usize)
     }
 
     fn chunk_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
@@ -370,7 +374,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// The written bytes are the result. Its room is what the chunk, and the procedure's declaration, allow.
     ///
     /// # Errors
-    /// The chunk does not exist, or has no pool memory.
+    /// The caller offers no such chunk, or an empty one: it wants the result inline. Or the chunk has no pool memory.
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         self.chunk_mut(index)?.writer(index)
@@ -388,7 +392,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// the caller gets SYSTEM_ERR, and the log names the cause.
     ///
     /// # Errors
-    /// The chunk does not exist, or is too short.
+    /// The caller offers no such chunk, or an empty one: it wants the result inline. Or the chunk is too short.
     #[doc(alias = "zero copy")]
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         self.chunk_mut(index)?.share(index, bytes)

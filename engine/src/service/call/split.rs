@@ -116,7 +116,7 @@ impl<'a> Outgoing<'a> {
     /// Whether the caller offers Write chunk `index`. An empty one requests an inline result, as does none.
     #[inline(always)]
     pub(crate) fn has_chunk(&self, index: usize) -> bool {
-        self.results.get(index).is_some_and(|result| result.capacity > 0)
+        self.results.get(index).is_some_and(ResultChunk::has_room)
     }
 
     /// Whether the caller offers Write chunks.
@@ -144,7 +144,7 @@ pub(crate) struct Results<'a> {
 impl Results<'_> {
     /// Whether item `index` goes into a Write chunk.
     pub(crate) fn has(&self, index: usize) -> bool {
-        self.chunks.get(index).is_some_and(|result| result.capacity > 0)
+        self.chunks.get(index).is_some_and(ResultChunk::has_room)
     }
 
     /// Copies a result into a chunk.
