@@ -81,12 +81,21 @@ __attribute__((noinline)) static int server_side_poll(void) {
     return rpcrdma_local_server_poll(server);
 }
 
+static rpcrdma_config *config;
+
+__attribute__((noinline)) static void config_side_set(void) {
+    CHECK(!rpcrdma_config_set(config, "memory.receives", "4096"));
+}
+
 int main(int argc, char **argv) {
     int calls = argc > 1 ? atoi(argv[1]) : 1000;
     if (argc > 2)
         procedure = strcmp(argv[2], "write") ? 3 : 2;
-    rpcrdma_config *config = rpcrdma_config_new();
-    CHECK(config && !rpcrdma_config_set(config, "poll.idle", "event"));
+    CHECK((config = rpcrdma_config_new()) && !rpcrdma_config_set(config, "poll.idle", "event"));
+    for (int i = 0; i < calls && argc > 2 && !strcmp(argv[2], "config"); i++)
+        config_side_set();
+    if (argc > 2 && !strcmp(argv[2], "config"))
+        return 0;
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, 3, sizeof *TABLE));
     CHECK(server = rpcrdma_local_server_start("soft:cost", services, config));

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ const SOURCE: &str = "rpcrdma_config_set";
 #[derive(Default)]
 pub(crate) struct Knobs {
     settings: Settings,
+    /// The settings on the defaults of a server, and of a client's connects.
+    applied: (Config, AcceptConfig, ConnectConfig),
     own: Own,
     /// Memory of the application.
     pub(crate) arenas: Vec<Arena>,
@@ -49,9 +52,13 @@ impl Own {
     /// Sets `name`. `None` if it is another's.
     fn set(&mut self, name: &str, text: &str) -> Option<Result<(), Failure>> {
         Some(match name {
-            "server.shards" => number(name, text).map(|count| self.shards = Some(count)),
-            "server.cores" => numbers(name, text).map(|cores| self.cores = Some(cores)),
-            "server.workers" => number(name, text).map(|count| self.workers = count),
+            "server.shards" => within(name, text, 1..=MOST_THREADS).map(|count| self.shards = Some(count)),
+            "server.cores" => {
+                let cores: Result<_, Failure> =
+                    text.split(',').map(|core| within(name, core, 0..=HIGHEST_CORE)).collect();
+                cores.map(|cores| self.cores = Some(cores))
+            }
+            "server.workers" => within(name, text, 0..=MOST_THREADS).map(|count| self.workers = count),
             "server.stats" => {
                 self.stats = (!text.is_empty()).then(|| text.into());
                 Ok(())
@@ -77,9 +84,12 @@ impl Knobs {
         if let Some(done) = self.own.set(name, text) {
             return done;
         }
-        let mut next = self.settings.clone();
-        next.set(SOURCE, name, text);
-        self.check(next)
+        let (settings, (config, accept, connect)) = (&mut self.settings, &mut self.applied);
+        let set = match name.starts_with(CONNECT) {
+            true => settings.set_applied(SOURCE, name, text, (config, connect)),
+            false => settings.set_applied(SOURCE, name, text, (config, accept)),
+        };
+        set.map_err(failure)
     }
 
     /// Adds a file's.
@@ -106,12 +116,9 @@ impl Knobs {
 
     /// Takes these if they are valid. What depends on other knobs is checked at the start.
     fn check(&mut self, next: Settings) -> Result<(), Failure> {
-        let server = next.apply(&Config::default(), &AcceptConfig::default(), &[]).map(drop);
-        let client = next.apply(&Config::default(), &ConnectConfig::default(), &[]).map(drop);
-        server.and(client).map_err(|error| match error {
-            SettingError::Unknown { .. } => Failure::argument(format_args!("{error}; also {}", OWN.join(", "))),
-            error => Failure::argument(error),
-        })?;
+        let (config, accept) = next.apply(&Config::default(), &AcceptConfig::default(), &[]).map_err(failure)?;
+        let (_, connect) = next.apply(&Config::default(), &ConnectConfig::default(), &[]).map_err(failure)?;
+        self.applied = (config, accept, connect);
         self.settings = next;
         Ok(())
     }
@@ -206,6 +213,17 @@ impl Knobs {
     }
 }
 
+/// Begin of the names of a client's own knobs.
+const CONNECT: &str = "connect.";
+
+#[cold]
+fn failure(error: SettingError) -> Failure {
+    match error {
+        SettingError::Unknown { .. } => Failure::argument(format_args!("{error}; also {}", OWN.join(", "))),
+        error => Failure::argument(error),
+    }
+}
+
 /// Names of [`Own`] knobs.
 const OWN: [&str; 6] =
     ["server.shards", "server.cores", "server.workers", "server.stats", "client.auth_sys", "wire.host_key"];
@@ -219,6 +237,20 @@ fn named(name: &str) -> Vec<String> {
 fn number<T: FromStr>(name: &str, text: &str) -> Result<T, Failure> {
     let wrong = |_| Failure::argument(format_args!("{name} = {text}: wanted a whole number"));
     text.trim().parse().map_err(wrong)
+}
+
+/// Most shards, or workers, of a server.
+const MOST_THREADS: usize = 1024;
+/// Highest number of a core: that of a set of cores in the C library.
+const HIGHEST_CORE: usize = 1023;
+
+/// A number in this range.
+fn within(name: &str, text: &str, range: RangeInclusive<usize>) -> Result<usize, Failure> {
+    let value = number(name, text)?;
+    match range.contains(&value) {
+        true => Ok(value),
+        false => Err(Failure::argument(format_args!("{name} is {value}: {} to {}", range.start(), range.end()))),
+    }
 }
 
 fn numbers<T: FromStr>(name: &str, text: &str) -> Result<Vec<T>, Failure> {

@@ -30,6 +30,7 @@ pub use args::{ConfigArgs, Named, given};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use rpcrdma::IdlePolicy;
 use rpcrdma::config::{AcceptConfig, Config, ConfigError, ConnectConfig};
@@ -250,28 +251,62 @@ fn no_group<'a>(groups: impl Iterator<Item = &'a str>) -> String {
     format!("knobs are in groups, as memory.receives{}{names}", if names.is_empty() { "" } else { ": " })
 }
 
+/// The groups of [`Config`] by name: their knobs, and their replacement.
+macro_rules! groups {
+    ($($group:ident),*) => {
+        /// Names of the groups that every configuration has.
+        const SHARED: &[&str] = &[$(stringify!($group)),*];
+
+        /// The knobs of a group. `None` if there is no such group.
+        fn knobs_of<R: Role>(config: &Config, role: &R, group: &str) -> Option<Map<String, Value>> {
+            let knobs = match group {
+                $(stringify!($group) => serde_json::to_value(&config.$group),)*
+                _ if group == R::GROUP => serde_json::to_value(role),
+                _ => return None,
+            };
+            match knobs {
+                Ok(Value::Object(knobs)) => Some(knobs),
+                _ => None,
+            }
+        }
+
+        /// Replaces the knobs of a group. An error changes nothing.
+        fn set_knobs<R: Role>(
+            config: &mut Config,
+            role: &mut R,
+            group: &str,
+            knobs: Map<String, Value>,
+        ) -> Result<(), serde_json::Error> {
+            let knobs = Value::Object(knobs);
+            match group {
+                $(stringify!($group) => config.$group = serde_json::from_value(knobs)?,)*
+                _ => *role = serde_json::from_value(knobs)?,
+            }
+            Ok(())
+        }
+    };
+}
+
+groups!(memory, limits, timeouts, wire, device, iwarp, poll);
+
 /// All groups with all knobs.
 fn groups_of<R: Role>(config: &Config, role: &R) -> Map<String, Value> {
-    let Ok(Value::Object(mut groups)) = serde_json::to_value(config) else { unreachable!("it is a struct of structs") };
-    if let Ok(group @ Value::Object(_)) = serde_json::to_value(role) {
-        groups.insert(R::GROUP.to_owned(), group);
-    }
-    groups
+    let knobs = |group: &str| Some((group.to_owned(), Value::Object(knobs_of(config, role, group)?)));
+    SHARED.iter().copied().chain([R::GROUP]).filter_map(knobs).collect()
 }
 
 /// All knobs of this name, as `group.knob`.
 pub fn knobs_named(name: &str) -> Vec<String> {
-    let mut groups = groups_of(&Config::default(), &ConnectConfig::default());
-    groups.extend(groups_of(&Config::default(), &AcceptConfig::default()));
-    let has = |knobs: &Value| knobs.as_object().is_some_and(|knobs| knobs.contains_key(name));
-    groups.iter().filter(|(_, knobs)| has(knobs)).map(|(group, _)| format!("{group}.{name}")).collect()
-}
-
-/// The configurations of these groups.
-fn read<R: Role>(mut groups: Map<String, Value>) -> Result<(Config, R), String> {
-    let text = |error: serde_json::Error| error.to_string();
-    let role = serde_json::from_value(groups.remove(R::GROUP).unwrap_or_default()).map_err(text)?;
-    Ok((serde_json::from_value(Value::Object(groups)).map_err(text)?, role))
+    static ALL: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
+        let mut groups = groups_of(&Config::default(), &ConnectConfig::default());
+        groups.extend(groups_of(&Config::default(), &AcceptConfig::default()));
+        let names = |(group, knobs): (&String, &Value)| {
+            let knobs = knobs.as_object().into_iter().flat_map(Map::keys);
+            knobs.map(|knob| (knob.clone(), format!("{group}.{knob}"))).collect::<Vec<_>>()
+        };
+        groups.iter().flat_map(names).collect()
+    });
+    ALL.iter().filter(|(knob, _)| knob == name).map(|(_, full)| full.clone()).collect()
 }
 
 impl Settings {
@@ -310,59 +345,94 @@ impl Settings {
     /// # Errors
     /// Source, knob and value.
     pub fn apply<R: Role>(&self, config: &Config, role: &R, options: &[&str]) -> Result<(Config, R), SettingError> {
-        let defaults = groups_of(config, role);
-        let mut groups = defaults.clone();
+        let (mut made, mut made_role) = (config.clone(), read_again(role)?);
         let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
         let for_others = |setting: &&Setting| !setting.is_argument && is_of_other_role::<R>(&setting.knob);
         for setting in self.0.iter().filter(|setting| !for_others(setting)) {
             let own = !setting.is_argument && options.contains(&setting.knob.as_str());
-            let before = own.then(|| groups.clone());
-            setting.apply::<R>(&mut groups, &defaults)?;
-            match before {
-                Some(before) => groups = before,
-                None => drop(sources.insert(&setting.knob, setting.source.clone())),
+            if own {
+                // Checked only.
+                setting.apply(&mut made.clone(), &mut read_again(&made_role)?, (config, role))?;
+            } else {
+                setting.apply(&mut made, &mut made_role, (config, role))?;
+                sources.insert(&setting.knob, setting.source.clone());
             }
         }
-        let refused = |mut error: ConfigError| {
-            if error.wanted.contains(UNSET) {
-                error.wanted.to_mut().push_str(&format!(" {UNSET_FORM}"));
-            }
-            let source_ = sources.get(error.knob).map_or("defaults", String::as_str).to_owned();
-            SettingError::Refused { source_, error }
-        };
-        let (mut made, role) = read::<R>(groups).map_err(|why| SettingError::Value {
-            source_: "defaults".into(),
-            knob: "config".into(),
-            value: String::new(),
-            why,
-        })?;
         // Files cannot hold these.
         made.memory.arenas.clone_from(&config.memory.arenas);
         made.wire.host_auth.clone_from(&config.wire.host_auth);
-        made.validate().map_err(refused)?;
-        role.validate().map_err(refused)?;
-        Ok((made, role))
+        let source_of = |knob: &str| sources.get(knob).map_or("defaults", String::as_str).to_owned();
+        validated(made, made_role, source_of)
+    }
+
+    /// Sets a knob as [`set`](Self::set) does, and applies it to a configuration that has the settings before it.
+    ///
+    /// It costs the same whatever was set before. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub fn set_applied<R: Role + Clone + Default>(
+        &mut self,
+        source: &str,
+        knob: &str,
+        text: &str,
+        (config, role): (&mut Config, &mut R),
+    ) -> Result<(), SettingError> {
+        let (source, knob, values) = (source.to_owned(), knob.to_owned(), values(text));
+        let setting = Setting { source, is_argument: false, knob, values };
+        let (mut made, mut made_role) = (config.clone(), role.clone());
+        setting.apply(&mut made, &mut made_role, (&Config::default(), &R::default()))?;
+        (*config, *role) = validated(made, made_role, |_| setting.source.clone())?;
+        self.0.retain(|earlier| earlier.knob != setting.knob);
+        self.0.push(setting);
+        Ok(())
     }
 }
 
+/// A copy of a role's knobs.
+fn read_again<R: Role>(role: &R) -> Result<R, SettingError> {
+    let copy = serde_json::to_value(role).and_then(serde_json::from_value);
+    copy.map_err(|error| SettingError::Value {
+        source_: "defaults".into(),
+        knob: R::GROUP.into(),
+        value: String::new(),
+        why: error.to_string(),
+    })
+}
+
+/// A configuration, if it can work. `source_of` names the source of a knob.
+fn validated<R: Role>(
+    config: Config,
+    role: R,
+    source_of: impl Fn(&str) -> String,
+) -> Result<(Config, R), SettingError> {
+    let refused = |mut error: ConfigError| {
+        if error.wanted.contains(UNSET) {
+            error.wanted.to_mut().push_str(&format!(" {UNSET_FORM}"));
+        }
+        SettingError::Refused { source_: source_of(error.knob), error }
+    };
+    config.validate().map_err(refused)?;
+    role.validate().map_err(refused)?;
+    Ok((config, role))
+}
+
 impl Setting {
-    fn apply<R: Role>(
-        &self,
-        groups: &mut Map<String, Value>,
-        defaults: &Map<String, Value>,
-    ) -> Result<(), SettingError> {
+    /// Sets the knob in a configuration. `defaults` are for errors.
+    fn apply<R: Role>(&self, config: &mut Config, role: &mut R, defaults: (&Config, &R)) -> Result<(), SettingError> {
         let unknown = |known| {
             let (source_, knob) = (self.source.clone(), short(&self.knob, SHOWN));
             SettingError::Unknown { source_, knob, known }
         };
         let outside = || {
             // Files may have the group of the other role, too.
+            let groups = groups_of(defaults.0, defaults.1);
             let roles = [AcceptConfig::GROUP, ConnectConfig::GROUP];
             let others = roles.into_iter().filter(|role| *role != R::GROUP && !self.is_argument);
-            unknown(no_group(defaults.keys().map(String::as_str).chain(others)))
+            unknown(no_group(groups.keys().map(String::as_str).chain(others)))
         };
         let (group, name) = self.knob.split_once('.').ok_or_else(outside)?;
-        let knobs = groups.get(group).and_then(Value::as_object).ok_or_else(outside)?;
+        let mut knobs = knobs_of(config, role, group).ok_or_else(outside)?;
         if !knobs.contains_key(name) {
             let names: Vec<_> = knobs.keys().map(String::as_str).collect();
             return Err(unknown(format!("{group} has {}", names.join(", "))));
@@ -370,18 +440,18 @@ impl Setting {
         let mut why = String::new();
         for value in &self.values {
             let value = if value == UNSET { Value::Null } else { with_fields(&self.knob, value) };
-            let before = groups[group][name].take();
-            groups[group][name] = value;
-            match read::<R>(groups.clone()) {
-                Ok(_) => return Ok(()),
+            knobs.insert(name.to_owned(), value);
+            match set_knobs(config, role, group, knobs.clone()) {
+                Ok(()) => return Ok(()),
                 // The first error is about the written type.
-                Err(error) if why.is_empty() => why = error,
+                Err(error) if why.is_empty() => why = error.to_string(),
                 Err(_) => {}
             }
-            groups[group][name] = before;
         }
-        groups[group][name] = Value::Null;
-        let why = wanted(&why, &defaults[group][name], read::<R>(groups.clone()).is_ok());
+        let default = knobs_of(defaults.0, defaults.1, group).and_then(|mut knobs| knobs.remove(name));
+        knobs.insert(name.to_owned(), Value::Null);
+        let optional = set_knobs(config, role, group, knobs).is_ok();
+        let why = wanted(&why, &default.unwrap_or_default(), optional);
         let value = self.values.last().map_or_else(String::new, |value| match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),

@@ -25,9 +25,10 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set
 /// again has its last value.
 ///
-/// Each call checks the whole configuration: set `memory.receives` before a `limits.credits` that needs it. A file of
-/// `rpcrdma_config_load` is checked at its end. A client has smaller defaults, such as 1024 receives: its connect
-/// checks with those, and may fail.
+/// Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
+/// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
+/// such as the number of its cores, is checked at the start. A client has smaller defaults, such as 1024 receives: its
+/// connect checks with those, and may fail.
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 /// ends need the same: peers without it are refused, and so is version 1. Such a client connects, and its first call
