@@ -97,10 +97,9 @@ impl Call {
         }
     }
 
-    /// Whether the caller offers a Write chunk of this index. One without bytes asks for the result inline (RFC 8166
-    /// §4.3.2.3), as does one that is missing.
+    /// Whether the caller offers a Write chunk of this index, for data that is not inline.
     pub(crate) fn offers(&self, index: usize) -> bool {
-        self.write_chunk_capacity(index).is_some_and(|capacity| capacity > 0)
+        self.write_chunk_capacity(index).is_some()
     }
 
     /// What a handler's result means. A negative one that is not a failure's is the handler's own.
@@ -152,21 +151,6 @@ impl Display for Unaligned {
 impl From<Unaligned> for Refusal {
     fn from(Unaligned(len): Unaligned) -> Self {
         Self::of_unaligned_results(len)
-    }
-}
-
-/// The caller offers no Write chunk of this index.
-pub(crate) struct NotOffered(pub(crate) usize);
-
-impl Display for NotOffered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the caller offers no Write chunk {}: its data belongs to the inline results", self.0)
-    }
-}
-
-impl From<NotOffered> for Refusal {
-    fn from(NotOffered(index): NotOffered) -> Self {
-        Self::of_missing_chunk(index)
     }
 }
 

@@ -11,6 +11,7 @@ use rpcrdma::client::ConnectError;
 use rpcrdma::{CallError, CloseReason, CloseReasonKind, Refusal, StartError, StartErrorKind};
 use rustix::io::Errno;
 
+use crate::names::in_c;
 use crate::process::{self, set_errno};
 
 /// A failed call into the library. Boxed: results of functions stay in registers.
@@ -20,7 +21,7 @@ impl Failure {
     #[cold]
     #[inline(never)]
     pub(crate) fn new(code: Errno, text: impl Display) -> Self {
-        Self(Box::new((code, text.to_string())))
+        Self(Box::new((code, in_c(text.to_string()))))
     }
 
     /// An argument is wrong.

@@ -6,8 +6,10 @@
 //! | `types` | the opaque types, and what each stands for |
 //! | `handle`, `any` | handles, and checks of their use |
 //! | `failure`, `process` | codes, texts, the end of an unwinding; standard descriptors, children of fork |
+//! | `names` | names in texts, which are C's |
 //! | `arguments` | texts, and places for results |
-//! | `config`, `services`, `hosted`, `call`, `memory`, `reads`, `ended`, `polled`, `log` | what the handles stand for |
+//! | `config`, `services`, `hosted`, `call`, `calling`, `memory` | what the handles stand for |
+//! | `reads`, `ended`, `polled`, `log` | likewise |
 //! | `request` | calls of clients, as C describes them |
 //! | `peers` | what an application hears of connections |
 
@@ -16,6 +18,7 @@
 mod any;
 mod arguments;
 mod call;
+mod calling;
 mod config;
 mod ended;
 mod failure;
@@ -24,6 +27,7 @@ mod hosted;
 mod interface;
 mod log;
 mod memory;
+mod names;
 mod peers;
 mod polled;
 mod process;

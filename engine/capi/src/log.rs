@@ -8,6 +8,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use rustix::io::Errno;
 
 use crate::failure::Failure;
+use crate::names::in_c;
 
 type Function = unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char);
 
@@ -37,7 +38,7 @@ impl Log for Sink {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            let line = record.args().to_string().replace('\0', " ");
+            let line = in_c(record.args().to_string()).replace('\0', " ");
             let line = CString::new(line).unwrap_or_default();
             // SAFETY: promised to `new`.
             unsafe { (self.function)(self.context, record.level() as c_int, line.as_ptr()) }

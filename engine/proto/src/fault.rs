@@ -261,13 +261,6 @@ impl Refusal {
         Self::failed(Failing::Unaligned, len, 4)
     }
 
-    /// The caller offers no Write chunk of this index, which the handler needs.
-    #[doc(hidden)]
-    #[cold]
-    pub fn of_missing_chunk(index: usize) -> Self {
-        Self::failed(Failing::NoChunk, index, 0)
-    }
-
     /// A system error: a handler in C ignored that a function did not write its results.
     #[doc(hidden)]
     #[cold]

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use rustix::io::Errno;
 
 use crate::arguments::{array, copy, store, store_sized};
-use crate::call::{BadArgument, NotOffered, Part, Unaligned};
+use crate::call::{BadArgument, Part, Unaligned};
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, take};
 use crate::memory::Memory;
@@ -226,11 +226,7 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     entry("rpcrdma_call_write_chunk", || {
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
-        let index = index as usize;
-        if !call.offers(index) {
-            return Err(call.fail(Errno::NOENT, NotOffered(index)));
-        }
-        match call.result_writer(index).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
+        match call.result_writer(index as usize).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
             Ok((memory, bytes)) => {
                 // SAFETY: the caller's promise.
                 unsafe { store(room, bytes) };
@@ -255,15 +251,10 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
-        if !call.offers(index) {
-            return Err(match len {
-                // Nothing is missing.
-                0 => call.fail(Errno::NOENT, NotOffered(index)),
-                _ => call.fail_to_write(Part::Chunk(index), Errno::NOENT, NotOffered(index)),
-            });
-        }
         let mut writer = match call.result_writer(index) {
             Ok(writer) => writer,
+            // Nothing is missing.
+            Err(error) if len == 0 => return Err(call.fail(Errno::NOENT, error)),
             Err(error) => return Err(call.fail_to_write(Part::Chunk(index), Errno::NOENT, error)),
         };
         if len > writer.room() {
@@ -309,18 +300,15 @@ pub unsafe extern "C" fn rpcrdma_call_result(
                 return Err(call.fail_to_write(Part::Chunk(index), code, BadArgument(failure)));
             }
         };
-        if !call.offers(index) {
-            return Err(match bytes.len() {
-                // Nothing is missing.
-                0 => call.fail(Errno::NOENT, NotOffered(index)),
-                _ => call.fail_to_write(Part::Chunk(index), Errno::NOENT, NotOffered(index)),
-            });
-        }
+        let (is_empty, offers) = (bytes.is_empty(), call.offers(index));
         match call.set_result(index, bytes) {
             Ok(()) => {
                 call.wrote(Part::Chunk(index));
                 Ok(0)
             }
+            // Nothing is missing.
+            Err(error) if is_empty => Err(call.fail(Errno::NOENT, error)),
+            Err(error) if !offers => Err(call.fail_to_write(Part::Chunk(index), Errno::NOENT, error)),
             Err(error) => Err(call.fail_to_write(Part::Chunk(index), Errno::MSGSIZE, error)),
         }
     })

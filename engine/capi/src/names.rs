@@ -1,0 +1,118 @@
+//! Names in texts of the engine, which are Rust's, and their counterparts in C.
+#![forbid(unsafe_code)]
+
+/// Names of Rust, and what a program in C has instead. Longer names come before their beginnings.
+const NAMES: &[(&str, &str)] = &[
+    ("Procedure::max_reply", "max_reply of rpcrdma_procedure"),
+    ("Procedure::read_chunks", "read_chunks and max_read of rpcrdma_procedure"),
+    ("Procedure::write_chunks", "write_chunks and max_write of rpcrdma_procedure"),
+    ("Procedure::results_from_handler", "RPCRDMA_OWN_RESULTS"),
+    ("Procedure::on_workers", "RPCRDMA_ON_WORKERS"),
+    ("Procedure::one_way", "RPCRDMA_ONE_WAY"),
+    ("Procedure::place_reads_in", "reads_into of rpcrdma_procedure"),
+    ("Procedure::uncounted", "RPCRDMA_UNCOUNTED"),
+    ("ClientConfig::credential, or another function of Procedure::cached or typed::Cache", "client.auth_sys"),
+    ("ServerCall::set_result", "rpcrdma_call_result"),
+    ("ServerConfig::workers", "server.workers"),
+    ("ServerConfig::stats", "server.stats"),
+    ("ServerConfig::shards", "server.shards"),
+    ("ServerConfig::cores", "server.cores"),
+    ("ServerConfig::serves", "the addresses of rpcrdma_server_start"),
+    ("WorkerConfig::count", "server.workers"),
+    ("WorkerConfig::cores", "server.cores"),
+    ("ClientConfig::services", "rpcrdma_config_callbacks"),
+    ("ClientConfig::program", "program of the connect"),
+    ("ClientConfig::version", "version of the connect"),
+    ("LocalClient::prepare", "rpcrdma_local_client_start"),
+    ("Client::start, Client::alloc_async", "rpcrdma_client_start"),
+    ("Client::start", "rpcrdma_client_start"),
+    ("ArenaConfig::bytes", "len of rpcrdma_arena_new"),
+    ("ArenaConfig::build", "memory of the library"),
+    ("DuplicateRequestCacheConfig::entries", "RPCRDMA_CACHED"),
+    ("Bulk::placed", "rpcrdma_call_write_chunk_filled"),
+    ("Refusal::ProgramUnavailable", "RPCRDMA_PROG_UNAVAIL"),
+    ("Refusal::ProcedureUnavailable", "RPCRDMA_PROC_UNAVAIL"),
+    ("Refusal::GarbageArguments", "RPCRDMA_GARBAGE_ARGS"),
+    ("Refusal::SystemError", "RPCRDMA_SYSTEM_ERR"),
+    ("Refusal::NoReply", "RPCRDMA_NO_REPLY"),
+    ("`close_reason` of the client", "rpcrdma_close_reason"),
+    ("`alloc` of this connection", "rpcrdma_alloc with this client"),
+    ("calls from `prepare` of this client", "calls are of this client"),
+    ("DeferredCall", "deferred call"),
+    ("wire.host_auth", "wire.host_key"),
+    ("memory.arenas", "rpcrdma_config_arena"),
+];
+
+/// The text with names of C.
+#[cold]
+pub(crate) fn in_c(text: String) -> String {
+    let known = NAMES.iter().filter(|(rust, _)| text.contains(rust));
+    known.fold(text.clone(), |text, (rust, c)| text.replace(rust, c))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn texts_name_what_a_program_in_c_has() {
+        let text = "no reply (Procedure::max_reply); use ServerCall::set_result (memory.arenas)";
+        let c = "no reply (max_reply of rpcrdma_procedure); use rpcrdma_call_result (rpcrdma_config_arena)";
+        assert_eq!(in_c(text.to_owned()), c);
+    }
+
+    /// The texts between double quotes of a source file, without those of its tests.
+    fn literals(source: &str) -> Vec<String> {
+        let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let lines = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let source = lines.collect::<Vec<_>>().join("\n").replace("'\"'", "").replace("\\\"", "'");
+        source.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    /// Whether a text has a path of Rust, such as `Procedure::max_reply`.
+    fn is_of_rust(text: &str) -> bool {
+        text.match_indices("::").any(|(at, _)| {
+            let before = text[..at].chars().rev().take_while(char::is_ascii_alphanumeric).last();
+            let after = text[at + 2..].chars().next();
+            before.is_some_and(|first| first.is_ascii_uppercase())
+                && after.is_some_and(|next| next.is_ascii_lowercase())
+        })
+    }
+
+    fn check(folder: &Path, found: &mut Vec<String>, seen: &mut usize) {
+        for entry in fs::read_dir(folder).expect("a folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() && !path.ends_with("tests") {
+                check(&path, found, seen);
+            } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
+                let literals = literals(&fs::read_to_string(&path).expect("a source file"));
+                for text in literals.into_iter().filter(|text| is_of_rust(text)) {
+                    *seen += 1;
+                    if is_of_rust(&in_c(text.clone())) {
+                        found.push(format!("{}: {text}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_text_of_the_engine_names_an_item_of_rust() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        if !root.join("engine/proto").is_dir() {
+            // The package of this crate alone.
+            return;
+        }
+        let (mut found, mut seen) = (Vec::new(), 0);
+        for crate_of in
+            ["engine/src", "engine/proto/src", "engine/fabric/src", "mempool/src", "engine/capi/src/interface"]
+        {
+            check(&root.join(crate_of), &mut found, &mut seen);
+        }
+        assert!(found.is_empty(), "add their counterparts in C to NAMES: {found:#?}");
+        assert!(seen > 20, "only {seen} such texts were found");
+    }
+}
