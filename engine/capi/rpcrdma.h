@@ -64,16 +64,16 @@ typedef struct rpcrdma_buffer rpcrdma_buffer;
 // A call at the server. Its handler uses it; a deferred one, any one thread at a time.
 typedef struct rpcrdma_call rpcrdma_call;
 
-// A client whose calls block, with a thread of its own. One thread at a time uses it.
+// A client whose connection another thread runs: one of its own, or a server's. One thread at a time uses it.
 typedef struct rpcrdma_client rpcrdma_client;
 
 // Knobs of servers and clients, by the names of `tuning.md`. One thread at a time uses it.
 typedef struct rpcrdma_config rpcrdma_config;
 
-// A client that its thread polls. Only the thread that made it uses it.
+// A client that its thread polls. Only the thread that made it uses it, or that `rpcrdma_attach` gave it to.
 typedef struct rpcrdma_local_client rpcrdma_local_client;
 
-// A server that its thread polls. Only the thread that made it uses it.
+// A server that its thread polls. Only the thread that made it uses it, or that `rpcrdma_attach` gave it to.
 typedef struct rpcrdma_local_server rpcrdma_local_server;
 
 // The reply of a call. One thread at a time uses it.
@@ -303,8 +303,11 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // may end before the servers and clients that were started with them. Calls of a polled client that ends are not
 // reported any more.
 //
-// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
-// server in one of its handlers or tasks.
+// A polled server or client ends on its own thread, or on any one once it is detached: by `rpcrdma_detach`, or by the
+// end of its thread.
+//
+// Returns 0; -EPERM for a polled one that another thread has; -EINVAL for a call, which `rpcrdma_call_answer` ends,
+// and for a reply that a callback got; -EDEADLK for a server in one of its handlers or tasks.
 //
 // # Safety
 // `handle` is NULL or came from this library, and nobody uses it any more.
@@ -321,9 +324,10 @@ rpcrdma_config *rpcrdma_config_new(void);
 // top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set
 // again has its last value.
 //
-// Each call checks the whole configuration: set `memory.receives` before a `limits.credits` that needs it. A file of
-// `rpcrdma_config_load` is checked at its end. A client has smaller defaults, such as 1024 receives: its connect
-// checks with those, and may fail.
+// Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
+// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
+// such as the number of its cores, is checked at the start. A client has smaller defaults, such as 1024 receives: its
+// connect checks with those, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 // ends need the same: peers without it are refused, and so is version 1. Such a client connects, and its first call
@@ -418,7 +422,8 @@ rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *serv
 
 // A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
 //
-// A handler on a shard must not block for such a call: `RPCRDMA_ON_WORKERS`, or a deferred call on another thread.
+// A handler on a shard must not block for such a call: it uses `rpcrdma_client_start`, runs on workers
+// (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
 // `config` may be NULL. NULL after a failure. `rpcrdma_free` ends it.
 //
 // # Safety
@@ -453,6 +458,21 @@ int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
 rpcrdma_local_server *rpcrdma_local_server_start(const char *address,
                                                  rpcrdma_services *services,
                                                  rpcrdma_config *config);
+
+// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
+//
+// The thread that polls the server uses `rpcrdma_client_start`, and `rpcrdma_client_poll` after each poll of the
+// server. Other threads may also use `rpcrdma_client_call`. `call` is a deferred one: in a handler of this server, the
+// server is in use (EBUSY). `config` may be NULL. NULL after a failure. `rpcrdma_free` ends the client, which may
+// outlive the server: its calls fail then.
+//
+// # Safety
+// As for `rpcrdma_server_call_back`.
+rpcrdma_client *rpcrdma_local_server_call_back(rpcrdma_local_server *server,
+                                               rpcrdma_call *call,
+                                               uint32_t program,
+                                               uint32_t version,
+                                               rpcrdma_config *config);
 
 // Turns a polled server once, with bounded work. Never blocks.
 //
@@ -627,7 +647,7 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 //
 // `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
 // server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left
-// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`.
+// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`. EDEADLK as for `rpcrdma_client_call`.
 //
 // # Safety
 // `client` as for `rpcrdma_free`.
@@ -682,6 +702,28 @@ rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena,
                                    void (*release)(void *context),
                                    void *context);
 
+// Detaches a polled server or client from the calling thread: `rpcrdma_attach` gives it to another one. Until then
+// only that function and `rpcrdma_free` may be used with it. The end of a thread detaches all that it has.
+//
+// A detached handle is not polled: attach it soon, as a loop polls 20 times a second.
+//
+// Returns 0, or -EPERM on another thread than its own; -EBUSY in its own functions: a handler of the server, or one
+// that gets the ends of the client's calls.
+//
+// # Safety
+// `handle` as for `rpcrdma_free`.
+int rpcrdma_detach(void *handle);
+
+// Gives a polled server or client to the calling thread: one that was detached by `rpcrdma_detach`, or by the end of
+// its thread.
+//
+// Returns 0, also if the calling thread has it already, or -EPERM if another thread has it. Of several threads that
+// attach it at once, one wins.
+//
+// # Safety
+// `handle` as for `rpcrdma_free`.
+int rpcrdma_attach(void *handle);
+
 // Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
 //
 // `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
@@ -711,6 +753,9 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
 // malformed reply or another transport error), EINVAL.
 //
+// EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
+// server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
+//
 // A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 // without a reply: another thread uses `client` now.
 //
@@ -720,6 +765,31 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // # Safety
 // As for `rpcrdma_local_client_start`; `reply` is writable.
 int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, rpcrdma_reply **reply);
+
+// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once.
+//
+// Also on the thread that runs the connection: in handlers of a server that calls back, and where a server is polled.
+// There a Read chunk cannot be copied (EDEADLK).
+//
+// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
+// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay.
+//
+// # Safety
+// As for `rpcrdma_local_client_start`.
+int rpcrdma_client_start(rpcrdma_client *client, const rpcrdma_request *request);
+
+// Passes each started call that has ended to `done`. Never blocks. If `done` is NULL, ended calls are left to the next
+// poll with a function.
+//
+// Calls of `rpcrdma_local_server_call_back` end in polls of the server: poll the client after each. The function may
+// start calls, whose ends are for later polls, and end the client. The calls that this poll has found are reported all
+// the same. Calls of a client that ends are not reported any more.
+//
+// Returns 1 if a call has ended, 0 if not, or a negative code.
+//
+// # Safety
+// `client` as for `rpcrdma_free`; `done` may be called with `context`.
+int rpcrdma_client_poll(rpcrdma_client *client, rpcrdma_done done, void *context);
 
 // Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
 //

@@ -15,7 +15,7 @@ use crate::home::{Home, Returned};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No thread has this number: it marks a pool without an owner.
-const NOBODY: u64 = u64::MAX;
+pub(crate) const NOBODY: u64 = u64::MAX;
 
 /// The holder of a buffer (high bits) and its clones (low bits). Allocation and return do not touch the word: 0 is a
 /// free buffer as well as a held one.
@@ -181,8 +181,9 @@ impl ClassList {
 
 /// See the module page.
 pub(crate) struct Core {
-    /// The owner's number; [`NOBODY`] once the pool was dropped. Only the owner finds its own number here, or after its
-    /// end, and that of a pool that was leaked, a thread that has the number now.
+    /// The owner's number; [`NOBODY`] once the pool was dropped, and while it moves to another thread. Only the owner
+    /// finds its own number here, or after its end, and that of a pool that was leaked, a thread that has the number
+    /// now.
     owner: AtomicU64,
     arena: Arena,
     /// Offset of the pool's range in the arena.
@@ -235,6 +236,12 @@ impl Core {
                 state: AtomicU32::new(state::HELD),
             }
         })
+    }
+
+    /// Sets the owner: this thread, or nobody. Only the thread that has the pool calls it.
+    pub(crate) fn set_owner(&self, owner: u64) {
+        // Relaxed: a thread that gave the pool up sees its own store, and any later owner got the pool from it.
+        self.owner.store(owner, Ordering::Relaxed);
     }
 
     fn metas(&self) -> &[Meta] {

@@ -9,7 +9,8 @@ use crate::arena::Arena;
 use crate::buf::Buf;
 use crate::classes::{LINE, lay_out, lay_out_pages};
 use crate::config::{Class, PoolConfig};
-use crate::core::{ClassList, Core, abandon, state};
+use crate::core::{ClassList, Core, NOBODY, abandon, state};
+use crate::current_thread;
 use crate::error::{Leak, MemError};
 use crate::sync::Ordering;
 
@@ -128,6 +129,21 @@ impl Pool {
         if self.core().classes().last().is_none_or(|largest| len > largest.size()) {
             self.oversize.set(self.oversize.get() + 1);
         }
+    }
+
+    /// Gives the pool up, before it moves to another thread that [adopts](Self::adopt) it.
+    ///
+    /// From now on buffers return as from other threads, also on this one. For code that moves the pool, which safe
+    /// code cannot.
+    #[doc(hidden)]
+    pub fn disown(&self) {
+        self.core().set_owner(NOBODY);
+    }
+
+    /// Makes this thread the owner of a pool that was [given up](Self::disown).
+    #[doc(hidden)]
+    pub fn adopt(&self) {
+        self.core().set_owner(current_thread());
     }
 
     /// The memory that the buffers lie in.

@@ -108,6 +108,16 @@ static void *poll_local_client(void *unused) {
     return (void *)(intptr_t)rpcrdma_local_client_poll(S.local_client, NULL, NULL);
 }
 
+static void *detach_local_client(void *unused) {
+    (void)unused;
+    return (void *)(intptr_t)rpcrdma_detach(S.local_client);
+}
+
+static void *attach_local_client(void *unused) {
+    (void)unused;
+    return (void *)(intptr_t)rpcrdma_attach(S.local_client);
+}
+
 static void *poll_local_server(void *unused) {
     (void)unused;
     return (void *)(intptr_t)rpcrdma_local_server_poll(S.local_server);

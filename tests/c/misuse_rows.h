@@ -37,6 +37,14 @@ ROW(rpcrdma_config_set, 15, -EINVAL, 0, rpcrdma_config_set(S.config, "keep_alive
 
 ROW(rpcrdma_config_set, 16, -EINVAL, 0, rpcrdma_config_set(S.config, "limits.credits", "64\n[limits]\nmax_calls = 1"))
 
+ROW(rpcrdma_config_set, 17, -EINVAL, 0, rpcrdma_config_set(S.config, "server.shards", "0"))
+ROW(rpcrdma_config_set, 18, -EINVAL, 0, rpcrdma_config_set(S.config, "server.shards", "1025"))
+ROW(rpcrdma_config_set, 19, -EINVAL, 0, rpcrdma_config_set(S.config, "server.cores", "0,1024"))
+ROW(rpcrdma_config_set, 20, -EINVAL, 0, rpcrdma_config_set(S.config, "server.workers", "1025"))
+ROW(rpcrdma_config_set, 21, -EINVAL, 0, rpcrdma_config_set(S.config, "accept.setup", "0s"))
+ROW(rpcrdma_config_set, 22, -EINVAL, 0, rpcrdma_config_set(S.config, "connect.timeout", "0s"))
+ROW(rpcrdma_config_set, 23, 0, 0, rpcrdma_config_set(S.config, "connect.timeout", "5s"))
+
 ROW(rpcrdma_config_load, 1, -EINVAL, 0, rpcrdma_config_load(NULL, "/dev/null"))
 ROW(rpcrdma_config_load, 2, -EINVAL, 0, rpcrdma_config_load(S.config, NULL))
 ROW(rpcrdma_config_load, 3, -ENOENT, 0, rpcrdma_config_load(S.config, "/nowhere/at.all"))
@@ -102,9 +110,8 @@ ROW(rpcrdma_server_start, 7, 0, 1, rpcrdma_server_start("soft:b", S.services, (r
 
 ROW(rpcrdma_server_start, 8, -EADDRINUSE, 0, start_server(ADDRESS, "limits.credits", "8"))
 ROW(rpcrdma_server_start, 9, -ENOENT, 0, start_server("soft:b", "server.stats", "/nowhere/at.all"))
-ROW(rpcrdma_server_start, 10, -EINVAL, 0, start_server("soft:b", "server.shards", "0"))
-ROW(rpcrdma_server_start, 11, -EINVAL, 0, start_server("soft:a,soft:b", "server.shards", "1"))
-ROW(rpcrdma_server_start, 12, -EINVAL, 0, start_server("soft:a,soft:b", "server.cores", "0"))
+ROW(rpcrdma_server_start, 10, -EINVAL, 0, start_server("soft:a,soft:b", "server.shards", "1"))
+ROW(rpcrdma_server_start, 11, -EINVAL, 0, start_server("soft:a,soft:b", "server.cores", "0"))
 
 ROW(rpcrdma_server_call_back, 1, 0, 0, rpcrdma_server_call_back(NULL, S.call, 1, 1, NULL))
 ROW(rpcrdma_server_call_back, 2, 0, 0, rpcrdma_server_call_back(S.server, NULL, 1, 1, NULL))
@@ -270,6 +277,26 @@ ROW(rpcrdma_local_client_start, 1, -EINVAL, 0, rpcrdma_local_client_start(NULL, 
 ROW(rpcrdma_local_client_start, 2, -EINVAL, 0, rpcrdma_local_client_start(S.local_client, NULL, NULL))
 ROW(rpcrdma_local_client_start, 3, -EMSGSIZE, 0, start(REQUEST(.args = S.memory, .args_len = 1 << 20)))
 ROW(rpcrdma_local_client_start, 4, -EINVAL, 0, start(REQUEST(.args_len = SIZE_MAX)))
+
+ROW(rpcrdma_local_server_call_back, 1, 0, 0, rpcrdma_local_server_call_back(NULL, S.call, 1, 1, NULL))
+ROW(rpcrdma_local_server_call_back, 2, 0, 0, rpcrdma_local_server_call_back(S.local_server, NULL, 1, 1, NULL))
+ROW(rpcrdma_local_server_call_back, 3, 0, 1, rpcrdma_local_server_call_back(S.local_server, S.answered, 1, 1, NULL))
+
+ROW(rpcrdma_client_start, 1, -EINVAL, 0, rpcrdma_client_start(NULL, &REQUEST(.procedure = 1)))
+ROW(rpcrdma_client_start, 2, -EINVAL, 0, rpcrdma_client_start(S.client, NULL))
+ROW(rpcrdma_client_start, 3, -EINVAL, 0, rpcrdma_client_start(S.client, &(rpcrdma_request){.procedure = 1}))
+
+ROW(rpcrdma_client_poll, 1, -EINVAL, 0, rpcrdma_client_poll(NULL, NULL, NULL))
+ROW(rpcrdma_client_poll, 2, 0, 0, rpcrdma_client_poll(S.client, NULL, NULL))
+
+ROW(rpcrdma_detach, 1, -EINVAL, 0, rpcrdma_detach(NULL))
+ROW(rpcrdma_detach, 2, -EBADF, 1, rpcrdma_detach(S.client))
+ROW(rpcrdma_detach, 3, -EPERM, 0, elsewhere(detach_local_client))
+
+ROW(rpcrdma_attach, 1, -EINVAL, 0, rpcrdma_attach(NULL))
+ROW(rpcrdma_attach, 2, -EBADF, 1, rpcrdma_attach(S.server))
+ROW(rpcrdma_attach, 3, -EPERM, 0, elsewhere(attach_local_client))
+ROW(rpcrdma_attach, 4, 0, 0, rpcrdma_attach(S.local_client))
 
 ROW(rpcrdma_local_client_cancel, 1, -EINVAL, 0, rpcrdma_local_client_cancel(NULL, 1))
 ROW(rpcrdma_local_client_cancel, 2, 0, 0, rpcrdma_local_client_cancel(S.local_client, 12345))

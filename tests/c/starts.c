@@ -13,7 +13,8 @@
 
 enum { PROGRAM = 0x20000001, BULK = 65536, BULK_COUNT = 3 };
 
-static int nothing(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int nothing(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                   size_t *results_len) {
     (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
     return 0;
 }

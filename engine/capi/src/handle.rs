@@ -103,7 +103,7 @@ impl<K: Kind> Spare<K> {
         // Relaxed, as in `end`: a thread that gets a free slot from another synchronizes by `Common`.
         let before = (slot.mark.load(Ordering::Relaxed) ^ K::MARK) >> TAG_SHIFT;
         let tag = if K::TAGGED { before.wrapping_add(1) << TAG_SHIFT } else { 0 };
-        slot.thread.set(this_thread::<K>());
+        slot.thread.store(this_thread::<K>(), Ordering::Relaxed);
         // SAFETY: it is free: only this function has its value.
         let place = unsafe { &mut *slot.value.get() };
         place.write(value);
@@ -155,8 +155,8 @@ fn untagged<K: Kind>(pointer: *mut K) -> (*mut Slot<K>, u64) {
 #[repr(C)]
 pub(crate) struct Slot<K: Kind> {
     mark: AtomicU64,
-    /// Thread that made it.
-    thread: Cell<u64>,
+    /// Thread that uses it; [`DETACHED`] if none does. 0 for kinds that any thread uses.
+    thread: AtomicU64,
     /// On the heap. Otherwise it ends with the function that made it, and its holder cannot free it.
     is_boxed: bool,
     /// Only a live slot has it.
@@ -184,6 +184,11 @@ thread_local!(static NUMBERS: Numbers = Numbers(Rc::default()));
 pub(crate) struct Numbers(Rc<Cell<u16>>);
 
 impl Numbers {
+    /// Numbers of a handle that no thread uses.
+    pub(crate) fn of_nobody() -> Self {
+        Self(Rc::default())
+    }
+
     pub(crate) fn of_thread() -> Self {
         // An ending thread has others.
         NUMBERS.try_with(|own| Self(Rc::clone(&own.0))).unwrap_or_else(|_| Self(Rc::default()))
@@ -214,7 +219,7 @@ pub(crate) fn during<K: Kind, R, T>(
     let tag = u64::from(number) << TAG_SHIFT;
     let slot = Slot::<K> {
         mark: AtomicU64::new(K::MARK ^ tag),
-        thread: Cell::new(this_thread::<K>()),
+        thread: AtomicU64::new(this_thread::<K>()),
         is_boxed: false,
         value: UnsafeCell::new(MaybeUninit::new(value)),
     };
@@ -241,7 +246,7 @@ impl<K: Kind> Slot<K> {
     fn free() -> Free<K> {
         let mark = AtomicU64::new(K::MARK | FREED);
         let value = UnsafeCell::new(MaybeUninit::uninit());
-        Free(Box::leak(Box::new(Self { mark, thread: Cell::new(0), is_boxed: true, value })))
+        Free(Box::leak(Box::new(Self { mark, thread: AtomicU64::new(0), is_boxed: true, value })))
     }
 
     /// Claims a live slot with this mark for the function that runs.
@@ -253,7 +258,7 @@ impl<K: Kind> Slot<K> {
         if K::BOUND {
             // No other thread writes it: the caller is the thread that may, or fails.
             let mark = self.mark.load(Ordering::Relaxed);
-            if mark != live || self.thread.get() != this_thread::<K>() {
+            if mark != live || self.thread.load(Ordering::Relaxed) != this_thread::<K>() {
                 return Err(mark);
             }
             self.mark.store(live | IN_USE, Ordering::Relaxed);
@@ -269,7 +274,13 @@ impl<K: Kind> Slot<K> {
     fn unusable(mark: u64, live: u64) -> Failure {
         let name = K::NAME;
         match mark ^ live {
-            0 => Failure::new(Errno::PERM, format_args!("{name}: another thread made it, and only that may use it")),
+            0 => Failure::new(
+                Errno::PERM,
+                format_args!(
+                    "{name}: another thread uses it, or none (rpcrdma_detach there and rpcrdma_attach here pass it on; \
+                     the end of its thread detaches it, too)"
+                ),
+            ),
             IN_USE => Failure::new(Errno::BUSY, format_args!("{name}: a function uses it now")),
             // Freed, or the mark of a later handle of the slot.
             other if other & !(TAG | IN_USE | FREED) == 0 => {
@@ -312,6 +323,53 @@ unsafe fn slot<'a, K: Kind>(pointer: *mut K) -> Result<(&'a Slot<K>, u64), Failu
     }
     // SAFETY: the caller promises that it points to a slot, live or free. Slots are shared, with interior mutability.
     Ok((unsafe { slot.as_ref() }, live))
+}
+
+/// Marks a handle that no thread uses: no thread has this number.
+const DETACHED: u64 = u64::MAX;
+
+/// Detaches a handle from this thread, after `leave` has prepared its value: any thread may [attach](attach) it then.
+///
+/// # Errors
+/// As [`lend`].
+///
+/// # Safety
+/// As [`lend`].
+pub(crate) unsafe fn detach<K: Kind>(
+    pointer: *mut K,
+    leave: impl FnOnce(&mut K::Value) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let mut lent = unsafe { lend(pointer) }?;
+    leave(&mut lent)?;
+    let slot = lent.slot;
+    drop(lent);
+    // Release: with the Acquire of `attach`.
+    slot.thread.store(DETACHED, Ordering::Release);
+    Ok(())
+}
+
+/// Attaches a detached handle to this thread, and has `enter` prepare its value. True if it was detached, false if it
+/// is this thread's already.
+///
+/// # Errors
+/// As [`lend`].
+///
+/// # Safety
+/// As [`lend`].
+pub(crate) unsafe fn attach<K: Kind>(pointer: *mut K, enter: impl FnOnce(&mut K::Value)) -> Result<bool, Failure> {
+    // SAFETY: the caller's promise.
+    let (slot, live) = unsafe { slot(pointer) }?;
+    let is_live = slot.mark.load(Ordering::Relaxed) == live;
+    // Acquire: with the Release of `detach`. One of several threads wins.
+    let own = this_thread::<K>();
+    let taken = is_live && slot.thread.compare_exchange(DETACHED, own, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    // SAFETY: the caller's promise.
+    let mut lent = unsafe { lend(pointer) }?;
+    if taken {
+        enter(&mut lent);
+    }
+    Ok(taken)
 }
 
 /// A handle's value, for the function that runs.
@@ -383,7 +441,7 @@ pub(crate) unsafe fn revive<K: Kind>(pointer: *mut K, value: K::Value) {
     // SAFETY: it is free: only this function has its value.
     let place = unsafe { &mut *slot.value.get() };
     place.write(value);
-    slot.thread.set(this_thread::<K>());
+    slot.thread.store(this_thread::<K>(), Ordering::Relaxed);
     slot.mark.store(live, Ordering::Release);
     checked::add(pointer);
 }

@@ -1,14 +1,19 @@
-//! A client that its thread polls.
+//! Clients and servers that their thread polls.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rpcrdma::FailedCall;
-use rpcrdma::client::{CallId, Connection, Done, LocalClient};
+use rpcrdma::client::{CallId, ClientConfig, Connection, Done, LocalClient};
+use rpcrdma::server::{CallBacks, LocalServer};
+use rpcrdma::service::Caller;
+use rpcrdma_mempool::current_thread;
 use rustix::io::Errno;
 
-use crate::failure::code_of;
+use crate::calling::CallingClient;
+use crate::failure::{Failure, code_of};
 use crate::handle::Numbers;
 
 /// A client with one connection.
@@ -30,6 +35,25 @@ impl Polled {
         // Relaxed: only the number counts.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
         Self { client, is_reporting: false, spare: Vec::new(), id, numbers: Numbers::of_thread() }
+    }
+
+    /// Gives up what belongs to this thread.
+    ///
+    /// # Errors
+    /// EBUSY: it reports the end of a call.
+    pub(crate) fn leave_thread(&mut self) -> Result<(), Failure> {
+        if self.is_reporting {
+            return Err(Failure::new(Errno::BUSY, "rpcrdma_local_client: a poll reports the ends of calls now"));
+        }
+        self.client.shard().leave_thread();
+        self.numbers = Numbers::of_nobody();
+        Ok(())
+    }
+
+    /// Belongs to this thread from now on.
+    pub(crate) fn enter_thread(&mut self) {
+        self.client.shard().enter_thread();
+        self.numbers = Numbers::of_thread();
     }
 
     #[inline]
@@ -102,5 +126,38 @@ impl Polled {
 
     pub(crate) fn cancel(&mut self, call: CallId) {
         self.client.cancel(self.client.first(), call);
+    }
+}
+
+/// A server, and what makes clients for calls to its clients.
+pub(crate) struct PolledServer {
+    pub(crate) server: LocalServer,
+    /// Made by the first [`call_back`](Self::call_back).
+    call_backs: Option<CallBacks>,
+    /// The thread that polls it, which its clients must not block.
+    thread: Arc<AtomicU64>,
+}
+
+impl PolledServer {
+    pub(crate) fn new(server: LocalServer) -> Self {
+        Self { server, call_backs: None, thread: Arc::new(AtomicU64::new(current_thread())) }
+    }
+
+    /// A client for calls to a caller. `None` for a caller of another server.
+    pub(crate) fn call_back(&mut self, caller: Caller, config: ClientConfig) -> Option<CallingClient> {
+        let call_backs = self.call_backs.get_or_insert_with(|| self.server.call_backs());
+        Some(CallingClient::of_polled(call_backs.client(caller, config)?, Arc::clone(&self.thread)))
+    }
+
+    /// Gives up what belongs to this thread.
+    pub(crate) fn leave_thread(&mut self) {
+        self.server.shard().leave_thread();
+        self.thread.store(0, Ordering::Relaxed);
+    }
+
+    /// Belongs to this thread from now on.
+    pub(crate) fn enter_thread(&mut self) {
+        self.server.shard().enter_thread();
+        self.thread.store(current_thread(), Ordering::Relaxed);
     }
 }

@@ -4,12 +4,13 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use rpcrdma::client::{CallId, ClientCall, LocalClient, Returned};
+use rpcrdma::client::{CallId, ClientCall, LocalClient, Pending, Returned};
 use rpcrdma::service::MAX_CHUNKS;
-use rpcrdma::{Buf, CallResult, Client};
+use rpcrdma::{Buf, CallResult, Client, FailedCall};
 use rustix::io::Errno;
 
 use crate::arguments::{array, null};
+use crate::calling::CallingClient;
 use crate::failure::Failure;
 use crate::handle::{lend, revive, take};
 use crate::memory::Memory;
@@ -133,6 +134,26 @@ impl Starts for Client {
 
     fn start(&mut self, call: ClientCall, _: u64) -> CallResult {
         self.call(call)
+    }
+}
+
+/// A client whose calls are started without blocking.
+pub(crate) struct NotBlocking<'a>(pub(crate) &'a mut CallingClient);
+
+impl Starts for NotBlocking<'_> {
+    /// The token of the call, and the call.
+    type Started = Result<(u64, Pending), FailedCall>;
+
+    fn prepare(&mut self, procedure: u32, args: &[u8]) -> Result<ClientCall, Failure> {
+        self.0.client().prepare(procedure, args)
+    }
+
+    fn alloc(&mut self, len: usize) -> Result<Buf, Failure> {
+        Ok(self.0.waiting()?.alloc(len)?)
+    }
+
+    fn start(&mut self, call: ClientCall, token: u64) -> Self::Started {
+        self.0.client().start(call).map(|call| (token, call))
     }
 }
 

@@ -3,16 +3,14 @@
 
 use std::thread::LocalKey;
 
-use rpcrdma::Client;
-use rpcrdma::server::LocalServer;
-
 use crate::call::Call;
+use crate::calling::CallingClient;
 use crate::config::Knobs;
 use crate::ended::Ended;
 use crate::handle::{Common, Kind, Spare};
 use crate::hosted::Hosted;
 use crate::memory::{Adopted, Memory};
-use crate::polled::Polled;
+use crate::polled::{Polled, PolledServer};
 use crate::services::Table;
 
 /// Knobs of servers and clients, by the names of `tuning.md`. One thread at a time uses it.
@@ -21,13 +19,13 @@ pub struct rpcrdma_config(());
 pub struct rpcrdma_services(());
 /// A server with threads of its own. Any thread uses it.
 pub struct rpcrdma_server(());
-/// A server that its thread polls. Only the thread that made it uses it.
+/// A server that its thread polls. Only the thread that made it uses it, or that `rpcrdma_attach` gave it to.
 pub struct rpcrdma_local_server(());
 /// A call at the server. Its handler uses it; a deferred one, any one thread at a time.
 pub struct rpcrdma_call(());
-/// A client whose calls block, with a thread of its own. One thread at a time uses it.
+/// A client whose connection another thread runs: one of its own, or a server's. One thread at a time uses it.
 pub struct rpcrdma_client(());
-/// A client that its thread polls. Only the thread that made it uses it.
+/// A client that its thread polls. Only the thread that made it uses it, or that `rpcrdma_attach` gave it to.
 pub struct rpcrdma_local_client(());
 /// The reply of a call. One thread at a time uses it.
 pub struct rpcrdma_reply(());
@@ -62,9 +60,9 @@ kinds! {
     rpcrdma_config, Knobs, 1, bound: false, tagged: false;
     rpcrdma_services, Table, 2, bound: false, tagged: false;
     rpcrdma_server, Hosted, 3, bound: false, tagged: false;
-    rpcrdma_local_server, LocalServer, 4, bound: true, tagged: false;
+    rpcrdma_local_server, PolledServer, 4, bound: true, tagged: false;
     rpcrdma_call, Call, 5, bound: false, tagged: true;
-    rpcrdma_client, Client, 6, bound: false, tagged: false;
+    rpcrdma_client, CallingClient, 6, bound: false, tagged: false;
     rpcrdma_local_client, Polled, 7, bound: true, tagged: false;
     rpcrdma_reply, Ended, 8, bound: false, tagged: true;
     rpcrdma_buffer, Memory, 9, bound: false, tagged: true;

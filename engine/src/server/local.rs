@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::{ServerConfig, local_on_workers, serve, start_workers};
+use super::{CallBacks, ServerConfig, local_on_workers, serve, start_workers};
 use crate::address::Address;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
@@ -162,6 +162,21 @@ impl LocalServer {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.shard.is_drained()
+    }
+
+    /// The shard, for the C interface, which moves it to another thread.
+    #[doc(hidden)]
+    pub fn shard(&self) -> &Shard<AnyFabric> {
+        &self.shard
+    }
+
+    /// Makes clients for calls to this server's clients, on the connections that they called on. For the C interface.
+    ///
+    /// Such a client does not notice that a blocking call on the server's own thread never ends.
+    #[doc(hidden)]
+    pub fn call_backs(&mut self) -> CallBacks {
+        let reverse_credits = self.shard.config().limits.reverse_credits;
+        CallBacks::of_polled(self.shard.polled_handle(), reverse_credits)
     }
 
     /// Statistics of the shard.

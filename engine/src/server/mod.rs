@@ -379,6 +379,11 @@ pub struct CallBacks {
 }
 
 impl CallBacks {
+    /// Of a shard that its owner polls.
+    fn of_polled(shard: ShardHandle, reverse_credits: u32) -> Self {
+        Self { shards: vec![shard], reverse_credits }
+    }
+
     /// As [`Server::call_back`].
     #[must_use]
     pub fn client(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {

@@ -173,6 +173,14 @@ impl<F: Fabric> Shard<F> {
         inbox.connector()
     }
 
+    /// A sender to the inbox, which opens with the first one.
+    pub(super) fn connector(&mut self) -> Connector<Command> {
+        match &self.outside.inbox {
+            Some(inbox) => inbox.connector(),
+            None => self.open_inbox(),
+        }
+    }
+
     /// Answers the threads that wait for connections.
     #[inline]
     pub(super) fn notice(&mut self) {

@@ -89,9 +89,10 @@ mod thread;
 mod usage;
 
 use self::allocs::AllocQueue;
+use std::iter;
 use std::sync::Arc;
 
-use rpcrdma_mempool::{Arena, Buf};
+use rpcrdma_mempool::{Arena, Buf, Pool};
 
 use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH, RECEIVE_MARGIN};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
@@ -414,6 +415,23 @@ impl<F: Fabric> Shard<F> {
     /// Nanoseconds since the shard's creation.
     pub fn now(&mut self) -> u64 {
         self.cx.clock.read()
+    }
+
+    /// Every pool of the shard.
+    fn pools(&self) -> impl Iterator<Item = &Pool> {
+        let exposed = self.cx.conns.all().filter_map(|conn| conn.requests.exposed_pool());
+        iter::once(&self.cx.pool).chain(self.cx.sizing.pools()).chain(self.requester.pools()).chain(exposed)
+    }
+
+    /// Gives up what belongs to this thread, before the shard moves to another one. For the C interface, which moves
+    /// shards as Rust cannot.
+    pub fn leave_thread(&self) {
+        self.pools().for_each(Pool::disown);
+    }
+
+    /// Takes over, on this thread, what another one [gave up](Self::leave_thread).
+    pub fn enter_thread(&self) {
+        self.pools().for_each(Pool::adopt);
     }
 
     /// Runs the control plane in the next turn.

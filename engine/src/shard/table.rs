@@ -159,7 +159,12 @@ impl ConnTable {
         self.slots.iter().flatten().map(|conn| &**conn)
     }
 
-    /// As above, mutable.
+    /// All connections, also those that wait to reconnect or to be ended.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Conn> {
+        self.iter().chain(self.reconnecting.iter().chain(&self.closed).map(|conn| &**conn))
+    }
+
+    /// As [`iter`](Self::iter), mutable.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Conn> {
         self.slots.iter_mut().flatten().map(|conn| &mut **conn)
     }

@@ -124,6 +124,11 @@ pub(crate) struct ShardHandle {
 }
 
 impl ShardHandle {
+    /// A handle of a shard that its owner polls on this thread.
+    fn of_polled(connector: Connector<Command>) -> Self {
+        Self { connector, id: ShardThread(thread::current().id()), thread: None }
+    }
+
     /// A connector for one more thread.
     pub(crate) fn connector(&self) -> &Connector<Command> {
         &self.connector
@@ -191,6 +196,11 @@ impl Drop for ShardHandle {
 }
 
 impl<F: Fabric> Shard<F> {
+    /// A handle for other threads, of a shard that its owner polls.
+    pub(crate) fn polled_handle(&mut self) -> ShardHandle {
+        ShardHandle::of_polled(self.connector())
+    }
+
     /// Polls until stopped.
     fn turn_until_stopped(&mut self) -> CutOff {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);

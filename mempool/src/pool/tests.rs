@@ -148,3 +148,39 @@ fn several_pools_share_an_arena() {
     let again = Pool::in_arena(arena.clone(), &classes).unwrap();
     assert_eq!(again.alloc(1).unwrap().offset(), 4096);
 }
+
+/// A pool that goes to another thread, as only unsafe code can do it.
+struct Moved(Pool);
+
+#[expect(unsafe_code, reason = "moves a pool as the C interface does")]
+// SAFETY: its thread has given it up, and does not use it any more.
+unsafe impl Send for Moved {}
+
+/// Buffers return to the pool from both threads, and those of its new thread at once.
+#[test]
+fn a_pool_that_changes_its_thread_gets_all_its_buffers_back() {
+    let pool = pool(&[(64, 4)]);
+    let (mut stays, goes) = (vec![pool.alloc(8).unwrap(), pool.alloc(8).unwrap()], pool.alloc(8).unwrap());
+    pool.disown();
+    // No longer on the free list of this thread.
+    drop(stays.pop());
+    assert!(pool.has_remote());
+    let moved = Moved(pool);
+    let moved = thread::spawn(move || {
+        let moved = moved;
+        moved.0.adopt();
+        drop(goes);
+        assert_eq!(moved.0.room(8), (2, 4), "of its own thread");
+        assert_eq!((moved.0.drain_remote(), moved.0.room(8)), (1, (3, 4)));
+        let lent = moved.0.alloc(8).unwrap().lend();
+        assert!(lent.is_ok(), "the thread owns it");
+        drop(lent);
+        moved.0.disown();
+        moved
+    });
+    let pool = moved.join().unwrap().0;
+    pool.adopt();
+    drop(stays);
+    assert_eq!(pool.room(8), (4, 4));
+    pool.close().unwrap();
+}

@@ -177,6 +177,7 @@ const UNSAFE: &[&str] = &[
     "engine/capi/src/interface/reply.rs",
     "engine/capi/src/interface/server.rs",
     "engine/capi/src/interface/services.rs",
+    "engine/capi/src/interface/threads.rs",
     "engine/capi/src/log.rs",
     "engine/capi/src/memory.rs",
     "engine/capi/src/peers.rs",

@@ -7,12 +7,14 @@ use rpcrdma::Client;
 
 use crate::any::{Any, any};
 use crate::arguments::{copy, store};
+use crate::calling::CallingClient;
 use crate::ended::Ended;
 use crate::failure::entry;
-use crate::handle::{foreign, hold, lend};
+use crate::handle::{Numbers, foreign, hold, lend};
 use crate::interface::knobs;
+use crate::interface::local_client::{report, rpcrdma_done};
 use crate::process;
-use crate::request::{self, rpcrdma_request};
+use crate::request::{self, NotBlocking, rpcrdma_request};
 use crate::types::*;
 
 /// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
@@ -42,7 +44,7 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
         let address = unsafe { crate::arguments::address(address) }?;
         // SAFETY: the caller's promise.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
-        Ok(hold(Client::connect(&address, config)?))
+        Ok(hold(CallingClient::new(Client::connect(&address, config)?)))
     })
 }
 
@@ -55,7 +57,7 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
     entry("rpcrdma_client_share", || {
         // SAFETY: the caller's promise.
         let client = unsafe { lend(client) }?;
-        Ok(hold(client.clone()))
+        Ok(hold(client.share()))
     })
 }
 
@@ -65,6 +67,9 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
 /// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
 /// malformed reply or another transport error), EINVAL.
+///
+/// EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
+/// server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
 ///
 /// A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 /// without a reply: another thread uses `client` now.
@@ -86,13 +91,75 @@ pub unsafe extern "C" fn rpcrdma_client_call(
         // SAFETY: the caller's promise.
         let mut client = unsafe { lend(client) }?;
         // SAFETY: the caller's promise.
-        let ended = Ended::new(unsafe { request::start(&mut *client, request) }?);
+        let ended = Ended::new(unsafe { request::start(client.waiting()?, request) }?);
         let code = ended.code();
         if !reply.is_null() {
             // SAFETY: the caller's promise.
             unsafe { store(reply, hold(ended)) };
         }
         Ok(code)
+    })
+}
+
+/// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once.
+///
+/// Also on the thread that runs the connection: in handlers of a server that calls back, and where a server is polled.
+/// There a Read chunk cannot be copied (EDEADLK).
+///
+/// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
+/// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay.
+///
+/// # Safety
+/// As for `rpcrdma_local_client_start`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, request: *const rpcrdma_request) -> c_int {
+    entry("rpcrdma_client_start", || {
+        // SAFETY: the caller's promise.
+        let mut client = unsafe { lend(client) }?;
+        // SAFETY: the caller's promise.
+        let started = unsafe { request::start(&mut NotBlocking(&mut client), request) }?;
+        match started {
+            Ok((token, call)) => client.keep(token, call),
+            Err(mut failed) => {
+                // SAFETY: the caller's promise. The request was to start that call.
+                unsafe { request::return_buffers(request, &mut failed.returned) };
+                return Err(failed.error.into());
+            }
+        }
+        Ok(0)
+    })
+}
+
+/// Passes each started call that has ended to `done`. Never blocks. If `done` is NULL, ended calls are left to the next
+/// poll with a function.
+///
+/// Calls of `rpcrdma_local_server_call_back` end in polls of the server: poll the client after each. The function may
+/// start calls, whose ends are for later polls, and end the client. The calls that this poll has found are reported all
+/// the same. Calls of a client that ends are not reported any more.
+///
+/// Returns 1 if a call has ended, 0 if not, or a negative code.
+///
+/// # Safety
+/// `client` as for `rpcrdma_free`; `done` may be called with `context`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_client_poll(
+    client: *mut rpcrdma_client,
+    done: rpcrdma_done,
+    context: *mut c_void,
+) -> c_int {
+    entry("rpcrdma_client_poll", || {
+        // SAFETY: the caller's promise.
+        let mut client = unsafe { lend(client) }?;
+        let Some(done) = done else { return Ok(0) };
+        let ended = client.ended();
+        // The client is free while a function runs, which may use it, or end it.
+        drop(client);
+        let found = c_int::from(!ended.is_empty());
+        for call in ended {
+            // SAFETY: the caller's promise.
+            unsafe { report(Numbers::next_of_thread(), call, done, context) };
+        }
+        Ok(found)
     })
 }
 
@@ -107,7 +174,7 @@ pub unsafe extern "C" fn rpcrdma_close_reason(client: *mut c_void, room: *mut c_
     entry("rpcrdma_close_reason", || {
         // SAFETY: the caller's promise.
         let reason = match unsafe { any(client) }? {
-            Any::Client(client) => client.close_reason().map(ToString::to_string),
+            Any::Client(mut client) => client.client().close_reason().map(ToString::to_string),
             Any::LocalClient(local) => local.client.close_reason(local.connection()).map(ToString::to_string),
             Any::Server(_) | Any::LocalServer(_) => return Err(foreign()),
         };

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use crate::failure::{self, Failure, entry};
 use crate::handle::{self, Kind, mark_of};
+use crate::interface::threads::before_end;
 use crate::log::{Sink, install};
 use crate::reads;
 use crate::types::*;
@@ -71,8 +72,11 @@ pub(crate) unsafe fn may_end(server: *mut rpcrdma_server) -> Result<(), Failure>
 /// may end before the servers and clients that were started with them. Calls of a polled client that ends are not
 /// reported any more.
 ///
-/// Returns 0; -EINVAL for a call, which `rpcrdma_call_answer` ends, and for a reply that a callback got; -EDEADLK for a
-/// server in one of its handlers or tasks.
+/// A polled server or client ends on its own thread, or on any one once it is detached: by `rpcrdma_detach`, or by the
+/// end of its thread.
+///
+/// Returns 0; -EPERM for a polled one that another thread has; -EINVAL for a call, which `rpcrdma_call_answer` ends,
+/// and for a reply that a callback got; -EDEADLK for a server in one of its handlers or tasks.
 ///
 /// # Safety
 /// `handle` is NULL or came from this library, and nobody uses it any more.
@@ -89,6 +93,11 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
             unsafe { may_end(handle.cast()) }?;
             // SAFETY: as above. Its handlers use the handle until it has ended.
             drop(unsafe { handle::share(handle.cast::<rpcrdma_server>()) }?.take()?);
+        }
+        let is_polled = [rpcrdma_local_server::MARK, rpcrdma_local_client::MARK].contains(&mark);
+        if is_polled {
+            // SAFETY: as above.
+            unsafe { before_end(handle) }?;
         }
         macro_rules! end {
             ($($kind:ty),*) => {
@@ -113,7 +122,7 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
             rpcrdma_buffer,
             rpcrdma_arena
         );
-        if [rpcrdma_local_server::MARK, rpcrdma_local_client::MARK].contains(&mark) {
+        if is_polled {
             reads::end_shard();
         }
         Ok(0)

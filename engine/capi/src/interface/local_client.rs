@@ -10,8 +10,9 @@ use rustix::io::Errno;
 use crate::arguments::store;
 use crate::ended::Ended;
 use crate::failure::{Failure, entry};
-use crate::handle::{Lent, during, hold, lend, lend_again};
+use crate::handle::{Lent, during, lend, lend_again};
 use crate::interface::knobs;
+use crate::interface::threads::hold_here;
 use crate::polled::Polled;
 use crate::process;
 use crate::request::{self, rpcrdma_request};
@@ -63,7 +64,7 @@ unsafe fn open(
     let address = unsafe { crate::arguments::address(address) }?;
     // SAFETY: the caller's promise.
     let config = unsafe { knobs(config, |knobs| knobs.local_client(program, version)) }?;
-    Ok(hold(Polled::new(connect(&address, config)?)))
+    Ok(hold_here(Polled::new(connect(&address, config)?)))
 }
 
 /// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread:
@@ -262,7 +263,7 @@ unsafe fn report_all(
 /// # Safety
 /// `done` may be called with `context`.
 #[inline(always)]
-unsafe fn report(number: u16, ended: Done, done: Reports, context: *mut c_void) {
+pub(crate) unsafe fn report(number: u16, ended: Done, done: Reports, context: *mut c_void) {
     let token = ended.token;
     let (error, results) = match &ended.result {
         Ok(reply) => (0, reply.results()),

@@ -14,7 +14,7 @@ use crate::types::*;
 ///
 /// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
 /// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left
-/// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`.
+/// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`. EDEADLK as for `rpcrdma_client_call`.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`.
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut 
     entry("rpcrdma_alloc", || {
         // SAFETY: the caller's promise.
         let buffer = match unsafe { any(client) }? {
-            Any::Client(mut client) => client.alloc(len)?,
+            Any::Client(mut client) => client.waiting()?.alloc(len)?,
             Any::LocalClient(mut local) => {
                 let connection = local.connection();
                 local.client.alloc(connection, len)?

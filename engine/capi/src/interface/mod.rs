@@ -16,13 +16,17 @@ mod call;
 
 mod memory;
 
+mod threads;
+
 mod client;
 
 mod local_client;
 
 mod reply;
 
-pub use {call::*, client::*, config::*, general::*, local_client::*, memory::*, reply::*, server::*, services::*};
+pub use {
+    call::*, client::*, config::*, general::*, local_client::*, memory::*, reply::*, server::*, services::*, threads::*,
+};
 
 use crate::config::Knobs;
 use crate::failure::Failure;

@@ -11,11 +11,14 @@ use rustix::io::Errno;
 
 use crate::any::{Any, any};
 use crate::arguments::{addresses, copy};
+use crate::calling::CallingClient;
 use crate::failure::{Failure, entry};
 use crate::handle::{hold, lend, share, take};
 use crate::hosted::Hosted;
 use crate::interface::general::may_end;
 use crate::interface::knobs;
+use crate::interface::threads::hold_here;
+use crate::polled::PolledServer;
 use crate::process;
 use crate::types::*;
 
@@ -58,7 +61,8 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 
 /// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
 ///
-/// A handler on a shard must not block for such a call: `RPCRDMA_ON_WORKERS`, or a deferred call on another thread.
+/// A handler on a shard must not block for such a call: it uses `rpcrdma_client_start`, runs on workers
+/// (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
 /// `config` may be NULL. NULL after a failure. `rpcrdma_free` ends it.
 ///
 /// # Safety
@@ -77,7 +81,7 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
         // SAFETY: the caller's promise.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
         let client = server.call_backs.client(call.info().caller(), config);
-        Ok(hold(client.ok_or_else(|| Failure::argument("the call is another server's"))?))
+        Ok(hold(CallingClient::new(client.ok_or_else(another)?)))
     })
 }
 
@@ -134,7 +138,33 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
         if services.has_task() {
             return Err(Failure::argument("the services have a task: a polled server's thread does that work itself"));
         }
-        Ok(hold(LocalServer::start(address, services.services(), &config)?))
+        Ok(hold_here(PolledServer::new(LocalServer::start(address, services.services(), &config)?)))
+    })
+}
+
+/// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
+///
+/// The thread that polls the server uses `rpcrdma_client_start`, and `rpcrdma_client_poll` after each poll of the
+/// server. Other threads may also use `rpcrdma_client_call`. `call` is a deferred one: in a handler of this server, the
+/// server is in use (EBUSY). `config` may be NULL. NULL after a failure. `rpcrdma_free` ends the client, which may
+/// outlive the server: its calls fail then.
+///
+/// # Safety
+/// As for `rpcrdma_server_call_back`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcrdma_local_server_call_back(
+    server: *mut rpcrdma_local_server,
+    call: *mut rpcrdma_call,
+    program: u32,
+    version: u32,
+    config: *mut rpcrdma_config,
+) -> *mut rpcrdma_client {
+    entry("rpcrdma_local_server_call_back", || {
+        // SAFETY: the caller's promise.
+        let (mut polled, call) = (unsafe { lend(server) }?, unsafe { lend(call) }?);
+        // SAFETY: the caller's promise.
+        let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
+        Ok(hold(polled.call_back(call.info().caller(), config).ok_or_else(another)?))
     })
 }
 
@@ -148,7 +178,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_server) -> c_int {
     entry("rpcrdma_local_server_poll", || {
         // SAFETY: the caller's promise.
-        let busy = unsafe { lend(server) }?.poll();
+        let busy = unsafe { lend(server) }?.server.poll();
         Ok(c_int::from(busy))
     })
 }
@@ -164,9 +194,9 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
 pub unsafe extern "C" fn rpcrdma_local_server_drain(server: *mut rpcrdma_local_server) -> c_int {
     entry("rpcrdma_local_server_drain", || {
         // SAFETY: the caller's promise.
-        let mut server = unsafe { lend(server) }?;
-        server.begin_drain();
-        Ok(c_int::from(server.is_drained()))
+        let mut polled = unsafe { lend(server) }?;
+        polled.server.begin_drain();
+        Ok(c_int::from(polled.server.is_drained()))
     })
 }
 
@@ -180,7 +210,7 @@ pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
     entry("rpcrdma_fd", || {
         // SAFETY: the caller's promise.
         match unsafe { any(handle) }? {
-            Any::LocalServer(server) => Ok(server.as_fd().as_raw_fd()),
+            Any::LocalServer(polled) => Ok(polled.server.as_fd().as_raw_fd()),
             Any::LocalClient(local) => Ok(local.client.as_fd().as_raw_fd()),
             Any::Server(_) | Any::Client(_) => Err(has_threads()),
         }
@@ -200,7 +230,7 @@ pub unsafe extern "C" fn rpcrdma_arm(handle: *mut c_void, milliseconds: c_int) -
         let longest = Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::from(u32::MAX)));
         // SAFETY: the caller's promise.
         let sleep = match unsafe { any(handle) }? {
-            Any::LocalServer(mut server) => server.arm(longest),
+            Any::LocalServer(mut polled) => polled.server.arm(longest),
             Any::LocalClient(mut local) => local.arm(longest),
             Any::Server(_) | Any::Client(_) => return Err(has_threads()),
         };
@@ -218,7 +248,7 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
     entry("rpcrdma_disarm", || {
         // SAFETY: the caller's promise.
         match unsafe { any(handle) }? {
-            Any::LocalServer(mut server) => server.disarm(),
+            Any::LocalServer(mut polled) => polled.server.disarm(),
             Any::LocalClient(mut local) => local.client.disarm(),
             Any::Server(_) | Any::Client(_) => return Err(has_threads()),
         }
@@ -249,8 +279,8 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
             Any::Server(server) if server.is_on_own_shard() => return Err(own()),
             Any::Client(client) if client.is_on_own_shard() => return Err(own()),
             Any::Server(server) => server.stats_with_connections(MOST_PEERS),
-            Any::LocalServer(mut server) => vec![server.stats_with_connections(MOST_PEERS)],
-            Any::Client(client) => client.stats().into_iter().collect(),
+            Any::LocalServer(mut polled) => vec![polled.server.stats_with_connections(MOST_PEERS)],
+            Any::Client(mut client) => client.client().stats().into_iter().collect(),
             Any::LocalClient(mut local) => vec![local.client.stats()],
         };
         let text = serde_json::to_string(&stats).map_err(|error| Failure::new(Errno::IO, error))?;
@@ -261,6 +291,12 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
 
 /// Most connections of a shard in the statistics.
 const MOST_PEERS: usize = 64;
+
+/// A call that another server took.
+#[cold]
+fn another() -> Failure {
+    Failure::argument("the call is another server's")
+}
 
 /// A server or client that nobody polls.
 #[cold]

@@ -175,6 +175,11 @@ impl Requests {
         pool.alloc(len)
     }
 
+    /// The pool of memory exposed to this peer, if it exists.
+    pub(super) fn exposed_pool(&self) -> Option<&Pool> {
+        self.exposed.as_ref()
+    }
+
     pub(super) fn has_exposed_pool(&self) -> bool {
         self.exposed.is_some()
     }

@@ -1,0 +1,81 @@
+//! A client whose shard has another thread: that of the client, of a server, or one that polls a server.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rpcrdma::Client;
+use rpcrdma::client::{Done, Pending};
+use rpcrdma_mempool::current_thread;
+use rustix::io::Errno;
+
+use crate::failure::Failure;
+
+/// A client, and the calls that it has started without blocking.
+pub(crate) struct CallingClient {
+    client: Client,
+    /// The thread that polls its server. It must not wait for the answer of its own shard.
+    polled_by: Option<Arc<AtomicU64>>,
+    /// Calls whose ends were not reported yet, oldest first, with their tokens.
+    started: Vec<(u64, Pending)>,
+}
+
+impl CallingClient {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, polled_by: None, started: Vec::new() }
+    }
+
+    /// On a connection of a server that this thread polls.
+    pub(crate) fn of_polled(client: Client, thread: Arc<AtomicU64>) -> Self {
+        Self { client, polled_by: Some(thread), started: Vec::new() }
+    }
+
+    /// A client on the same connection, without calls.
+    pub(crate) fn share(&self) -> Self {
+        Self { client: self.client.clone(), polled_by: self.polled_by.clone(), started: Vec::new() }
+    }
+
+    /// The client, for what does not wait.
+    pub(crate) fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// Whether this thread runs the client's shard.
+    pub(crate) fn is_on_own_shard(&self) -> bool {
+        let polled_here = |thread: &Arc<AtomicU64>| thread.load(Ordering::Relaxed) == current_thread();
+        self.client.is_on_own_shard() || self.polled_by.as_ref().is_some_and(polled_here)
+    }
+
+    /// The client, for what waits for its shard.
+    ///
+    /// # Errors
+    /// EDEADLK: this thread runs the shard.
+    pub(crate) fn waiting(&mut self) -> Result<&mut Client, Failure> {
+        if self.is_on_own_shard() {
+            return Err(Failure::new(
+                Errno::DEADLK,
+                "this thread runs the client's connection, and would wait for itself: use rpcrdma_client_start, or \
+                 another thread (RPCRDMA_ON_WORKERS)",
+            ));
+        }
+        Ok(&mut self.client)
+    }
+
+    /// Keeps a started call until its end is reported.
+    pub(crate) fn keep(&mut self, token: u64, call: Pending) {
+        self.started.push((token, call));
+    }
+
+    /// Takes the calls that have ended.
+    pub(crate) fn ended(&mut self) -> Vec<Done> {
+        let mut ended = Vec::new();
+        self.started.retain_mut(|(token, call)| match call.try_take() {
+            Some(result) => {
+                ended.push(Done { token: *token, result });
+                false
+            }
+            None => true,
+        });
+        ended
+    }
+}

@@ -1,0 +1,241 @@
+// Polled servers and clients that go from one thread to another, and polled servers that call their clients back.
+//
+//   threads ADDRESS ADDRESS
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <rpcrdma.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+
+enum { PROGRAM = 0x20000001, BACK = 0x20000002, CALLS = 50, BULK = 16384 };
+enum { ECHO = 1, CALL_BACK, BULK_ECHO };
+
+static rpcrdma_call *caller;
+static int detached_in_done;
+
+static int echo(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+    (void)context, (void)call;
+    CHECK(len == 4);
+    memcpy(results, args, *results_len = len);
+    return 0;
+}
+
+// Sends a Read chunk back.
+static int bulk_echo(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                     size_t *results_len) {
+    (void)context, (void)args, (void)len, (void)results, (void)results_len;
+    return rpcrdma_call_result(call, 0, rpcrdma_call_take_read_chunk(call, 0));
+}
+
+static void keep(void *context, rpcrdma_call *call, const void *args, size_t len) {
+    (void)args, (void)len;
+    // The server is in use by its poll.
+    CHECK(!rpcrdma_local_server_call_back(*(rpcrdma_local_server **)context, call, BACK, 1, NULL) && errno == EBUSY);
+    CHECK(rpcrdma_detach(*(rpcrdma_local_server **)context) == -EBUSY);
+    caller = call;
+}
+
+static rpcrdma_local_server *server;
+static const rpcrdma_procedure TABLE[] = {
+    {.number = ECHO, .handler = echo},
+    {.number = CALL_BACK, .deferred = keep, .context = &server},
+    {.number = BULK_ECHO, .handler = bulk_echo, .read_chunks = 1, .max_read = BULK, .write_chunks = 1,
+     .max_write = BULK, .flags = RPCRDMA_UNCOUNTED},
+};
+static const rpcrdma_procedure BACK_TABLE[] = {{.number = ECHO, .handler = echo}};
+
+static rpcrdma_config *new_config(void) {
+    rpcrdma_config *config = rpcrdma_config_new();
+    CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
+    CHECK(!rpcrdma_config_set(config, "poll.idle", "event"));
+    return config;
+}
+
+static void start(const char *address) {
+    rpcrdma_config *config = new_config();
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, 3, sizeof *TABLE));
+    CHECK(server = rpcrdma_local_server_start(address, services, config));
+    CHECK(!rpcrdma_free(services) && !rpcrdma_free(config));
+}
+
+static rpcrdma_local_client *begin(const char *address) {
+    rpcrdma_config *config = new_config();
+    rpcrdma_services *services = rpcrdma_services_new();
+    CHECK(services && !rpcrdma_services_add(services, BACK, 1, BACK_TABLE, 1, sizeof *BACK_TABLE));
+    CHECK(!rpcrdma_config_callbacks(config, services));
+    rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
+    CHECK(client && !rpcrdma_free(services) && !rpcrdma_free(config));
+    while (!rpcrdma_local_client_is_established(client))
+        CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+    return client;
+}
+
+static void done(void *context, const rpcrdma_completion *completion) {
+    uint32_t number;
+    CHECK(!completion->error && completion->results_len == sizeof number);
+    memcpy(&number, completion->results, sizeof number);
+    CHECK(number == completion->token);
+    if (context)
+        detached_in_done = rpcrdma_detach(context);
+    caller = NULL;
+}
+
+static void bulk_done(void *context, const rpcrdma_completion *completion) {
+    CHECK(!completion->error);
+    rpcrdma_buffer *buffer = rpcrdma_reply_take_write_chunk(completion->reply, 0);
+    size_t len;
+    const char *data = rpcrdma_buffer_data(buffer, &len);
+    CHECK(len == BULK && data[0] == 'x' && !memcmp(data, data + 1, BULK - 1));
+    CHECK(!rpcrdma_free(buffer));
+    *(int *)context = 1;
+}
+
+// Calls of all kinds, on this thread, which polls both ends.
+static void make_calls(rpcrdma_local_client *client) {
+    static char data[BULK];
+    memset(data, 'x', sizeof data);
+    for (uint32_t i = 0; i < CALLS; i++) {
+        caller = (rpcrdma_call *)&server;
+        rpcrdma_request request = REQUEST(.procedure = ECHO, .token = i, .args = &i, .args_len = sizeof i);
+        CHECK(!rpcrdma_local_client_start(client, &request, NULL));
+        while (caller)
+            CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, done, NULL) >= 0);
+        rpcrdma_read_chunk read = {.data = data, .len = BULK};
+        rpcrdma_write_chunk write = {.len = BULK};
+        request = REQUEST(.procedure = BULK_ECHO, .read_chunks = &read, .read_count = 1, .write_chunks = &write,
+                          .write_count = 1);
+        CHECK(!rpcrdma_local_client_start(client, &request, NULL));
+        for (int is_done = 0; !is_done;)
+            CHECK(rpcrdma_local_server_poll(server) >= 0 &&
+                  rpcrdma_local_client_poll(client, bulk_done, &is_done) >= 0);
+    }
+}
+
+// On another thread: both ends belong to it only once it attaches them.
+static void *use(void *client) {
+    CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM && rpcrdma_local_server_poll(server) == -EPERM);
+    CHECK(!rpcrdma_attach(client) && !rpcrdma_attach(server) && !rpcrdma_attach(server));
+    make_calls(client);
+    return NULL;
+}
+
+static void *attach_foreign(void *client) {
+    CHECK(rpcrdma_attach(client) == -EPERM && rpcrdma_free(client) == -EPERM && rpcrdma_detach(client) == -EPERM);
+    return NULL;
+}
+
+static void *begin_elsewhere(void *address) {
+    start(address);
+    rpcrdma_local_client *client = begin(address);
+    make_calls(client);
+    return client;
+}
+
+static void *run_elsewhere(void *(*function)(void *), void *argument) {
+    pthread_t thread;
+    void *result;
+    CHECK(!pthread_create(&thread, NULL, function, argument) && !pthread_join(thread, &result));
+    return result;
+}
+
+static void moves(char *address) {
+    start(address);
+    rpcrdma_local_client *client = begin(address);
+    make_calls(client);
+    // A buffer and a reply's memory that stay with this thread.
+    rpcrdma_buffer *kept = rpcrdma_alloc(client, 64);
+    CHECK(kept);
+    run_elsewhere(attach_foreign, client);
+    // Nobody detaches a client that reports.
+    uint32_t number = 7;
+    caller = (rpcrdma_call *)&server;
+    CHECK(!rpcrdma_local_client_start(
+        client, &REQUEST(.procedure = ECHO, .token = 7, .args = &number, .args_len = 4), NULL));
+    while (caller)
+        CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, done, client) >= 0);
+    CHECK(detached_in_done == -EBUSY);
+    CHECK(!rpcrdma_detach(client) && !rpcrdma_detach(server));
+    CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM && rpcrdma_detach(client) == -EPERM);
+    run_elsewhere(use, client);
+    // Its thread has ended. A buffer returns from this one, which then has both.
+    CHECK(!rpcrdma_free(kept));
+    CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM);
+    CHECK(!rpcrdma_attach(client) && !rpcrdma_attach(server));
+    make_calls(client);
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(server));
+    // Both end here, though another thread made them, and has ended.
+    client = run_elsewhere(begin_elsewhere, address);
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(server));
+}
+
+static void back_done(void *context, const rpcrdma_completion *completion) {
+    uint32_t number;
+    CHECK(!completion->error && completion->results_len == sizeof number);
+    memcpy(&number, completion->results, sizeof number);
+    CHECK(number == 40 + completion->token);
+    ++*(int *)context;
+}
+
+static void lost(void *context, const rpcrdma_completion *completion) {
+    CHECK(completion->error < 0);
+    ++*(int *)context;
+}
+
+static void *call_elsewhere(void *back) {
+    uint32_t number = 9;
+    rpcrdma_reply *reply;
+    CHECK(!rpcrdma_client_call(back, &REQUEST(.procedure = ECHO, .args = &number, .args_len = 4), &reply));
+    CHECK(*(const uint32_t *)rpcrdma_reply_results(reply, NULL) == 9 && !rpcrdma_free(reply));
+    __atomic_store_n(&caller, NULL, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void calls_back(const char *address) {
+    start(address);
+    rpcrdma_local_client *client = begin(address);
+    CHECK(!rpcrdma_local_client_start(client, &REQUEST(.procedure = CALL_BACK), NULL));
+    while (!caller)
+        CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+    rpcrdma_client *back = rpcrdma_local_server_call_back(server, caller, BACK, 1, NULL);
+    CHECK(back && !rpcrdma_call_answer(caller, 0));
+    // Calls after the answer, on the thread that polls the server.
+    int ended = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t number = 40 + i;
+        CHECK(!rpcrdma_client_start(back, &REQUEST(.procedure = ECHO, .token = i, .args = &number, .args_len = 4)));
+    }
+    CHECK(rpcrdma_client_poll(back, back_done, &ended) == 0);
+    while (ended < 4) {
+        CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+        CHECK(rpcrdma_client_poll(back, NULL, NULL) == 0 && rpcrdma_client_poll(back, back_done, &ended) >= 0);
+    }
+    // It would wait for itself.
+    CHECK(rpcrdma_client_call(back, &REQUEST(.procedure = ECHO), NULL) == -EDEADLK);
+    CHECK(strstr(rpcrdma_error(), "rpcrdma_client_start"));
+    CHECK(!rpcrdma_alloc(back, 64) && errno == EDEADLK && rpcrdma_stats(back, NULL, 0) == -EDEADLK);
+    // Another thread may wait.
+    caller = (rpcrdma_call *)&server;
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, NULL, call_elsewhere, back));
+    while (__atomic_load_n(&caller, __ATOMIC_ACQUIRE))
+        CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+    CHECK(!pthread_join(thread, NULL));
+    // The end of the server ends its calls.
+    CHECK(!rpcrdma_client_start(back, &REQUEST(.procedure = ECHO, .args = &ended, .args_len = 4)));
+    CHECK(!rpcrdma_free(server) && rpcrdma_client_poll(back, lost, &ended) == 1 && ended == 5);
+    CHECK(rpcrdma_client_start(back, &REQUEST(.procedure = ECHO)) == -ENOTCONN);
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(back));
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    moves(argv[1]);
+    calls_back(argv[2]);
+    printf("moves of polled servers and clients, calls of polled servers\n");
+    return 0;
+}
