@@ -26,6 +26,7 @@ enum {
     IGNORE_MISSING_CHUNK,
     RECOVER_MISSING_CHUNK,
     NOTHING_IN_MISSING_CHUNK,
+    IGNORE_NO_BUFFER,
     RETURN_ODD_LENGTH,
     RETURN_LENGTH,
     RETURN_CODE,
@@ -101,6 +102,10 @@ static int act(int which, rpcrdma_call *call) {
     case NOTHING_IN_MISSING_CHUNK:
         CHECK(!rpcrdma_call_reply_with(call, bytes, 8));
         CHECK(rpcrdma_call_write_chunk_filled(call, 0, 0) == -ENOENT);
+        return 0;
+    case IGNORE_NO_BUFFER:
+        CHECK(!rpcrdma_call_reply_with(call, bytes, 8));
+        CHECK(rpcrdma_call_result(call, 0, NULL) == -EINVAL);
         return 0;
     case RETURN_CODE:
         return -4711;

@@ -140,20 +140,26 @@ static void connects_without_answer(void) {
 
 // A server whose receives are all taken.
 static void connects_without_receives(const char *address, rpcrdma_services *services) {
-    enum { MOST = 64 };
+    enum { MOST = 256 };
     rpcrdma_config *config = new_config(), *few = new_config();
     CHECK(!rpcrdma_config_set(few, "memory.receives", "256") && !rpcrdma_config_set(few, "limits.credits", "64"));
+    // Nobody makes room for others.
+    CHECK(!rpcrdma_config_set(few, "accept.evict_after", "1h"));
     rpcrdma_server *server = rpcrdma_server_start(address, services, few);
     CHECK(server);
-    rpcrdma_client *clients[MOST];
+    // The credits of idle clients shrink, so that there is room for some more later.
+    void *clients[MOST];
     int count = 0;
-    while (count < MOST && (clients[count] = rpcrdma_client_connect(address, PROGRAM, 1, config))) {
-        CHECK(!rpcrdma_client_call(clients[count], &REQUEST(.procedure = 1), NULL));
-        count++;
+    for (int is_polled = 0; is_polled < 2; is_polled++) {
+        for (; count < MOST; count++) {
+            clients[count] = is_polled ? (void *)rpcrdma_local_client_connect(address, PROGRAM, 1, config)
+                                       : (void *)rpcrdma_client_connect(address, PROGRAM, 1, config);
+            if (!clients[count])
+                break;
+            CHECK(is_polled || !rpcrdma_client_call(clients[count], &REQUEST(.procedure = 1), NULL));
+        }
+        CHECK(count > 0 && count < MOST && errno == EAGAIN && strstr(rpcrdma_error(), "no receives left"));
     }
-    CHECK(count > 0 && count < MOST && errno == EAGAIN);
-    CHECK(strstr(rpcrdma_error(), "no receives left"));
-    connects(address, NULL, NULL, EAGAIN);
     while (count)
         CHECK(!rpcrdma_free(clients[--count]));
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(few) && !rpcrdma_free(config));

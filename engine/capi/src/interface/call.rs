@@ -289,11 +289,11 @@ pub unsafe extern "C" fn rpcrdma_call_result(
 ) -> c_int {
     entry("rpcrdma_call_result", || {
         // SAFETY: the caller's promise.
-        let buffer = unsafe { take(buffer) }?;
+        let buffer = unsafe { take(buffer) };
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
-        let bytes = match buffer.into_result(call.arena()) {
+        let bytes = match buffer.and_then(|buffer| buffer.into_result(call.arena())) {
             Ok(bytes) => bytes,
             Err(failure) => {
                 let code = failure.code();
