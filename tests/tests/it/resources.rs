@@ -317,7 +317,9 @@ fn refused_write_chunks_are_replaced_by_a_reply_chunk() {
 
 #[test]
 fn read_chunks_error_makes_the_client_send_a_long_call() {
-    for (scheme, max) in [(CreditMode::V2Windowed, 0), (CreditMode::V2Incremental, 1)] {
+    // Also where the whole call would be continued.
+    let cases = [(CreditMode::V2Windowed, 0), (CreditMode::V2Incremental, 1)].into_iter();
+    for ((scheme, max), continue_up_to) in cases.flat_map(|case| [(case, 0), (case, 60 << 10)]) {
         let world = World::new("whole");
         let address = world.address();
         let (tell, told) = channel();
@@ -342,7 +344,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             &address,
             small().with(|c| {
                 c.wire.credit_mode = scheme;
-                c.wire.continue_up_to = 0;
+                c.wire.continue_up_to = continue_up_to;
             }),
         );
         let first = client.first();
@@ -371,6 +373,68 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
         drop(client);
         server.join();
     }
+}
+
+/// A call that fits one message is sent in a chunk all the same, with a Reply chunk if its reply needs one.
+#[test]
+fn read_chunks_error_makes_the_client_send_a_short_call_in_a_chunk() {
+    for max_reply in [100, 100_000] {
+        let world = World::new("whole-short");
+        let address = world.address();
+        let server = Server::start(&address, move |peer| {
+            let bytes = next(peer).expect("a call");
+            let xid = refuse(peer, &bytes, ErrorBody::ReadChunks { max: 0 });
+            let bytes = next(peer).expect("the call again");
+            let again = view(&bytes);
+            assert_eq!((again.xid(), again.htype()), (xid, HeaderType::Nomsg));
+            let reads: Vec<_> = again.reads().collect();
+            assert_eq!((reads.len(), reads[0].position), (1, 0));
+            assert_eq!(again.reply_chunk().is_some(), max_reply > 4096);
+            let remote = RemoteMemory { rkey: reads[0].target.handle, address: reads[0].target.offset };
+            let message = peer.read(remote, reads[0].target.length as usize).expect("it is offered");
+            let args = [be(&[8]), vec![5; 8]].concat();
+            assert_eq!(message, call_bytes(xid, PROGRAM, VERSION, STORE, &args));
+            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+            while peer.receive().is_some() {}
+        });
+        let mut client = world.client(&address, small());
+        let first = client.first();
+        let mut call = client.prepare(STORE, 4).expect("a buffer").expect_reply(max_reply);
+        call.args_mut().copy_from_slice(&be(&[8]));
+        let mut data = client.alloc(first, 8).expect("a buffer");
+        data.fill(5);
+        call = call.read_chunk(4, data);
+        assert_eq!(client.call(call).expect("a reply").results(), b"fine");
+        assert_eq!(client.stats().exposed_buffers, 0);
+        drop(client);
+        server.join();
+    }
+}
+
+/// The server did not run the call, and this side lacks a buffer for the call, not for its reply.
+#[test]
+fn a_call_without_a_buffer_for_its_long_form_says_so() {
+    let world = World::new("no-whole");
+    let address = world.address();
+    let server = Server::start(&address, |peer| {
+        let bytes = next(peer).expect("a call");
+        refuse(peer, &bytes, ErrorBody::ReadChunks { max: 0 });
+        super::hostile_server::behave(peer);
+    });
+    let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 4)]));
+    let first = client.first();
+    let mut call = client.prepare(STORE, 8).expect("a buffer");
+    for at in [4, 4 + 40_000 + 4] {
+        call = call.read_chunk(at, client.alloc(first, 40_000).expect("a buffer"));
+    }
+    let error = client.call(call).map(drop).map_err(CallError::from).expect_err("no such buffer");
+    assert!(matches!(error, CallError::TooLong { needed: 80_048.., limit: 65_536, .. }), "{error}");
+    assert_eq!(error.sent(), rpcrdma::Sent::No);
+    assert!(error.to_string().starts_with("message or chunk of "), "{error}");
+    assert_eq!(super::hostile_server::plain(&mut client), Ok(b"fine".to_vec()));
+    assert_eq!(client.stats().exposed_buffers, 0);
+    drop(client);
+    server.join();
 }
 
 #[test]

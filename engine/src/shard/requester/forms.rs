@@ -231,9 +231,12 @@ impl Requester {
                 conn.proto.resend(call);
                 cx.ready.add(conn);
             }
-            // The server has answered: it refused the call for lack of room.
-            Err(lacks @ (CallError::NoMemory { .. } | CallError::TooLong { .. })) => {
-                self.give_up_call(cx, conn, call, lacks.of_reply())
+            Err(lacks @ CallError::NoReplyBuffer { .. }) => self.give_up_call(cx, conn, call, lacks),
+            // The server refused the call before it ran, and this side has no buffer for all of it.
+            Err(lacks @ (CallError::NoMemory { .. } | CallError::TooLong { .. }))
+                if matches!(error, ErrorBody::ReadChunks { .. }) && conn.out_call(call).retries == 1 =>
+            {
+                self.give_up_call(cx, conn, call, lacks)
             }
             Err(_) => self.give_up_call(cx, conn, call, CallError::Transport(error)),
         }
@@ -298,7 +301,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Allocates the resources that the refusal requires. Returns a new message if the call is no longer reduced.
+    /// Allocates the resources that the refusal requires. Returns a new message if the call moves to a chunk.
     fn enlarge<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -316,13 +319,13 @@ impl Requester {
                     memory.most_results = None;
                 }
                 let needed = (length_needed as usize).max(cx.config.wire.receive_size);
-                memory.reply = Some(self.alloc_for(cx, conn, padded(needed))?);
+                memory.reply = Some(self.alloc_for(cx, conn, padded(needed)).map_err(CallError::of_reply)?);
                 Ok(None)
             }
             ErrorBody::WriteResource { chunk_index, length_needed } => {
                 let index = (chunk_index as usize).checked_sub(1).ok_or(CallError::Transport(error))?;
                 let chunk = memory.receive.get_mut(index).ok_or(CallError::Transport(error))?;
-                *chunk = self.alloc_for(cx, conn, length_needed as usize)?;
+                *chunk = self.alloc_for(cx, conn, length_needed as usize).map_err(CallError::of_reply)?;
                 Ok(None)
             }
             ErrorBody::ReadChunks { .. } => {
@@ -330,7 +333,9 @@ impl Requester {
                 let mut whole = self.alloc_for(cx, conn, total)?;
                 unreduce(message, memory, &mut whole);
                 memory.send.clear();
-                Ok(Some(whole))
+                // Even if it fits a message, or would be continued (version 2 §6.4.3).
+                memory.call = Some(whole);
+                Ok(Some(cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?))
             }
             _ => Err(CallError::Transport(error)),
         }
