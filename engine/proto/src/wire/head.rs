@@ -27,7 +27,7 @@ pub struct Head {
     pub credit: u32,
     /// Messages received by the sender, in the windowed layout.
     pub received: Option<u32>,
-    /// The handle that the reply may invalidate; 0 for none (version 1).
+    /// The handle that the reply may invalidate; 0 for none, as without chunks and in version 1.
     pub inv_handle: u32,
     /// Whether the message is a reply. The flag shows it or, in version 1, the RPC message (RFC 8167 §5).
     pub response: bool,
@@ -42,7 +42,7 @@ impl Head {
             xid: view.xid(),
             credit: view.credit(),
             received: view.received(),
-            inv_handle: view.inv_handle(),
+            inv_handle: if view.has_chunks() { view.inv_handle() } else { 0 },
             response,
             len: view.payload_offset(),
         }
@@ -145,7 +145,8 @@ impl Plain {
             xid: word(header, 0),
             credit: word(header, 8),
             received: Some(word(header, 20)),
-            inv_handle: word(header, WINDOWED - LISTS - 4),
+            // A handle would name no chunk.
+            inv_handle: 0,
             response: self == Self::Reply,
             len: WINDOWED,
         })
@@ -163,7 +164,7 @@ fn read_v2(message: &[u8]) -> Option<Head> {
         xid: word(header, 0),
         credit: word(header, 8),
         received: None,
-        inv_handle: word(header, header.len() - LISTS - 4),
+        inv_handle: 0,
         response: flags.contains(Flags::RESPONSE),
         len: header.len(),
     })

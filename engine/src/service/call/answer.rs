@@ -220,10 +220,4 @@ impl Call<Replying> {
     pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {
         self.parts().extras.get_mut().map(|extra| &mut extra.chunks)
     }
-
-    /// The handle that the caller offers for Send With Invalidate; 0 for none.
-    #[inline(always)]
-    pub(crate) fn inv_handle(&self) -> u32 {
-        self.inv_handle
-    }
 }

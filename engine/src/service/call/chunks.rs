@@ -212,6 +212,14 @@ impl Chunks {
         self.reads.iter().map(|read| u64::from(read.target.length)).sum()
     }
 
+    /// Whether a segment has this handle.
+    #[inline(always)]
+    pub(crate) fn has_handle(&self, handle: u32) -> bool {
+        self.reads.iter().any(|read| read.target.handle == handle)
+            || self.writes.iter().any(|segment| segment.handle == handle)
+            || self.reply.iter().flatten().any(|segment| segment.handle == handle)
+    }
+
     /// Handle common to all segments; 0 without one.
     pub(crate) fn only_handle(&self) -> u32 {
         let mut first = None;

@@ -225,6 +225,12 @@ impl CallParts {
         self.extras.get().map_or(NO_CHUNKS, |extra| &extra.chunks)
     }
 
+    /// The handle that the caller offers for Send With Invalidate; 0 for none.
+    #[inline(always)]
+    pub(crate) fn inv_handle(&self) -> u32 {
+        self.inv_handle
+    }
+
     /// It has no chunks, neither to read nor to return.
     #[inline(always)]
     pub(crate) fn is_short(&self) -> bool {

@@ -158,8 +158,13 @@ impl Responder {
     /// As above, with a credential.
     #[inline(never)]
     fn read_named(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
-        let (header, len) = rpc::CallHeader::parse(message)
-            .map_err(|error| error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc))?;
+        let (header, len) = rpc::CallHeader::parse(message).map_err(|error| {
+            // The XIDs differ, whatever else is wrong, or the message has none (RFC 8166 §4.5.2, version 2 §6.4.1).
+            match message.first_chunk().map(|xid| u32::from_be_bytes(*xid)) {
+                Some(xid) if xid == call.xid() => error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc),
+                _ => CallRefusal::Transport(ErrorBody::BadXdr),
+            }
+        })?;
         self.take_header(&header, len, message, call)
     }
 
@@ -209,6 +214,8 @@ fn check_chunks(
 #[inline(never)]
 pub(super) fn read_lists(conn: &Conn, view: &View<'_>, call: &mut Call<Arrived>) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
+        // A handle to invalidate would name no chunk.
+        call.set_head(call.xid(), 0);
         return Ok(());
     }
     view.check_limits(&LIMITS).map_err(CallRefusal::Transport)?;
@@ -232,12 +239,16 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
     if let Some(chunk) = reply {
         chunks.take_reply(chunk);
     }
-    let (returned, only) = (chunks.returned(), chunks.only_handle());
+    let returned = chunks.returned();
     check_returned(&returned, conn.served.inline_room as usize).map_err(CallRefusal::Transport)?;
-    // Version 1 has no field for the handle to invalidate (RFC 8797 §4.1). Of several handles the requester may keep
-    // some: the Linux client has one for the padding of all its reads, for the whole connection.
     if conn.proto.terms().version == Version::V1 {
+        // It has no field for the handle to invalidate (RFC 8797 §4.1). Of several handles the requester may keep some:
+        // the Linux client has one for the padding of all its reads, for the whole connection.
+        let only = chunks.only_handle();
         call.set_head(call.xid(), only);
+    } else if !call.chunks().has_handle(call.inv_handle()) {
+        // It is not the call's (version 2 §6.3.3.2), so it stays valid.
+        call.set_head(call.xid(), 0);
     }
     Ok(())
 }
