@@ -290,8 +290,7 @@ impl Credits {
         } else {
             let newly = self.told_limit.wrapping_sub(before);
             // Announced credits stay valid: a lower limit is announced as it becomes true.
-            let most = self.credit_limit.max(self.left());
-            CreditWords { credit: (most << 16) | newly, received: None }
+            CreditWords { credit: (self.credit_limit.max(self.left()) << 16) | newly, received: None }
         }
     }
 
@@ -338,7 +337,8 @@ impl Credits {
             return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
         }
         self.acknowledged = acknowledged;
-        self.limit = acknowledged.wrapping_add(credit.min(MAX_CREDITS));
+        let window = if credit > MAX_CREDITS { narrowed(credit)? } else { credit };
+        self.limit = acknowledged.wrapping_add(window);
         Ok(())
     }
 
@@ -485,6 +485,13 @@ impl Credits {
             *count = count.wrapping_add(theirs);
         }
     }
+}
+
+/// The usable part of a window beyond [`MAX_CREDITS`]. One beyond the range of increments is a fault.
+#[cold]
+fn narrowed(credit: u32) -> Result<u32, PeerFault> {
+    let fault = PeerFault::GrantedTooMuch { available: 0, newly: credit };
+    if credit > 2 * MAX_CREDITS { Err(fault) } else { Ok(MAX_CREDITS) }
 }
 
 #[cfg(test)]

@@ -231,9 +231,7 @@ impl Exchange {
         if constant.iter().any(|position| position >= start.len()) {
             return Err(ExchangeError::SubsetTooLong("optixch_nochg"));
         }
-        for property in start.iter() {
-            property.check(self.revision)?;
-        }
+        start.check_known(self.revision, 0)?;
         let earlier = self.peer;
         for (position, property) in start.iter().enumerate() {
             let Some(value) = Characteristic::read(&property, self.revision)? else { continue };

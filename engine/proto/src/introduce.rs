@@ -4,7 +4,7 @@ use super::negotiate::{self, Terms};
 use super::{ConnConfig, Connection, Event, Outgoing, PeerFault, Phase, Version};
 use crate::auth::{HostAuth, Role};
 use crate::wire::properties::{Properties, PropertySet};
-use crate::wire::{self, Body, Flags, Header};
+use crate::wire::{self, Body, ErrorBody, Flags, Header};
 
 /// Room for this side's properties, without the authentication message.
 const PROPERTIES_LEN: usize = 512;
@@ -66,7 +66,7 @@ impl Connection {
     /// The peer fails authentication.
     pub(super) fn properties(&mut self, xid: u32, set: PropertySet<'_>) -> Result<Event, PeerFault> {
         let Ok(properties) = Properties::from_set(&set, self.config.revision) else {
-            return self.bad_properties(xid);
+            return self.bad_properties(xid, ErrorBody::BadXdr);
         };
         if !std::mem::replace(&mut self.introduction.peer_introduced, true) {
             self.session.terms = Terms::from_properties(&self.config, &properties);
@@ -78,17 +78,36 @@ impl Connection {
         Ok(Event::Grant)
     }
 
-    /// Rejects unreadable properties, on either end (version 2 §5.1). A client continues without them, as with a silent
-    /// server: such a server is not authenticated either.
+    /// Rejects unreadable properties, on either end (version 2 §5.1). This side continues without them, as with a
+    /// silent peer: such a peer is not authenticated either.
     ///
     /// # Errors
-    /// The server had to authenticate.
+    /// The peer had to authenticate.
     #[cold]
-    pub(super) fn bad_properties(&mut self, xid: u32) -> Result<Event, PeerFault> {
+    pub(super) fn bad_properties(&mut self, xid: u32, error: ErrorBody) -> Result<Event, PeerFault> {
+        self.authenticate(None)?;
+        Ok(self.answer(xid, error))
+    }
+
+    /// Handles a CONNPROP whose header is unreadable, or has a flag without meaning.
+    ///
+    /// # Errors
+    /// The peer had to authenticate, or exceeds its credits.
+    #[cold]
+    pub(super) fn unreadable_connprop(
+        &mut self,
+        xid: u32,
+        increment: Option<u32>,
+        error: ErrorBody,
+    ) -> Result<Event, PeerFault> {
+        self.count_unusable(increment)?;
         if !self.config.server {
-            self.authenticate(None)?;
+            // The server presumably supports version 2.
+            self.session.phase = Phase::Settled;
         }
-        Ok(self.answer(xid, wire::ErrorBody::BadXdr))
+        let event = self.bad_properties(xid, error)?;
+        self.expect_layout();
+        Ok(self.opened(event))
     }
 
     /// Advances authentication by a message; `None` if the peer sent none.

@@ -308,6 +308,16 @@ impl Connection {
         &self.session.terms
     }
 
+    /// Whether a client has received a message of version 2 other than ERR_VERS: its server speaks that version.
+    pub fn has_heard_version_2(&self) -> bool {
+        self.session.heard_version_2
+    }
+
+    /// The server's error about a client's first message, other than ERR_VERS, if no other message followed.
+    pub fn first_error(&self) -> Option<wire::ErrorBody> {
+        self.session.first_error.filter(|_| self.session.phase == Phase::Hello)
+    }
+
     /// State of the version negotiation.
     pub fn phase(&self) -> Phase {
         self.session.phase

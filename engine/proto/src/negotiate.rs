@@ -28,6 +28,10 @@ pub enum Phase {
 pub(super) struct Session {
     version: Version,
     pub(super) phase: Phase,
+    /// Whether a client has received a message of version 2 other than ERR_VERS.
+    pub(super) heard_version_2: bool,
+    /// The server's error about a client's first message, other than ERR_VERS.
+    pub(super) first_error: Option<ErrorBody>,
     /// Whether a client may call.
     pub(super) open: bool,
     /// Whether calls of the peer are served: configured, and the peer authenticated.
@@ -42,7 +46,8 @@ impl Session {
             CreditMode::V1 => (Version::V1, Terms::version_1(config)),
             CreditMode::V2Windowed | CreditMode::V2Incremental => (Version::V2, Terms::version_2(config)),
         };
-        Self { version, phase: Phase::Hello, open: false, serves: false, terms }
+        let (heard_version_2, first_error) = (false, None);
+        Self { version, phase: Phase::Hello, heard_version_2, first_error, open: false, serves: false, terms }
     }
 
     #[inline]
@@ -86,11 +91,15 @@ impl Connection {
 
     /// Handles a server's error that lists its supported versions.
     #[cold]
-    pub(super) fn take_version_error(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
+    pub(super) fn take_version_error(&mut self, xid: u32, low: u32, high: u32) -> Result<Event, PeerFault> {
         // The common layout of all versions has no credits.
         self.credits.count_unreadable(None)?;
         if self.config.server || self.session.phase == Phase::Settled {
-            return Ok(self.failed(view));
+            let event = self.failed_by(xid, ErrorBody::Vers { low, high });
+            if matches!(event, Event::Failed { .. } | Event::Late { .. }) {
+                self.credits.on_answered();
+            }
+            return Ok(event);
         }
         if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
             return Err(PeerFault::NoCommonVersion { low, high });
@@ -99,12 +108,19 @@ impl Connection {
         Ok(Event::Settled)
     }
 
+    /// Whether another version in this message ends the connection (version 2 §4.3.3). A client of version 1 drops it
+    /// (RFC 8166 §4.5), and each client an error.
+    pub(super) fn must_keep_version(&self, error: bool) -> bool {
+        let strict = self.config.server || (self.session.version() == Version::V2 && !error);
+        strict && self.session.phase == Phase::Settled
+    }
+
     #[cold]
     pub(super) fn other_version(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         let vers = view.version();
         // An ERR_VERS may have the version number of its sender.
         if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
-            return self.take_version_error(view, low, high);
+            return self.take_version_error(view.xid(), low, high);
         }
         if self.follows(vers) {
             self.go_version_1()?;
@@ -115,7 +131,7 @@ impl Connection {
 
     #[cold]
     pub(super) fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Result<Event, PeerFault> {
-        if self.config.server && self.session.phase == Phase::Settled {
+        if self.must_keep_version(error) {
             return Err(PeerFault::VersionChanged(vers));
         }
         let whose = match self.session.version() {

@@ -58,11 +58,21 @@ impl Connection {
     /// Processes all but version 2 messages in one piece.
     fn receive_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
-            return self.take_version_error(view, low, high);
+            return self.take_version_error(view.xid(), low, high);
         }
+        // An error about chunks cannot answer a client's first message.
+        if let (Phase::Hello, false, Some((low, high))) =
+            (self.session.phase, self.config.server, view.common_version_range())
+        {
+            return self.take_version_error(view.xid(), low, high);
+        }
+        self.session.heard_version_2 = true;
         let windowed = view.received().is_some();
         if windowed && !self.may_be_windowed() {
             let error = view.htype() == HeaderType::Error;
+            if view.htype() == HeaderType::Connprop {
+                return self.unreadable_connprop(view.xid(), Some(view.credit()), ErrorBody::InvalFlag);
+            }
             return self.unusable(Useless {
                 xid: Some(view.xid()),
                 whose: if error || is_response(view) { Whose::Ours } else { Whose::Peers },
@@ -83,8 +93,10 @@ impl Connection {
         }
         // It is answered after all its parts.
         self.settle_server(Version::V2, view.htype() != HeaderType::Connprop);
-        if self.session.phase == Phase::Hello && view.htype() != HeaderType::Error {
-            self.session.phase = Phase::Settled;
+        match view.body() {
+            ViewBody::Error(error) if self.session.phase == Phase::Hello => self.session.first_error = Some(error),
+            ViewBody::Error(_) => {}
+            _ => self.session.phase = Phase::Settled,
         }
         let event = self.understand(view, grant)?;
         self.expect_layout();
@@ -112,7 +124,7 @@ impl Connection {
             }
             HeaderType::Connprop => match view.body() {
                 ViewBody::Connprop(properties) => self.properties(view.xid(), properties),
-                _ => self.bad_properties(view.xid()),
+                _ => self.bad_properties(view.xid(), ErrorBody::BadXdr),
             },
             HeaderType::Msg if more => {
                 let wanted = if is_response(view) { self.calls.is_sent(view.xid()) } else { self.config.takes_calls };
@@ -187,12 +199,19 @@ impl Connection {
 
     #[cold]
     pub(super) fn failed(&mut self, view: &View<'_>) -> Event {
-        let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
+        match view.body() {
+            ViewBody::Error(error) => self.failed_by(view.xid(), error),
+            _ => self.reject(Rejected::Unexpected),
+        }
+    }
+
+    #[cold]
+    pub(super) fn failed_by(&mut self, xid: u32, error: ErrorBody) -> Event {
         if self.session.version() == Version::V1 && matches!(error, ErrorBody::Unknown(_)) {
             // An undecodable message ends nothing (RFC 8166 §4.5).
             return self.reject(Rejected::Unexpected);
         }
-        if self.operation_failed(view.xid(), &error) {
+        if self.operation_failed(xid, &error) {
             return Event::Changed;
         }
         let curable = matches!(
@@ -202,10 +221,10 @@ impl Connection {
                 | ErrorBody::ReplyResource { .. }
                 | ErrorBody::System
         );
-        if curable && let Some((call, token)) = self.calls.retryable(view.xid()) {
+        if curable && let Some((call, token)) = self.calls.retryable(xid) {
             return Event::Retryable { call, token, error };
         }
-        match self.calls.answered(view.xid()) {
+        match self.calls.answered(xid) {
             Match::Call(call, token) => Event::Failed { call, token, error: CallError::Transport(error) },
             Match::Late(call) => self.late(call),
             // Errors never flow from requester to responder.

@@ -103,7 +103,7 @@ impl Connection {
             let bytes = std::mem::take(&mut self.introduction.part);
             return match PropertySet::parse(&bytes, self.config.revision) {
                 Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
-                _ => self.bad_properties(view.xid()),
+                _ => self.bad_properties(view.xid(), ErrorBody::BadXdr),
             };
         }
         sequence.add(view.payload().len(), self.config.reassemble_up_to);

@@ -1,7 +1,7 @@
 //! Unusable messages: how each is counted and answered.
 
 use super::calls::Match;
-use super::{CallError, Connection, Event, Outgoing, PeerFault, Phase, Rejected};
+use super::{CallError, Connection, Event, Outgoing, PeerFault, Rejected};
 use crate::wire::{ErrorBody, Version, WireError, WireErrorKind};
 
 /// The owner of an unusable message's XID.
@@ -31,13 +31,16 @@ impl Connection {
     /// A message that cannot be read.
     #[cold]
     pub(super) fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
-        if let WireErrorKind::UnsupportedVersion { vers } = error.kind
-            && self.config.server
-            && self.session.phase == Phase::Settled
-        {
-            return Err(PeerFault::VersionChanged(vers));
-        }
         let xid = error.xid().filter(|_| !error.is_too_short());
+        if let WireErrorKind::UnsupportedVersion { vers } = error.kind {
+            if self.must_keep_version(error.is_error()) {
+                return Err(PeerFault::VersionChanged(vers));
+            }
+            if let (Some(xid), Some((low, high)), false) = (xid, error.version_range(), self.config.server) {
+                return self.take_version_error(xid, low, high);
+            }
+        }
+        self.session.heard_version_2 |= error.version() == Some(Version::V2) && !error.is_error();
         // Its version is readable nevertheless.
         if let (Some(xid), Some(version)) = (xid, error.version())
             && version != self.session.version()
@@ -50,14 +53,8 @@ impl Connection {
         // Peers with message counts put them in each header: a lost one loses nothing.
         let increment = error.credit().filter(|_| !self.heads.windowed);
         if let (Some(xid), true) = (xid, error.is_connprop()) {
-            self.count_unusable(increment)?;
-            if !self.config.server {
-                // The server presumably supports version 2.
-                self.session.phase = Phase::Settled;
-            }
-            let event = self.bad_properties(xid)?;
-            self.expect_layout();
-            return Ok(self.opened(event));
+            let answer = error.answer(self.versions()).unwrap_or(ErrorBody::BadXdr);
+            return self.unreadable_connprop(xid, increment, answer);
         }
         let whose = match self.session.version() {
             // An undecodable error means nothing in version 1 (RFC 8166 §4.5). One of an unknown version means nothing
@@ -67,7 +64,12 @@ impl Connection {
             Version::V2 if error.is_error() || error.is_response() => Whose::Ours,
             _ => Whose::Peers,
         };
-        self.unusable(Useless { xid, whose, kind: error.kind, answer: error.answer(self.versions()), increment })
+        let answer = match error.answer(self.versions()) {
+            // To an end that does not support operations, their bodies mean nothing (version 2 §6.2).
+            Some(_) if error.is_malformed_optional() && self.exchange().is_none() => Some(ErrorBody::InvalHtype),
+            answer => answer,
+        };
+        self.unusable(Useless { xid, whose, kind: error.kind, answer, increment })
     }
 
     /// Counts an unusable message: it took a Receive. It is not a part of another message.

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use crate::fabric::{Disconnect, FabricError, FabricErrorKind, Opcode, PostError, Status};
 use crate::proto::PeerFault;
+use crate::wire::ErrorBody;
 
 /// Reason why a connection ended, or was not established.
 ///
@@ -54,6 +55,7 @@ impl CloseReason {
                 LocalClose::Displaced => Kind::Evicted,
                 LocalClose::ConnectTimeout
                 | LocalClose::NegotiationTimeout
+                | LocalClose::NegotiationRefused(_)
                 | LocalClose::SetupTimeout
                 | LocalClose::ProgressTimeout(_) => Kind::TimedOut,
             },
@@ -187,6 +189,10 @@ pub enum LocalClose {
     /// [`connect.negotiation`](crate::config::ConnectConfig::negotiation) has passed.
     #[error("peer did not answer the first message (connect.negotiation)")]
     NegotiationTimeout,
+    /// The server answered the first message by an error, and sent nothing else before
+    /// [`connect.negotiation`](crate::config::ConnectConfig::negotiation) had passed.
+    #[error("peer answered the first message with {0} and sent nothing else (connect.negotiation)")]
+    NegotiationRefused(ErrorBody),
     /// [`accept.setup`](crate::config::AcceptConfig::setup) has passed.
     #[error("connection setup timed out (accept.setup)")]
     SetupTimeout,

@@ -361,7 +361,10 @@ impl<F: Fabric> Shard<F> {
                 }
                 shard.cx.schedule.wake_by(conn.settle_by().max(now));
                 if conn.settle_by() <= now {
-                    conn.end_for(LocalClose::NegotiationTimeout);
+                    conn.end_for(match conn.proto.first_error() {
+                        Some(error) => LocalClose::NegotiationRefused(error),
+                        None => LocalClose::NegotiationTimeout,
+                    });
                 }
             });
         }

@@ -37,7 +37,7 @@ pub(super) struct Again {
     pub(super) retry_at: u64,
     /// Reason for version 1 where the configuration allows version 2.
     pub(super) fallback: Option<Fallback>,
-    /// The server has sent a version 2 message.
+    /// The server has sent a version 2 message, an error other than ERR_VERS included.
     pub(super) spoke_version_2: bool,
     /// It was lost before the first answer, and tries version 2 once more.
     pub(super) lost_unanswered: bool,
@@ -112,13 +112,13 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Whether the first message had no answer: the server may know version 1 only (version 2 §4.3.3). A server that
-    /// has spoken version 2 is merely slow.
+    /// has spoken version 2, if only by an error, is merely slow.
     fn was_not_answered(&self, conn: &Conn) -> bool {
         // Version 1 cannot authenticate.
         let allowed =
             self.cx.config.wire.version_1 && !matches!(self.cx.config.wire.host_auth, AuthPolicy::Required(_));
         let waits = conn.proto.phase() == Phase::Hello && conn.proto.terms().version == Version::V2;
-        allowed && waits && !conn.again.spoke_version_2
+        allowed && waits && !conn.again.spoke_version_2 && !conn.proto.has_heard_version_2()
     }
 
     /// Parks a lost connection that will reconnect.
@@ -126,6 +126,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let falls_back = self.falls_back(&conn);
         // Servers evict connections in setup, so one loss proves nothing.
+        conn.again.spoke_version_2 |= conn.proto.has_heard_version_2();
         conn.again.lost_unanswered = falls_back.is_none() && self.was_not_answered(&conn);
         conn.again.fallback = falls_back.or(conn.again.fallback.filter(|kept| *kept == Fallback::Refused));
         (conn.again.attempts, conn.again.open_since) = (self.attempts_of(&conn), None);

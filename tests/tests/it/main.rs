@@ -15,6 +15,7 @@ mod chunks;
 mod closed;
 mod connects;
 mod credits;
+mod decisions;
 mod deferred;
 mod doorbells;
 mod duplicate_requests;

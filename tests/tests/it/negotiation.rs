@@ -332,6 +332,33 @@ fn after_err_vers_the_client_goes_on_in_version_1() {
     }
 }
 
+/// The layout of all versions has no flags, and its version word is the client's, or the server's own.
+#[test]
+fn err_vers_without_a_version_of_ours_names_its_range() {
+    for revision in [Revision::Ietf00, Revision::Cel09] {
+        for (vers, low, high) in [(2, 3, 4), (2, 2, 2), (2, 8, 9), (2, 10, 11), (3, 3, 4), (9, 5, 9)] {
+            let world = World::new("other-range");
+            let address = world.address();
+            let server = Server::start_silently(&address, move |peer| {
+                let hello = peer.receive().expect("a first message").bytes;
+                let xid = View::check(&hello, revision).expect("a header").xid();
+                peer.send(&be(&[xid, vers, 0x0020_0020, 4, 1, low, high]));
+                peer.wait_until_over();
+            });
+            let config = small_client(small().with(|c| (c.wire.revision, c.wire.version_1) = (revision, low != 2)));
+            let refused = LocalClient::connect(&address, config.with(|c| c.connect.reconnect_attempts = 9));
+            let expected = match low {
+                // Its own version: such a server contradicts itself.
+                2 => "peer supports versions 2 to 2".to_owned(),
+                _ => format!("peer supports versions {low} to {high}, this side none of them"),
+            };
+            let error = refused.expect_err("refused").to_string();
+            assert!(error.contains(&expected), "{revision:?}, {vers}: {error}");
+            server.join();
+        }
+    }
+}
+
 #[test]
 fn a_connection_lost_after_err_vers_reconnects_in_version_1() {
     let world = World::new("lost-behind");

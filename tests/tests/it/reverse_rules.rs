@@ -577,3 +577,74 @@ fn reverse_calls_of_the_older_revision() {
         drop((reverse, forward));
     }
 }
+
+/// A client with services is the responder of its server's calls.
+#[test]
+fn a_client_answers_its_servers_defects_as_a_server_does() {
+    for scheme in SCHEMES {
+        let world = World::new("reverse-defects");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            match scheme {
+                CreditMode::V1 => {
+                    peer.version = Version::V1;
+                    // A client of version 1 speaks first.
+                    let xid = view(&peer.receive().expect("a call").bytes).xid();
+                    let answer = peer.message(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b""));
+                    peer.send(&answer);
+                }
+                _ => peer.welcome(),
+            }
+            let next = |peer: &mut RawPeer| loop {
+                let message = peer.receive().expect("the connection lives on");
+                let calls = view(&message.bytes).xid() != XID;
+                if !calls {
+                    return message;
+                }
+                if view(&message.bytes).htype() == HeaderType::Msg {
+                    let xid = view(&message.bytes).xid();
+                    let bytes = peer.message(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b""));
+                    peer.send(&bytes);
+                }
+            };
+            // XIDs that differ, next to another defect.
+            let mut call = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"four");
+            call[8..12].copy_from_slice(&be(&[3]));
+            let bytes = peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            peer.send(&bytes);
+            let answer = next(peer).bytes;
+            if scheme == CreditMode::V1 {
+                assert_eq!((&answer[..8], &answer[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]));
+            } else {
+                let error = |peer: &mut RawPeer| error_of(&next(peer).bytes, Revision::Ietf00);
+                assert_eq!(error_of(&answer, Revision::Ietf00), (XID, ErrorBody::BadXdr));
+                let bytes = peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), &[0; 3]);
+                peer.send(&bytes);
+                assert_eq!(error(peer), (XID, ErrorBody::BadXdr), "{scheme:?}: no XID");
+                let mut bytes = peer.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
+                bytes.truncate(bytes.len() - 4);
+                peer.send(&bytes);
+                assert_eq!(error(peer), (XID, ErrorBody::InvalHtype), "{scheme:?}");
+                let mut buffer = [0; 64];
+                let set = Properties::default().emit(&mut buffer, Revision::Ietf00).expect("space");
+                let mut bytes = peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
+                bytes[16] |= 0x80;
+                peer.send(&bytes);
+                assert_eq!(error(peer), (XID, ErrorBody::InvalFlag), "{scheme:?}");
+            }
+            let (other, _memory) = peer.expose(&[0; 64], Access::REMOTE_WRITE);
+            let offer = Chunks { inv_handle: other.handle, ..Chunks::NONE };
+            let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
+            let bytes = peer.message(XID, Flags::NONE, Body::Msg(offer), &call);
+            peer.send(&bytes);
+            let message = next(peer);
+            let expected = reply_bytes(XID, b"four");
+            assert_eq!((view(&message.bytes).payload(), message.invalidated), (&expected[..], None), "{scheme:?}");
+        });
+        let config = small().with(|c| c.wire.credit_mode = scheme);
+        let mut client = Caller::connect(&address, serving_client(config)).expect("a connection");
+        // In version 1 the client speaks first.
+        let _ = client.call(ClientCall::new(ECHO).args(b"four"));
+        server.join();
+    }
+}

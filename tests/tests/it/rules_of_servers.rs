@@ -274,6 +274,18 @@ fn an_operation_that_is_not_supported_gets_inval_htype() {
             client.send(XID, Flags::NONE, Body::Optional { opttype, optinfo: &[0; 8] }, b"");
             assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {opttype}");
         }
+        // Whatever the body is: none, one word, more opaque data than the message has, and bytes after its end.
+        let whole = client.peer.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
+        let words: [&[u32]; 4] = [&[], &[1], &[1, 100, 0], &[1, 0, 7]];
+        for body in words {
+            let mut bytes = whole[..whole.len() - 8].to_vec();
+            if client.peer.windowed {
+                bytes[20..24].copy_from_slice(&client.peer.received.to_be_bytes());
+            }
+            bytes.extend(be(body));
+            client.peer.send(&bytes);
+            assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {body:?}");
+        }
         for htype in [2u32, 3, 6, 0xFFFF_FF04] {
             let mut bytes = client.peer.message(XID, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
             bytes[12..16].copy_from_slice(&htype.to_be_bytes());
@@ -322,6 +334,81 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
     client.peer.send(&bytes[..bytes.len() - 4]);
     assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
     client.ping();
+}
+
+#[test]
+fn unknown_flags_of_a_connprop_get_inval_flag() {
+    for revision in [Revision::Ietf00, Revision::Cel09] {
+        // The older revision has this code in place of INVAL_FLAG. There, MORE is unknown, too.
+        let (error, flags) = match revision {
+            Revision::Ietf00 => (ErrorBody::InvalFlag, [0x80, 0x8000_0000]),
+            Revision::Cel09 => (ErrorBody::InvalHtype, [0x80, 2]),
+        };
+        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+            let mut world = World::new("connprop-flags");
+            let server = server_of(scheme).with(|c| c.shard.wire.revision = revision);
+            let address = world.serve(server);
+            for flag in flags {
+                let mut buffer = [0; 64];
+                let which = if revision == Revision::Cel09 { 1 } else { 2 };
+                let set = Builder::new(&mut buffer).uint32(which, 4096).expect("space").finish();
+                let mut client = Client::connect(&address, scheme, revision);
+                let mut bytes = client.peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
+                let said = u32::from_be_bytes(bytes[16..20].try_into().expect("a word")) | flag;
+                bytes[16..20].copy_from_slice(&said.to_be_bytes());
+                client.peer.send(&bytes);
+                assert_eq!(client.error(), (XID, error), "{revision:?} {scheme:?} {flag:#x}");
+                client.ping();
+            }
+            // The received count before both ends have offered it.
+            let mut peer = RawPeer::connect_silently(&address);
+            (peer.revision, peer.windowed) = (revision, true);
+            let mut buffer = [0; 64];
+            let set = Builder::new(&mut buffer).uint32(9, 4096).expect("space").finish();
+            let bytes = peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
+            peer.send(&bytes);
+            assert_eq!(Client { peer }.error(), (XID, error), "{revision:?} {scheme:?}");
+        }
+    }
+}
+
+/// Whatever else is wrong with the RPC header, and in a long call, too.
+#[test]
+fn differing_xids_get_bad_xdr_or_err_chunk() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("two-xids", scheme);
+        client.ping();
+        let other = XID + 1;
+        let good = call_bytes(other, PROGRAM, VERSION, ECHO, b"four");
+        let with = |at: usize, word: u32| {
+            let mut bytes = good.clone();
+            bytes[at..at + 4].copy_from_slice(&word.to_be_bytes());
+            bytes
+        };
+        let payloads = [
+            good.clone(),
+            // Message type, RPC version, program, length of the credential.
+            with(4, 7),
+            with(8, 3),
+            with(12, 1),
+            with(28, 1000),
+            good[..4].to_vec(),
+            good[..8].to_vec(),
+            good[..20].to_vec(),
+        ];
+        let assert_refused = |client: &mut Client, what: &str| match scheme {
+            CreditMode::V1 => assert_err_chunk(client, what),
+            _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}: {what}"),
+        };
+        for payload in payloads {
+            client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &payload);
+            assert_refused(&mut client, &format!("{payload:?}"));
+            let (whole, _memory) = client.peer.expose(&payload, Access::REMOTE_READ);
+            client.send(XID, Flags::NONE, Body::Nomsg(reads(&[ReadSegment { position: 0, target: whole }])), b"");
+            assert_refused(&mut client, &format!("{payload:?} in a chunk"));
+        }
+        client.ping();
+    }
 }
 
 #[test]

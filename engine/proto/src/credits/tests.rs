@@ -135,3 +135,16 @@ fn a_lower_credit_limit_is_announced_as_it_takes_effect() {
     }
     assert_eq!(told, [(7, 0), (6, 0), (5, 0), (4, 0), (4, 1), (4, 1)]);
 }
+
+#[test]
+fn a_window_beyond_the_range_of_increments_is_a_fault() {
+    let window = |credit| {
+        let mut credits = Credits::new(CreditMode::V2Windowed, false, 8, true);
+        credits.on_receive(CreditWords { credit, received: Some(0) }, true).map(|()| credits.available())
+    };
+    assert_eq!([window(8), window(MAX_CREDITS)], [Ok(8), Ok(MAX_CREDITS)]);
+    assert_eq!([window(MAX_CREDITS + 1), window(2 * MAX_CREDITS)], [Ok(MAX_CREDITS); 2]);
+    for newly in [2 * MAX_CREDITS + 1, 1 << 31, u32::MAX] {
+        assert_eq!(window(newly), Err(PeerFault::GrantedTooMuch { available: 0, newly }));
+    }
+}

@@ -417,3 +417,38 @@ fn unsent_updates_of_one_value_become_one() {
     b.update(ReceiveSize(12)).expect("may change");
     assert_eq!(b.queue.len(), 3);
 }
+
+#[test]
+fn an_undefined_level_of_reverse_support_is_the_default_and_none_of_the_older_revision() {
+    let update = |to: &mut Exchange, which, level: u32| {
+        let now = Property { which, data: &level.to_be_bytes() };
+        give(to, 0, Operation::Update { now, clears_pending: false })
+    };
+    let (_, mut to) = pair();
+    for level in [3, 7, u32::MAX] {
+        update(&mut to, 5, 0).expect("an update");
+        assert_eq!(events(&mut to), [Event::Peer(Reverse(ReverseSupport::None))]);
+        update(&mut to, 5, level).expect("an update");
+        assert_eq!(events(&mut to), [Event::Peer(Reverse(ReverseSupport::Inline))], "{level}");
+        let mut older = Exchange::new(Revision::Cel09, &Properties::default(), &[]);
+        assert!(matches!(update(&mut older, 2, level), Err(ExchangeError::BadXdr(_))));
+    }
+}
+
+#[test]
+fn a_repeated_property_is_an_error_in_a_statement_and_rejected_in_a_request() {
+    let (mut a, mut b) = pair();
+    let size = 8192_u32.to_be_bytes();
+    let twice = [(1, &size[..]), (1, &size[..])];
+    let mut bytes = [0; 32];
+    let mut builder = Builder::new(&mut bytes);
+    for (which, data) in twice {
+        builder = builder.property(Property { which, data }).expect("room");
+    }
+    let stated = Operation::Initial { start: builder.finish(), constant: subset([], &mut []) };
+    assert!(matches!(give(&mut b, 0, stated), Err(ExchangeError::BadXdr(_))));
+    assert_eq!(events(&mut b), [], "nothing of it took effect");
+    request(&mut a, 9, &twice).expect("a request");
+    a.answer(|_| Verdict::Done);
+    assert_eq!(next_answer(&mut a), (9, [vec![0], vec![1], vec![]]));
+}

@@ -83,6 +83,75 @@ fn a_range_without_a_version_of_ours_is_no_reason_to_go_on() {
 }
 
 #[test]
+fn any_range_and_version_word_of_an_err_vers_is_read() {
+    // The version word is ours, or the server's own.
+    for vers in [1, 2, 3, 0x100] {
+        for (low, high) in [(3, 4), (4, 4), (5, 9), (8, 8), (10, 20), (u32::MAX, u32::MAX)] {
+            let fault = take(&mut client_that_asked(), &words(&[9, vers, 0x0020_0020, 4, 1, low, high])).unwrap_err();
+            assert_eq!(fault, PeerFault::NoCommonVersion { low, high }, "{vers}");
+        }
+        let mut client = client_that_asked();
+        assert!(matches!(take(&mut client, &words(&[9, vers, 1, 4, 1, 1, 4])), Ok(Event::Settled)), "{vers}");
+        assert_eq!(client.terms().version, Version::V1);
+        // A client of version 1 has called at once.
+        let mut client = Connection::new(config(CreditMode::V1, false));
+        let call = client.start_call(5, u64::MAX).unwrap();
+        Pair::transmit(&mut client, &mut VecDeque::new());
+        let error = CallError::Transport(ErrorBody::Vers { low: 3, high: 4 });
+        let event = take(&mut client, &words(&[call.xid(), vers, 1, 4, 1, 3, 4]));
+        assert!(matches!(event, Ok(Event::Failed { token: 5, error: e, .. }) if e == error), "{vers} {event:?}");
+        client.start_call(6, u64::MAX).unwrap();
+        assert_eq!(client.credits().available(), 1, "the answer ended the call");
+    }
+}
+
+#[test]
+fn an_error_to_the_first_message_settles_nothing_but_the_servers_version() {
+    for (words_of, error) in [
+        (&[9, 2, 0, 4, 1, 2][..], ErrorBody::BadXdr),
+        (&[9, 2, 0, 4, 1, 10], ErrorBody::System),
+        (&[9, 2, 0, 4, 1, 9, 8], ErrorBody::ReplyResource { length_needed: 8 }),
+    ] {
+        let mut client = client_that_asked();
+        assert!(!client.has_heard_version_2());
+        assert!(matches!(take(&mut client, &words(words_of)), Ok(Event::Rejected(_))));
+        assert_eq!((client.phase(), client.first_error()), (Phase::Hello, Some(error)));
+        assert!(client.has_heard_version_2() && !client.is_open());
+        // A grant completes the negotiation.
+        let event = take(&mut client, &words(&[0, 2, 0x0008_0008, 1, 0, 0, 0, 0, 0]));
+        assert!(matches!(event, Ok(Event::Settled)), "{event:?}");
+        assert_eq!((client.is_open(), client.first_error()), (true, None));
+    }
+    // An unreadable message of version 2 shows the version, too, unless it is an error: a server of version 1 repeats
+    // the client's version in errors.
+    for (htype, heard) in [(77, true), (4, false)] {
+        let mut client = client_that_asked();
+        take(&mut client, &words(&[9, 2, 0, htype, 0])).unwrap();
+        assert_eq!(client.has_heard_version_2(), heard);
+    }
+}
+
+#[test]
+fn a_server_that_changes_the_version_ends_the_connection() {
+    for vers in [1, 7] {
+        let mut pair = Pair::new(CreditMode::V2Windowed);
+        let fault = take(&mut pair.client, &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])).unwrap_err();
+        assert_eq!(fault, PeerFault::VersionChanged(vers));
+        // Not an error, and not before the client has settled.
+        let mut pair = Pair::new(CreditMode::V2Windowed);
+        assert!(matches!(take(&mut pair.client, &words(&[9, vers, 1, 4, 2])), Ok(Event::Rejected(_))));
+        assert!(matches!(
+            take(&mut client_that_asked(), &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])),
+            Ok(Event::Rejected(_))
+        ));
+        // RFC 8166 §4.5: silently discarded.
+        let mut pair = Pair::new(CreditMode::V1);
+        let vers = if vers == 1 { 2 } else { vers };
+        assert!(matches!(take(&mut pair.client, &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])), Ok(Event::Rejected(_))));
+    }
+}
+
+#[test]
 fn a_version_error_after_negotiation_changes_nothing() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     let call = pair.client.start_call(5, u64::MAX).unwrap();

@@ -5,6 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::codes::{Flags, HeaderType, Revision, Version};
+use super::view::common_version_range;
 use super::word::word;
 use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
 
@@ -28,6 +29,8 @@ pub struct WireError {
     htype: u32,
     /// Version 1: the header has a Read list, at least in part.
     reads: bool,
+    /// The range of an ERR_VERS in the layout of all versions.
+    range: Option<(u32, u32)>,
     len: usize,
 }
 
@@ -111,7 +114,13 @@ impl WireError {
         let htype = word(bytes, 12);
         let lists = [HeaderType::Msg.code(), HeaderType::Nomsg.code()].contains(&htype);
         let reads = vers == Version::V1.code() && lists && word(bytes, 16) == 1;
-        WireError { kind, xid: word(bytes, 0), vers, flags, credit: word(bytes, 8), htype, reads, len: bytes.len() }
+        let (xid, credit, range, len) = (word(bytes, 0), word(bytes, 8), common_version_range(bytes), bytes.len());
+        WireError { kind, xid, vers, flags, credit, htype, reads, range, len }
+    }
+
+    /// The supported versions of a peer of unknown version, which uses the ERR_VERS layout of all versions.
+    pub const fn version_range(&self) -> Option<(u32, u32)> {
+        self.range
     }
 
     /// `rdma_credit` of a version 2 message other than an error. The grant is valid whatever the error.
@@ -130,6 +139,12 @@ impl WireError {
     /// Whether the header is a version 2 CONNPROP.
     pub const fn is_connprop(&self) -> bool {
         matches!(self.version(), Some(Version::V2)) && self.htype == HeaderType::Connprop.code()
+    }
+
+    /// Whether the header is a version 2 OPTIONAL with an invalid body.
+    pub const fn is_malformed_optional(&self) -> bool {
+        matches!((self.version(), self.kind), (Some(Version::V2), WireErrorKind::BadXdr { .. }))
+            && self.htype == HeaderType::Optional.code()
     }
 
     /// Version 1: whether the header has a Read list, as calls do (RFC 8166 §4.3.1).
@@ -251,6 +266,15 @@ impl ErrorBody {
             ErrorBody::ReplyResource { .. } => 8,
             ErrorBody::System => 9,
             ErrorBody::Unknown(_) => return None,
+        })
+    }
+
+    /// Whether the version 2 error with this code has exactly one argument.
+    pub(super) fn has_one_argument(code: u32, revision: Revision) -> bool {
+        // READ_CHUNKS, WRITE_CHUNKS, SEGMENTS and REPLY_RESOURCE.
+        [4, 5, 6, 8].into_iter().any(|row: usize| match revision {
+            Revision::Ietf00 => TABLE[row].1 == code,
+            Revision::Cel09 => TABLE[row].2 == code,
         })
     }
 

@@ -177,20 +177,31 @@ impl<'a> PropertySet<'a> {
         Ok(PropertySet { count, bytes: rest.get(..reader.at() - start).unwrap_or_default() })
     }
 
-    /// Reads a set from all of `bytes`. Checks known properties by revision.
+    /// Reads a set from all of `bytes`. Checks known properties by revision, and that none is repeated.
     pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
         let mut reader = Decoder::new(bytes);
         let set = PropertySet::read(&mut reader)?;
         set.check_known(revision, 0)?;
-        Ok(set)
+        match reader.rest() {
+            [] => Ok(set),
+            _ => Err(BadXdr { what: "end of rdma_props", at: reader.at() }),
+        }
     }
 
-    /// Checks that known properties have this revision's form. `at` is the offset of the set. Errors contain the offset
-    /// of the property.
-    pub(super) fn check_known(&self, revision: Revision, mut at: usize) -> Result<(), BadXdr> {
+    /// Checks that known properties have this revision's form, and that none is repeated: its value would be ambiguous.
+    /// `at` is the offset of the set. Errors contain the offset of the property.
+    pub(crate) fn check_known(&self, revision: Revision, mut at: usize) -> Result<(), BadXdr> {
         at += 4;
+        let mut seen = 0_u32;
         for property in self.iter() {
             property.check(revision).map_err(|bad| BadXdr { at, ..bad })?;
+            if let Some(id) = PropertyId::of_revision(property.which, revision) {
+                let bit = PropertyId::ALL.iter().position(|&known| known == id).map_or(0, |index| 1 << index);
+                if seen & bit != 0 {
+                    return Err(BadXdr { what: id.name(), at });
+                }
+                seen |= bit;
+            }
             at += property.encoded_len();
         }
         Ok(())
@@ -298,7 +309,7 @@ with_defaults! {
 }
 
 impl<'a> Properties<'a> {
-    /// The values of `set`. Unknown properties are ignored. The last value of a repeated property counts.
+    /// The values of `set`. Unknown properties are ignored. Checked sets have no repeated property.
     pub fn from_set(set: &PropertySet<'a>, revision: Revision) -> Result<Properties<'a>, BadXdr> {
         let mut properties = Properties::default();
         for property in set.iter() {

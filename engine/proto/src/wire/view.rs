@@ -18,7 +18,7 @@ pub const ERR_VERS_LEN: usize = 28;
 /// The check covers the version, the header type, the flags, known properties, and the structure up to the payload. It
 /// does *not* cover the negotiation of RECEIVED and MORE, the match of RESPONSE with the RPC message, or chunk counts
 /// ([`View::check_limits`]). Nor are handles and lengths checked against memory. Bytes after a header without payload
-/// are ignored.
+/// are ignored in version 1 and in errors, and malformed otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
@@ -89,7 +89,7 @@ impl<'a> View<'a> {
 
         let mut reader = Decoder::starting_at(bytes, COMMON_LEN);
         let flags = match version {
-            Version::V2 if !is_fixed_err_vers(bytes, htype) => check_prefix(&mut reader, htype, revision)?,
+            Version::V2 if !is_common_err_vers(bytes, htype, revision) => check_prefix(&mut reader, htype, revision)?,
             _ => Flags::NONE,
         };
         let received = if flags.contains(Flags::RECEIVED) { word(bytes, 20) } else { 0 };
@@ -120,12 +120,25 @@ impl<'a> View<'a> {
             }
             _ => {}
         }
+        let ends = match htype {
+            HeaderType::Nomsg | HeaderType::Optional => version == Version::V2,
+            HeaderType::Connprop => !parts && !flags.contains(Flags::MORE),
+            _ => false,
+        };
+        if ends && !reader.rest().is_empty() {
+            return Err(WireErrorKind::BadXdr { what: "end of the header", at: reader.at() });
+        }
         Ok(view)
     }
 
     /// The checked bytes: header and payload.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
+    }
+
+    /// The range of these bytes as an ERR_VERS in the layout of all versions. Some are also a version 2 error.
+    pub fn common_version_range(&self) -> Option<(u32, u32)> {
+        common_version_range(self.bytes).filter(|(low, high)| low <= high)
     }
 
     /// Transaction id.
@@ -303,14 +316,19 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions. A
-/// responder with only version 1 uses it and echoes our version number. The error code is in place of the flags, and
-/// the length is that header's. As a version 2 ERR_VERS these bytes would be truncated.
-fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
+/// The range of an ERR_VERS in the layout that RFC 8166 §7 fixes for all versions, if these bytes are one.
+pub(super) fn common_version_range(bytes: &[u8]) -> Option<(u32, u32)> {
+    let is_one =
+        bytes.len() == ERR_VERS_LEN && word(bytes, 12) == HeaderType::Error.code() && word(bytes, COMMON_LEN) == 1;
+    is_one.then(|| (word(bytes, COMMON_LEN + 4), word(bytes, COMMON_LEN + 8)))
+}
+
+/// Whether this is an ERR_VERS without the flags word. A responder that lacks version 2 sends it and echoes our version
+/// number. The error code is in place of the flags and would read as RESPONSE, the lowest version as the error code. A
+/// version 2 error with that code and length takes precedence.
+fn is_common_err_vers(bytes: &[u8], htype: HeaderType, revision: Revision) -> bool {
     htype == HeaderType::Error
-        && bytes.len() == ERR_VERS_LEN
-        && word(bytes, COMMON_LEN) == 1
-        && word(bytes, COMMON_LEN + 4) == 1
+        && common_version_range(bytes).is_some_and(|(low, _)| !ErrorBody::has_one_argument(low, revision))
 }
 
 /// Reads the version 2 prefix after the common words.
