@@ -119,7 +119,8 @@ impl Scene {
 
     /// A call that is answered, with so many bytes for a Write chunk.
     fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Call<Replying> {
-        let call = self.arrived(conn, xid, &[bytes as u32]);
+        // A chunk without room takes no result, not even an empty one.
+        let call = self.arrived(conn, xid, &[bytes.max(1) as u32]);
         let (message, reply) = (self.cx.alloc(100).expect("a buffer"), self.cx.alloc(100).expect("a buffer"));
         let call = call.admit(RpcMessage { buf: ReceivedBuf::whole(message), at: 0 }, Header { entry: 0, len: 40 });
         let mut call = call.give_reply(reply, 60);
