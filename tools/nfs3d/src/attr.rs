@@ -114,7 +114,7 @@ pub(crate) fn apply(node: &Node, who: &Identity, new: &Sattr3) -> Outcome<()> {
         who.act(|| chownat(node.fd(), "", uid, gid, AtFlags::EMPTY_PATH))?;
     }
     if let (Some(size), Some(file)) = (size, &file) {
-        ftruncate(file, size)?;
+        who.act(|| ftruncate(file, size))?;
     }
     if new.mode.is_some() {
         who.act(|| chmodat(CWD, node.path(), mode(new), AtFlags::empty()))?;

@@ -139,6 +139,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         // Threads started from here on have no groups of root. Each call sets its caller's.
         rustix::thread::set_thread_groups(&[]).context("setgroups")?;
     }
+    policy.check_switch()?;
     let export = Arc::new(Export::open(
         &options.directory,
         Options {

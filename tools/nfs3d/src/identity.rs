@@ -1,6 +1,7 @@
 //! User and groups of a call, from its AUTH_SYS credential.
 #![forbid(unsafe_code)]
 
+use anyhow::{Context, ensure};
 use arrayvec::ArrayVec;
 use rpcrdma::Refusal;
 use rpcrdma::rpc::{AuthStat, AuthSys};
@@ -9,7 +10,7 @@ use rpcrdma_proto::wire::rpc::Flavor;
 use rustix::fs::{Gid, Uid};
 use rustix::io;
 use rustix::process::{getegid, geteuid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 /// User mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -58,6 +59,21 @@ impl Policy {
         self.privileged
     }
 
+    /// Checks that a thread that acts as another user has no capabilities meanwhile. They stay if the process was
+    /// started with the bit `SECBIT_NO_SETUID_FIXUP` (capabilities(7)).
+    ///
+    /// # Errors
+    /// They stay, or the switch failed.
+    pub(crate) fn check_switch(&self) -> anyhow::Result<()> {
+        let nobody = Identity { uid: NOBODY, gid: NOBODY, groups: ArrayVec::new(), own: !self.privileged };
+        let left = nobody.act(|| capabilities(None)).context("acting as another user")?.effective;
+        ensure!(
+            !self.privileged || left.is_empty(),
+            "acting as another user keeps the capabilities of root ({left:?}): start without SECBIT_NO_SETUID_FIXUP"
+        );
+        Ok(())
+    }
+
     /// Identity of the server.
     pub(crate) fn own(&self) -> Identity {
         Identity { uid: self.uid, gid: self.gid, groups: ArrayVec::new(), own: true }
@@ -98,7 +114,10 @@ impl Policy {
 }
 
 impl Identity {
-    /// Runs system calls as this user, on this thread.
+    /// Runs system calls as this user, on this thread: with the user's IDs and groups, and without the capabilities of
+    /// root, which the kernel takes from a thread whose effective user is no longer root (capabilities(7)). So a
+    /// changed file loses its set-ID bits, and quotas and reserved blocks hold, as for a local process of the user.
+    /// Every system call that changes data or metadata for a client runs here.
     ///
     /// # Errors
     /// Those of the calls; or the switch failed, and nothing was done.

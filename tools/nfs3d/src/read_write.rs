@@ -67,21 +67,24 @@ impl Call<'_> {
         node.writer(&self.who, node.stat()?.st_uid)
     }
 
-    /// Writes, with the requested stability. A full disk shortens the count.
+    /// Writes as the user, with the requested stability. A full disk shortens the count.
     fn write_all(&self, node: &Node, offset: u64, data: &[u8], stable: StableHow) -> Outcome<u32> {
         let file = self.writer(node)?;
         let end = offset.checked_add(data.len() as u64).and_then(|end| i64::try_from(end).ok());
         end.ok_or(Nfsstat3::ErrFbig)?;
-        let mut len = 0;
-        while len < data.len() {
-            match pwrite(&file, &data[len..], offset + len as u64) {
-                Ok(0) => return Err(Nfsstat3::ErrIo),
-                Ok(more) => len += more,
-                Err(Errno::INTR) => {}
-                Err(_) if len > 0 => break,
-                Err(error) => return Err(error.into()),
+        let len = self.who.act(|| {
+            let mut len = 0;
+            while len < data.len() {
+                match pwrite(&file, &data[len..], offset + len as u64) {
+                    Ok(0) => return Err(Errno::IO),
+                    Ok(more) => len += more,
+                    Err(Errno::INTR) => {}
+                    Err(_) if len > 0 => break,
+                    Err(error) => return Err(error),
+                }
             }
-        }
+            Ok(len)
+        })?;
         let synced = match stable {
             StableHow::Unstable => Ok(()),
             StableHow::DataSync => fdatasync(file.as_fd()),

@@ -34,10 +34,15 @@ pub(crate) struct Nfsd {
 impl Nfsd {
     /// Serves a new directory, whose users are those of the calls if this is root.
     pub(crate) fn start(options: &[&str]) -> Self {
-        let directory = Arc::new(tempfile::tempdir().expect("a temporary directory"));
+        let directory = tempfile::tempdir().expect("a temporary directory");
         std::fs::create_dir(directory.path().join("export")).expect("a directory");
+        Self::start_in(directory, options)
+    }
+
+    /// Serves the directory `export` of this one, where the key will be.
+    pub(crate) fn start_in(directory: TempDir, options: &[&str]) -> Self {
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        Self::spawn(directory, options)
+        Self::spawn(Arc::new(directory), options)
     }
 
     /// The same over TCP.

@@ -10,6 +10,7 @@ mod iwarp;
 mod mount;
 mod names;
 mod nfs3c;
+mod privileges;
 mod reduced;
 mod restart;
 mod threads;

@@ -1,0 +1,139 @@
+//! A change by a client has the effect that it has by a local process of the same user.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rpcrdma::CreditMode;
+use rpcrdma_nfs3d::nfs3::*;
+
+use crate::client::{Nfs, Nfsd, is_root, with_size};
+
+/// Whether this process can act for other users, or a line that says what is not run.
+fn can_switch_users() -> bool {
+    if !is_root() {
+        println!("not run: needs root, to act for other users");
+    }
+    is_root()
+}
+
+#[test]
+fn a_change_by_another_user_clears_set_id_bits() {
+    if !can_switch_users() {
+        return;
+    }
+    let nfsd = Nfsd::start(&[]);
+    fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let (mut root, mut other) = (nfsd.client(), nfsd.client_as(5678, CreditMode::V2Windowed));
+    let top = root.root;
+    let path = nfsd.path().join("program");
+    let write = |nfs: &mut Nfs| {
+        let file = nfs.find(&top, "program");
+        nfs.write(&file, 0, b"changed", StableHow::FileSync).map(drop)
+    };
+    let write_inline = |nfs: &mut Nfs| {
+        let file = nfs.find(&top, "program");
+        nfs.write_inline(&file, 0, b"changed").map(drop)
+    };
+    let cut = |nfs: &mut Nfs| {
+        let file = nfs.find(&top, "program");
+        nfs.setattr(&file, with_size(3), None).map(drop)
+    };
+    let create = |nfs: &mut Nfs| nfs.create(&top, "program", Createhow3::Unchecked(with_size(0))).map(drop);
+    type Change<'a> = &'a dyn Fn(&mut Nfs) -> Result<(), Nfsstat3>;
+    let changes: [(&str, Change<'_>); 4] =
+        [("WRITE", &write), ("WRITE inline", &write_inline), ("SETATTR", &cut), ("CREATE", &create)];
+    for (name, change) in changes {
+        for (owner, mode, cleared) in [(1234, 0o4777, 0o777), (1234, 0o2777, 0o777), (5678, 0o6755, 0o755)] {
+            fs::write(&path, b"a program").unwrap();
+            std::os::unix::fs::chown(&path, Some(owner), Some(owner)).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            change(&mut other).unwrap();
+            let found = fs::metadata(&path).unwrap().mode() & 0o7777;
+            assert_eq!(found, cleared, "{name} of a file of {owner}: {found:o}, was {mode:o}");
+        }
+        // Root keeps them, as local root does.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+        change(&mut root).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o4755, "{name} by root");
+    }
+}
+
+#[test]
+fn a_server_whose_threads_would_keep_the_capabilities_of_root_does_not_start() {
+    if !can_switch_users() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let export = directory.path().join("export");
+    fs::create_dir(&export).unwrap();
+    let output = Command::new("setpriv")
+        .args(["--securebits", "+no_setuid_fixup", env!("CARGO_BIN_EXE_nfs3d")])
+        .arg(&export)
+        .args(["--listen", "iwarp:192.0.2.1:1", "--mount-port", "0", "--key"])
+        .arg(directory.path().join("key"))
+        .output()
+        .unwrap();
+    let says = String::from_utf8_lossy(&output.stderr);
+    assert!(says.contains("start without SECBIT_NO_SETUID_FIXUP"), "{says}");
+}
+
+/// A file system in a file, mounted until it is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// An ext4 file system of 16 MiB, of which a fifth is reserved for root; or the reason why it cannot be mounted.
+    fn ext4(image: &Path, at: &Path) -> Result<Self, String> {
+        fs::File::create(image).and_then(|file| file.set_len(16 << 20)).map_err(|error| error.to_string())?;
+        let run = |command: &mut Command| match command.output() {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Err(error) => Err(format!("{command:?}: {error}")),
+        };
+        run(Command::new("/sbin/mkfs.ext4").args(["-q", "-m", "20"]).arg(image))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(at))?;
+        Ok(Self(at.into()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn blocks_reserved_for_root_are_not_given_to_users() {
+    if !can_switch_users() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let export = directory.path().join("export");
+    fs::create_dir(&export).unwrap();
+    let _mounted = match Mounted::ext4(&directory.path().join("image"), &export) {
+        Ok(mounted) => mounted,
+        Err(reason) => {
+            println!("not run: no ext4 file system in a file: {reason}");
+            return;
+        }
+    };
+    fs::set_permissions(&export, fs::Permissions::from_mode(0o777)).unwrap();
+    let nfsd = Nfsd::start_in(directory, &[]);
+    let mut user = nfsd.client_as(1234, CreditMode::V2Windowed);
+    let top = user.root;
+    let file = user.make(&top, "large");
+    let data = vec![7; 256 << 10];
+    // 16 MiB at most, which is all of the device. A WRITE that a full disk shortens is followed by one that fails.
+    let full = (0..64).find_map(|n| user.write(&file, n * data.len() as u64, &data, StableHow::FileSync).err());
+    assert_eq!(full, Some(Nfsstat3::ErrNospc));
+    let free = rustix::fs::statvfs(&export).unwrap();
+    let reserved = (free.f_bfree - free.f_bavail) * free.f_frsize;
+    assert!(reserved > 3 << 20, "{reserved} bytes are still reserved");
+    // Root may use them.
+    let mut root = nfsd.client();
+    let mine = root.make(&top, "root's");
+    for n in 0..8 {
+        root.write(&mine, n * data.len() as u64, &data, StableHow::FileSync).unwrap();
+    }
+}
