@@ -21,7 +21,7 @@ pub use balance::{open_descriptors, settles, shard_leak};
 pub use cable::Cable;
 pub use child::{CHILD_TEST, Child, child_role};
 pub use data::{Random, filled, pattern, patterned, put_pattern};
-pub use raw::{Message, RawListener, RawPeer, call_bytes, reply_bytes};
+pub use raw::{Message, RawListener, RawPeer, call_bytes, call_bytes_as, reply_bytes};
 pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
     WORKER_ECHO, services_by, services_for, services_of, services_with, standard_services,

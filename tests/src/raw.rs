@@ -566,8 +566,19 @@ fn newly_granted(message: &[u8]) -> Option<u32> {
 
 /// An RPC call.
 pub fn call_bytes(xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
-    let none = OpaqueAuth::NONE;
-    let header = CallHeader { xid, program, version, procedure, credential: none, verifier: none };
+    call_bytes_as(OpaqueAuth::NONE, xid, program, version, procedure, args)
+}
+
+/// An RPC call with a credential.
+pub fn call_bytes_as(
+    credential: OpaqueAuth<'_>,
+    xid: u32,
+    program: u32,
+    version: u32,
+    procedure: u32,
+    args: &[u8],
+) -> Vec<u8> {
+    let header = CallHeader { xid, program, version, procedure, credential, verifier: OpaqueAuth::NONE };
     let mut bytes = vec![0; header.encoded_len()];
     header.emit(&mut bytes).expect("as long as it says");
     bytes.extend_from_slice(args);

@@ -8,7 +8,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rpcrdma::server::PeerHook;
-use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use rpcrdma::service::duplicate_requests::{
+    Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_address, by_host,
+};
 use rpcrdma::service::{Application, MAX_CHUNKS, MAX_PROCEDURE, ShardSetup, ShardTask};
 use rpcrdma::{Arena, Procedure, Refusal, ServerCall, Services};
 use rustix::fs::{FileType, fstat};
@@ -100,14 +102,10 @@ pub struct rpcrdma_procedure {
 /// Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
 pub type rpcrdma_task = Option<unsafe extern "C-unwind" fn(context: *mut c_void, shard: c_uint) -> c_int>;
 
-/// The client of a cached call: its credential on its host. Both stay the same when it connects again. `None` without a
-/// credential.
+/// The client of a cached call: its host, which stays the same when it connects again. `None` without a credential.
 fn client_of(call: &ServerCall) -> Option<Client> {
-    let info = call.info();
-    let (flavor, body) = info.credential();
-    let host = info.peer_host().map(|host| host.to_string());
-    let host = info.peer_identity().or(host.as_deref()).unwrap_or_default();
-    (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes(), body, host.as_bytes()].concat()))
+    let (flavor, _) = call.info().credential();
+    if flavor == 0 { None } else { by_host(call).or_else(|| by_address(call)) }
 }
 
 /// A pointer that functions of C get back.

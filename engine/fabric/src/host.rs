@@ -26,6 +26,14 @@ impl fmt::Display for NamedDevice {
     }
 }
 
+/// The host of an address, as shares of hosts count it: an IPv6 host owns its network of 64 bits.
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
+}
+
 /// Splits `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT`. An address without `@` names no device and is returned
 /// unchanged.
 ///
@@ -113,6 +121,15 @@ pub(crate) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_is_one_whatever_its_address() {
+        let of = |address: &str| network(address.parse().expect("an address"));
+        assert_eq!(of("2001:db8::1:2:3:4"), of("2001:db8::"));
+        assert_ne!(of("2001:db8::"), of("2001:db8:0:1::"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+    }
 
     #[test]
     fn forms() {

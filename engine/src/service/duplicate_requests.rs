@@ -2,8 +2,9 @@
 //!
 //! A client that reconnects retransmits unanswered calls, with the same XIDs. A procedure that must not run twice
 //! (append, rename, remove) declares a cache by [`Procedure::cached`](super::Procedure::cached). Its shard looks calls
-//! up before they run, on the shard or on workers. One cache serves all shards and workers, as a new connection may be
-//! on another shard. It has parts, each with a lock that is held for a lookup only.
+//! up before they run, on the shard or on workers. A retransmission has the client, XID, procedure, credential and
+//! arguments of the first call. One cache serves all shards and workers, as a new connection may be on another shard.
+//! It has parts, each with a lock that is held for a lookup only.
 //!
 //! Limits: the cache does not survive a restart of the server. It is bounded: calls of busy clients may evict a reply
 //! early. It keeps inline results only. Procedures with results in Write chunks are reads, and may run twice.
@@ -13,7 +14,8 @@
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::ServerCall;
+use crate::fabric::host::network;
 use crate::stats::{Metric, Numbers, fields};
 use crate::wire::rpc::OpaqueAuth;
 
@@ -54,7 +57,8 @@ impl Default for DuplicateRequestCacheConfig {
 /// Identity of a caller, stable across reconnects.
 ///
 /// Different clients must have different ones: an identifier of the upper layer, or the name that [host
-/// authentication](crate::auth) proved; not the connection.
+/// authentication](crate::auth) proved; not the connection. Users of one client need no different ones: the cache
+/// compares the credentials of calls, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client([u8; 32]);
 
@@ -75,9 +79,24 @@ impl Client {
 
 /// Identifies the client by its [authenticated host](super::CallInfo::peer_identity).
 ///
-/// All users of a host are then one client: right if the host numbers its calls.
+/// All users of a host are then one client: right if the host numbers its calls. A user gets no reply of another one.
 pub fn by_host(call: &ServerCall) -> Option<Client> {
     call.info().peer_identity().map(|name| Client::named(name.as_bytes()))
+}
+
+/// Identifies the client by the unauthenticated address of its host. For `nfs3d` and the C interface.
+///
+/// An IPv6 host owns its network of 64 bits. Without addresses, all callers are one client. Right if each host numbers
+/// its calls.
+#[doc(hidden)]
+pub fn by_address(call: &ServerCall) -> Option<Client> {
+    let bits = |host| match network(host) {
+        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    let mut id = [0; 32];
+    id[16..].copy_from_slice(&call.info().peer_host().map_or(0, bits).to_be_bytes());
+    Some(Client(id))
 }
 
 /// Identifies the client by its credential; `None` for AUTH_NONE.
@@ -97,28 +116,8 @@ pub(crate) struct CallKey {
     program: u32,
     version: u32,
     procedure: u32,
+    /// Keyed hash of the credential and the arguments.
     checksum: u64,
-}
-
-impl CallKey {
-    /// Key of a served call, with `checksummed` bytes of each argument.
-    ///
-    /// A call that reuses an XID soon does not get the old reply. Inline arguments, without the RPC header, are one
-    /// argument; each Read chunk is another.
-    pub(super) fn of(client: Client, call: &ServerCall, checksummed: usize) -> Self {
-        let (program, version, procedure) = (call.info().program(), call.info().version(), call.info().procedure());
-        let inline = Self { client, xid: call.info().xid(), program, version, procedure, checksum: 0 };
-        let inline = inline.with(call.args(), checksummed);
-        (0..call.read_chunks()).fold(inline, |key, n| key.with(call.read_chunk(n).unwrap_or_default(), checksummed))
-    }
-
-    fn with(self, bytes: &[u8], checksummed: usize) -> Self {
-        let mut hasher = DefaultHasher::new();
-        hasher.write_u64(self.checksum);
-        hasher.write_usize(bytes.len());
-        hasher.write(&bytes[..bytes.len().min(checksummed)]);
-        Self { checksum: hasher.finish(), ..self }
-    }
 }
 
 #[derive(Debug)]
@@ -250,6 +249,38 @@ impl DuplicateRequestCache {
                 keep: config.keep,
             },
         }
+    }
+
+    /// Key of a served call, with `checksummed` bytes of each argument.
+    ///
+    /// A call that reuses an XID soon does not get the old reply, and a call of another user on the same client never
+    /// does. Inline arguments, without the RPC header, are one argument; each Read chunk is another.
+    pub(super) fn key(&self, client: Client, call: &ServerCall, checksummed: usize) -> CallKey {
+        let info = call.info();
+        let chunks = (0..call.read_chunks()).map(|n| call.read_chunk(n).unwrap_or_default());
+        let checksum = self.checksum(info.credential(), std::iter::once(call.args()).chain(chunks), checksummed);
+        let (program, version, procedure) = (info.program(), info.version(), info.procedure());
+        CallKey { client, xid: info.xid(), program, version, procedure, checksum }
+    }
+
+    /// Hash of a whole credential, and of `checksummed` bytes of each argument.
+    ///
+    /// Its random key keeps a peer from choosing a credential or arguments with the checksum of another user's call.
+    fn checksum<'a>(
+        &self,
+        (flavor, body): (u32, &[u8]),
+        arguments: impl Iterator<Item = &'a [u8]>,
+        checksummed: usize,
+    ) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u32(flavor);
+        hasher.write_usize(body.len());
+        hasher.write(body);
+        for bytes in arguments {
+            hasher.write_usize(bytes.len());
+            hasher.write(&bytes[..bytes.len().min(checksummed)]);
+        }
+        hasher.finish()
     }
 
     /// Looks a call up, and adds it if new. It may evict the oldest finished call.

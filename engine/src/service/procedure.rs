@@ -102,7 +102,7 @@ impl Cached {
 
     fn key(&self, call: &ServerCall) -> Result<Option<CallKey>, Box<str>> {
         let client = caught(|| (self.client)(call))?;
-        Ok(client.map(|client| CallKey::of(client, call, self.checksummed)))
+        Ok(client.map(|client| self.cache.key(client, call, self.checksummed)))
     }
 }
 
@@ -230,6 +230,9 @@ impl<S: Sharing> Procedure<S> {
     }
 
     /// Runs each call once, even if it is retransmitted.
+    ///
+    /// A retransmission has the client, XID, procedure, credential and arguments of the first call. Where each message
+    /// has its own credential, as with RPCSEC_GSS, no call is recognized.
     ///
     /// A retransmitted call gets the reply of the first one, once that has run. It gets SYSTEM_ERR if that reply is no
     /// longer cached, or was lost with a handler that panicked. While the cache is full of calls that run, a new call

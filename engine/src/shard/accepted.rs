@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::host::network;
+use crate::fabric::host::network;
 
 #[derive(Clone, Debug)]
 pub(super) struct Accepted {

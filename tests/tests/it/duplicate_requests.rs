@@ -11,7 +11,7 @@ use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::duplicate_requests::{
     Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential, by_host,
 };
-use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
+use rpcrdma::wire::rpc::{AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Version, View, ViewBody};
 use rpcrdma::{Address, Config, Procedure, Refusal, Services};
 use rpcrdma_tests::With;
@@ -193,6 +193,28 @@ fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
     }
     let stats = scene.cache.stats();
     assert_eq!((stats.misses, stats.hits, stats.lost), (12, 20, 0));
+}
+
+/// Users of one client get no replies of each other, even to calls with the same XID and arguments.
+#[test]
+fn a_call_with_another_credential_is_another_call() {
+    let scene = scene("users", 64);
+    let mut peer = RawPeer::connect(&scene.address);
+    let bodies = [[0; 40], [1; 40]];
+    let users =
+        [OpaqueAuth::NONE, OpaqueAuth { flavor: 1, body: &bodies[0] }, OpaqueAuth { flavor: 1, body: &bodies[1] }];
+    for (xid, procedure) in [(1, COUNT), (2, WORKER_COUNT)] {
+        let before = scene.ran();
+        for round in 0..2 {
+            for (n, user) in users.into_iter().enumerate() {
+                let call = call_bytes_as(user, xid, PROGRAM, VERSION, procedure, b"same");
+                peer.send(&peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+                assert_eq!(next_reply(&mut peer), counted(xid, before + n as u32, b"same"), "round {round}");
+            }
+        }
+    }
+    let stats = scene.cache.stats();
+    assert_eq!((stats.misses, stats.hits), (6, 6));
 }
 
 #[test]

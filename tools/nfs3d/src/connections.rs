@@ -1,10 +1,11 @@
 //! Open connections of MOUNT, with a limit per host.
 #![forbid(unsafe_code)]
 
-use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use log::Level;
+use rpcrdma_fabric::host::network;
 
 use crate::lines;
 use crate::lock::lock;
@@ -22,7 +23,7 @@ impl Connections {
     /// Adds a connection. At a limit, closes the least recently used one: of its host, or, at [`MOST`], of the host
     /// with the most.
     pub(crate) fn admit(&self, stream: TcpStream, peer: IpAddr) -> Arc<TcpStream> {
-        let (host, stream) = (host(peer), Arc::new(stream));
+        let (host, stream) = (network(peer), Arc::new(stream));
         let mut all = lock(&self.0);
         let count = |host| all.iter().filter(|(other, _)| *other == host).count();
         let full = if count(host) >= SHARE {
@@ -56,14 +57,6 @@ impl Connections {
 
     pub(crate) fn remove(&self, stream: &Arc<TcpStream>) {
         lock(&self.0).retain(|(_, other)| !Arc::ptr_eq(other, stream));
-    }
-}
-
-/// Host of an address: of IPv6, a /64.
-fn host(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) if !address.is_loopback() => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        address => address,
     }
 }
 

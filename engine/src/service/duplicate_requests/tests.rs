@@ -1,6 +1,7 @@
 //! At most once, in bounded memory.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
@@ -15,8 +16,17 @@ fn cache(entries: usize, bytes: usize) -> Arc<DuplicateRequestCache> {
     }))
 }
 
+/// Key of a call whose checksum another cache has made.
 fn key_of(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> CallKey {
-    CallKey { client, xid, program, version, procedure, checksum: 0 }.with(args, CHECKSUMMED)
+    let checksum = checksum(&CACHE, (0, &[]), &[args]);
+    CallKey { client, xid, program, version, procedure, checksum }
+}
+
+static CACHE: LazyLock<DuplicateRequestCache> =
+    LazyLock::new(|| DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+
+fn checksum(cache: &DuplicateRequestCache, credential: (u32, &[u8]), arguments: &[&[u8]]) -> u64 {
+    cache.checksum(credential, arguments.iter().copied(), CHECKSUMMED)
 }
 
 fn key(xid: u32) -> CallKey {
@@ -63,15 +73,30 @@ fn the_verifier_of_a_reply_is_kept() {
 #[test]
 fn arguments_that_came_as_chunks_count() {
     let args = [7; 300];
-    let inline = key(1);
-    let of = |bytes: &[u8]| inline.with(bytes, CHECKSUMMED);
+    let of = |chunks: &[&[u8]]| checksum(&CACHE, (0, &[]), &[&[&b"arguments"[..]], chunks].concat());
     let (mut early, mut late) = (args, args);
     (early[255], late[256]) = (8, 8);
-    assert_eq!(of(&args), of(&late), "only the first bytes count");
-    let all = [inline, of(&args), of(&early), of(&args[..299]), of(&[]), of(&args).with(&[], CHECKSUMMED)];
+    assert_eq!(of(&[&args]), of(&[&late]), "only the first bytes count");
+    let all = [of(&[]), of(&[&args]), of(&[&early]), of(&[&args[..299]]), of(&[&[]]), of(&[&args, &[]])];
     for (n, one) in all.iter().enumerate() {
         assert!(all[n + 1..].iter().all(|other| other != one), "{n}");
     }
+}
+
+/// All of a credential counts, also beyond the bytes that count of an argument.
+#[test]
+fn a_call_of_another_user_is_another_call() {
+    let (body, args) = ([7; 400], &[&b"arguments"[..]][..]);
+    let mut late = body;
+    late[399] = 8;
+    let of = |flavor, body: &[u8]| checksum(&CACHE, (flavor, body), args);
+    assert_eq!(of(1, &body), of(1, &body));
+    let all = [of(0, &[]), of(1, &[]), of(1, &body), of(1, &late), of(1, &body[..396]), of(2, &body)];
+    for (n, one) in all.iter().enumerate() {
+        assert!(all[n + 1..].iter().all(|other| other != one), "{n}");
+    }
+    let other = DuplicateRequestCache::new(DuplicateRequestCacheConfig::default());
+    assert_ne!(checksum(&other, (1, &body), args), of(1, &body), "a peer cannot compute it");
 }
 
 #[test]
