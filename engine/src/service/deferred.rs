@@ -19,6 +19,8 @@ pub(crate) struct Origin {
     way: WayHome<OwnedCall>,
     signal: Signal,
     over: AtomicBool,
+    /// Owner of the quotas of its calls.
+    owner: Arc<str>,
 }
 
 impl Origin {
@@ -46,9 +48,10 @@ impl CallsHome {
         Self { home: Home::new(), signal }
     }
 
-    /// Creates the origin of one more connection's calls.
-    pub(crate) fn origin(&self) -> Arc<Origin> {
-        Arc::new(Origin { way: self.home.way(), signal: self.signal.clone(), over: AtomicBool::new(false) })
+    /// Creates the origin of one more connection's calls, which count against the quotas of `owner`.
+    pub(crate) fn origin(&self, owner: &Arc<str>) -> Arc<Origin> {
+        let (way, signal, owner) = (self.home.way(), self.signal.clone(), Arc::clone(owner));
+        Arc::new(Origin { way, signal, over: AtomicBool::new(false), owner })
     }
 
     /// Takes all returned calls, in their order.
@@ -126,6 +129,31 @@ impl DeferredCall {
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.origin.is_over()
+    }
+
+    /// Drops a call that has not begun, if its connection is closed.
+    ///
+    /// Otherwise returns it. A dropped [cached](super::Procedure::cached) call counts as not run, so that its
+    /// retransmission runs. For calls that waited in a queue of the application.
+    #[must_use]
+    pub fn skip_if_disconnected(mut self) -> Option<Self> {
+        if !self.is_disconnected() {
+            return Some(self);
+        }
+        if let Some(call) = self.call.take() {
+            self.send_home(call.skipped());
+        }
+        None
+    }
+
+    /// Owner of the quotas that the call counts against.
+    ///
+    /// It is the caller's host, or its process on a fabric without addresses. All connections of a host have the same
+    /// one, whatever their credentials. An IPv6 host owns its network of 64 bits. For quotas of the application, such
+    /// as of its threads.
+    #[must_use]
+    pub fn quota_owner(&self) -> &Arc<str> {
+        &self.origin.owner
     }
 }
 

@@ -317,6 +317,37 @@ fn end(client: &mut LocalClient) -> (u64, Result<Vec<u8>, CallError>) {
     ended.expect("one has ended")
 }
 
+/// A call that waited in a queue until its connection closed has not run: a retransmission runs.
+#[test]
+fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
+    let mut world = World::new("skipped");
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+    let once = |procedure: Procedure| procedure.cached(Arc::clone(&cache), |_| Some(Whose::number(7)));
+    let (address, held) = holding_with(&mut world, small(), standard_services(), once);
+    let send = |peer: &mut RawPeer| {
+        let call = call_bytes(1, PROGRAM, VERSION, HELD, b"");
+        peer.send(&peer.message(1, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+        next(&held)
+    };
+    let mut peers = [0; 2].map(|_| RawPeer::connect(&address));
+    let waiting = send(&mut peers[0]);
+    let [gone, mut peer] = peers;
+    let owner = Arc::clone(waiting.quota_owner());
+    gone.vanish();
+    assert!(settles(|| waiting.is_disconnected()), "the server knows that it has gone");
+    assert!(waiting.skip_if_disconnected().is_none());
+    assert!(settles(|| cache.stats().entries == 0), "nothing is left of it");
+    let again = send(&mut peer);
+    assert_eq!(*again.quota_owner(), owner, "another connection of the same host");
+    let mut again = again.skip_if_disconnected().expect("its connection is open");
+    results(&mut again, b"done");
+    again.answer(Ok(()));
+    let reply = peer.receive().expect("a reply").bytes;
+    let reply = View::check(&reply, Revision::Ietf00).expect("a header");
+    assert_eq!(reply.payload(), reply_bytes(1, b"done"));
+    assert_eq!((cache.stats().misses, cache.stats().lost), (2, 0));
+}
+
 #[test]
 fn a_dropped_call_is_refused_and_counted() {
     for scheme in SCHEMES {

@@ -1,13 +1,11 @@
 //! The procedures and their threads.
 #![forbid(unsafe_code)]
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use rpcrdma::rpc::AuthSys;
-use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_address};
 use rpcrdma::typed::{Answer, Cache, CallInfo, Sent, Signature};
-use rpcrdma::{Refusal, ServerCall, Services};
+use rpcrdma::{Refusal, Services};
 
 use crate::export::Export;
 use crate::identity::Identity;
@@ -25,7 +23,8 @@ pub(crate) type Answered = Result<Sent, Refusal>;
 
 /// Services of an export. All procedures may wait for a disk: the pool runs them, or else the shards, which then block.
 pub fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
-    let cache = Cache::new(Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), host);
+    let replies = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+    let cache = Cache::new(replies, by_address);
     let mut services = Services::new();
     match pool {
         Some(pool) => {
@@ -35,21 +34,6 @@ pub fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
         None => add(&mut services, export, &cache),
     }
     services
-}
-
-/// A changing procedure, which must not run again for a retransmitted call.
-pub(crate) fn runs_once(procedure: u32) -> bool {
-    matches!(procedure, Setattr::NUMBER | Write::NUMBER..=Link::NUMBER)
-}
-
-/// Owner of a call: the host by address and credential. It stays the same across reconnects from other ports. Hosts
-/// with equal names differ by address.
-pub(crate) fn host(call: &ServerCall) -> Option<Client> {
-    let (flavor, body) = call.info().credential();
-    let sys = (flavor == AuthSys::FLAVOR).then(|| AuthSys::parse(body).ok()).flatten()?;
-    let mut hasher = DefaultHasher::new();
-    (sys.machine, call.info().peer_host()).hash(&mut hasher);
-    Some(Client::number(hasher.finish()))
 }
 
 /// A call: the handlers are its methods.

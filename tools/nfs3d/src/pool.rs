@@ -1,33 +1,26 @@
 //! Worker threads, which may wait for a disk. Shards, and the [shares](crate::shares) of other clients, continue.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use rpcrdma::Refusal;
-use rpcrdma::service::duplicate_requests::Client;
-use rpcrdma::service::{Caller, DeferredCall};
+use rpcrdma::service::DeferredCall;
 
 use crate::export::Export;
 use crate::lock::lock;
-use crate::nfs;
 use crate::nfs3::nfs_v3;
 use crate::shares::Shares;
 
-/// Holder of threads.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Holder {
-    /// A host, with all its connections.
-    Host(Client),
-    /// A connection of an unidentified client.
-    Connection(Caller),
-}
-
 /// Threads for an export, until the process ends.
 pub struct Pool {
-    shares: Mutex<Shares<Holder, DeferredCall>>,
+    /// By host: a client chooses its connections and credentials freely.
+    shares: Mutex<Shares<Arc<str>, DeferredCall>>,
     /// Signals work for another thread.
     ready: Condvar,
 }
@@ -46,14 +39,13 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a call until its client's share admits it.
+    /// Queues a call until its host's share admits it.
     pub(crate) fn submit(&self, call: DeferredCall) {
-        let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.info().caller()), Holder::Host);
-        // A host with a stalled disk may reconnect and retransmit repeatedly. Its abandoned calls would hold memory.
-        let needless = |call: &DeferredCall| call.is_disconnected() && !nfs::runs_once(call.info().procedure());
+        let host = Arc::clone(call.quota_owner());
         let mut shares = lock(&self.shares);
-        shares.forget(holder, needless);
-        shares.add(holder, call);
+        // A host with a stalled disk may reconnect and retransmit repeatedly. Its abandoned calls would hold memory.
+        shares.retain(&host, DeferredCall::skip_if_disconnected);
+        shares.add(host, call);
         let ready = shares.is_ready();
         drop(shares);
         if ready {
@@ -64,7 +56,7 @@ impl Pool {
     fn work(&self, export: &Export) {
         let mut shares = lock(&self.shares);
         loop {
-            let Some((holder, mut call)) = shares.take() else {
+            let Some((host, call)) = shares.take() else {
                 shares = self.ready.wait(shares).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -74,11 +66,14 @@ impl Pool {
             if more {
                 self.ready.notify_one();
             }
-            // A panic ends its call, not the thread.
-            let outcome = catch_unwind(AssertUnwindSafe(|| nfs_v3::run(export, &mut call)));
-            call.answer(outcome.unwrap_or(Err(Refusal::SystemError)));
+            // Nobody awaits the reply of a closed connection, and a client retransmits.
+            if let Some(mut call) = call.skip_if_disconnected() {
+                // A panic ends its call, not the thread.
+                let outcome = catch_unwind(AssertUnwindSafe(|| nfs_v3::run(export, &mut call)));
+                call.answer(outcome.unwrap_or(Err(Refusal::SystemError)));
+            }
             shares = lock(&self.shares);
-            shares.give_back(holder);
+            shares.give_back(&host);
         }
     }
 }

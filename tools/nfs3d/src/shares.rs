@@ -10,20 +10,23 @@ use std::hash::Hash;
 #[derive(Debug)]
 pub(crate) struct Shares<K, W> {
     /// Free threads.
-    free: usize,
+    pub(super) free: usize,
     /// Clients that hold or await threads.
-    clients: HashMap<K, Client<W>>,
+    pub(super) clients: HashMap<K, Client<W>>,
     /// Waiting clients, each once, in round-robin order.
     turns: VecDeque<K>,
 }
 
+/// Work of one client.
 #[derive(Debug)]
-struct Client<W> {
-    held: usize,
-    waiting: VecDeque<W>,
+pub(super) struct Client<W> {
+    /// Threads that it holds.
+    pub(super) held: usize,
+    /// Its queued work, oldest first.
+    pub(super) waiting: VecDeque<W>,
 }
 
-impl<K: Copy + Eq + Hash, W> Shares<K, W> {
+impl<K: Clone + Eq + Hash, W> Shares<K, W> {
     /// For this many threads, at least 1.
     pub(crate) fn new(threads: usize) -> Self {
         Self { free: threads, clients: HashMap::new(), turns: VecDeque::new() }
@@ -31,24 +34,24 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
 
     /// Queues work behind the client's earlier work.
     pub(crate) fn add(&mut self, key: K, work: W) {
-        let client = self.clients.entry(key).or_insert_with(|| Client { held: 0, waiting: VecDeque::new() });
+        let client = self.clients.entry(key.clone()).or_insert_with(|| Client { held: 0, waiting: VecDeque::new() });
         if client.waiting.is_empty() {
             self.turns.push_back(key);
         }
         client.waiting.push_back(work);
     }
 
-    /// Drops unneeded queued work of a client.
-    pub(crate) fn forget(&mut self, key: K, needless: impl Fn(&W) -> bool) {
-        let Some(client) = self.clients.get_mut(&key) else { return };
+    /// Keeps the queued work of a client that `keep` returns.
+    pub(crate) fn retain(&mut self, key: &K, keep: impl FnMut(W) -> Option<W>) {
+        let Some(client) = self.clients.get_mut(key) else { return };
         let before = client.waiting.len();
-        client.waiting.retain(|work| !needless(work));
+        client.waiting = std::mem::take(&mut client.waiting).into_iter().filter_map(keep).collect();
         if before == 0 || !client.waiting.is_empty() {
             return;
         }
-        self.turns.retain(|waits| *waits != key);
+        self.turns.retain(|waits| waits != key);
         if client.held == 0 {
-            self.clients.remove(&key);
+            self.clients.remove(key);
         }
     }
 
@@ -60,7 +63,7 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
         client.held += 1;
         self.free -= 1;
         if !client.waiting.is_empty() {
-            self.turns.push_back(key);
+            self.turns.push_back(key.clone());
         }
         Some((key, work))
     }
@@ -71,12 +74,12 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
     }
 
     /// Returns a client's thread.
-    pub(crate) fn give_back(&mut self, key: K) {
-        let Some(client) = self.clients.get_mut(&key) else { return };
+    pub(crate) fn give_back(&mut self, key: &K) {
+        let Some(client) = self.clients.get_mut(key) else { return };
         client.held -= 1;
         self.free += 1;
         if client.held == 0 && client.waiting.is_empty() {
-            self.clients.remove(&key);
+            self.clients.remove(key);
         }
     }
 

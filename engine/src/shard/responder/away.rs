@@ -116,9 +116,9 @@ impl Away {
         self.worked = worked;
     }
 
-    /// Origin of one more connection's calls.
-    pub(super) fn origin(&self) -> Arc<Origin> {
-        self.home.origin()
+    /// Origin of one more connection's calls, which count against the quotas of `owner`.
+    pub(super) fn origin(&self, owner: &Arc<str>) -> Arc<Origin> {
+        self.home.origin(owner)
     }
 
     /// Takes the answered deferred calls.

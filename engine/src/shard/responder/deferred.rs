@@ -17,7 +17,8 @@ impl Responder {
     #[inline(always)]
     pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         if conn.served.sender.is_none() {
-            let (origin, account) = (self.away.origin(), self.shares.parties.account(conn));
+            let account = self.shares.parties.account(conn);
+            let origin = self.away.origin(account.party());
             conn.served.sender = Some(Box::new(Sender { origin, account }));
         }
         if self.must_stay(cx, &conn.served, &call) {

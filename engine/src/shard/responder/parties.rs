@@ -17,7 +17,7 @@ use crate::shard::conn::Conn;
 /// Calls of one party.
 #[derive(Debug, Default)]
 pub(in crate::shard) struct Account {
-    party: Box<str>,
+    party: Arc<str>,
     away: Cell<usize>,
     /// Those of closed connections.
     dead: Cell<usize>,
@@ -27,7 +27,7 @@ pub(in crate::shard) struct Account {
 
 impl Account {
     /// Name of the party, as in [`Accepted`](crate::shard::accepted::Accepted).
-    pub(in crate::shard) fn party(&self) -> &str {
+    pub(in crate::shard) fn party(&self) -> &Arc<str> {
         &self.party
     }
 
@@ -47,7 +47,7 @@ pub(super) struct Sender {
 pub(super) struct Parties {
     /// Calls that may still go away.
     free: usize,
-    accounts: HashMap<Box<str>, Rc<Account>>,
+    accounts: HashMap<Arc<str>, Rc<Account>>,
     /// Closed connections: their calls away, and how many of these may have chunks.
     closed: HashMap<QpId, (usize, usize, Rc<Account>)>,
 }
@@ -62,8 +62,12 @@ impl Parties {
     #[cold]
     pub(super) fn account(&mut self, conn: &Conn) -> Rc<Account> {
         let party = conn.accepted().map_or_else(|| conn.who(), |accepted| accepted.whose.clone());
-        let new = || Rc::new(Account { party: party.clone(), ..Account::default() });
-        Rc::clone(self.accounts.entry(party.clone()).or_insert_with(new))
+        if let Some(account) = self.accounts.get(&*party) {
+            return Rc::clone(account);
+        }
+        let account = Rc::new(Account { party: party.into(), ..Account::default() });
+        self.accounts.insert(Arc::clone(&account.party), Rc::clone(&account));
+        account
     }
 
     /// Whether a party has as many calls away as may still go.
@@ -115,7 +119,7 @@ impl Parties {
     /// Drops the account of a party without another connection or call.
     fn leave(&mut self, account: Rc<Account>) {
         if Rc::strong_count(&account) == 2 {
-            self.accounts.remove(&account.party);
+            self.accounts.remove(&*account.party);
         }
     }
 
@@ -129,7 +133,7 @@ impl Parties {
     fn look_up(&self, conn: &Conn, with_chunks: bool) -> usize {
         let party = conn.accepted().map(|accepted| &accepted.whose);
         let count = |account: &Rc<Account>| if with_chunks { account.dead_with_chunks.get() } else { account.dead() };
-        party.and_then(|party| self.accounts.get(party)).map_or(0, count)
+        party.and_then(|party| self.accounts.get(&**party)).map_or(0, count)
     }
 
     /// Accounts with calls of closed connections.
@@ -169,7 +173,7 @@ mod tests {
             let account = parties.account(&one);
             assert_eq!(fill(&mut parties, &account), calls);
             parties.close(one.qp(), account, calls, 10);
-            assert_eq!((parties.dead_of(&one, false), parties.dead()[0].party()), (50, "192.0.2.1"));
+            assert_eq!((parties.dead_of(&one, false), &**parties.dead()[0].party()), (50, "192.0.2.1"));
             assert_eq!(parties.dead_of(&one, true), 10);
         }
         let other = conn(2, "192.0.2.2:7");

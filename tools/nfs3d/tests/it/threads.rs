@@ -24,7 +24,7 @@ fn whoever_hangs_leaves_threads_to_others() {
     // All hang: the next one waits for any of them.
     shares.add('e', 0);
     assert_eq!(shares.take(), None);
-    shares.give_back('a');
+    shares.give_back(&'a');
     assert_eq!(take_all(&mut shares), [('e', 0)]);
 }
 
@@ -37,7 +37,7 @@ fn clients_take_turns_and_the_work_of_each_stays_in_order() {
     let mut order = Vec::new();
     while let Some((client, work)) = shares.take() {
         assert_eq!(shares.take(), None, "there is one thread");
-        shares.give_back(client);
+        shares.give_back(&client);
         order.push(work);
     }
     assert_eq!(order, [0, 10, 20, 1, 11, 2]);
@@ -51,10 +51,10 @@ fn one_end_may_make_room_for_two() {
     }
     let held = take_all(&mut shares);
     assert_eq!(held, [('a', 0), ('b', 0), ('a', 1)], "one thread is left for who comes then");
-    shares.give_back('a');
+    shares.give_back(&'a');
     assert_eq!(take_all(&mut shares), [('b', 1)], "it is that one's turn");
-    shares.give_back('b');
-    shares.give_back('b');
+    shares.give_back(&'b');
+    shares.give_back(&'b');
     // The first one has as many as are free now, and the second one none.
     assert_eq!(take_all(&mut shares), [('a', 2), ('b', 2)]);
 }
@@ -62,19 +62,19 @@ fn one_end_may_make_room_for_two() {
 #[test]
 fn forgotten_work_is_skipped() {
     let mut shares = Shares::new(2);
-    shares.forget('a', |_| true);
+    shares.retain(&'a', |_| None);
     (0..4).for_each(|work| shares.add('a', work));
     (10..12).for_each(|work| shares.add('b', work));
     assert_eq!(take_all(&mut shares), [('a', 0), ('b', 10)]);
-    shares.forget('a', |work| work % 2 == 1);
-    shares.forget('b', |_| true);
-    shares.give_back('b');
+    shares.retain(&'a', |work| (work % 2 == 0).then_some(work));
+    shares.retain(&'b', |_| None);
+    shares.give_back(&'b');
     assert_eq!(shares.take(), None, "the second one waits for nothing, and the first one has its half");
-    shares.give_back('a');
+    shares.give_back(&'a');
     assert_eq!(take_all(&mut shares), [('a', 2)], "what was left");
-    shares.forget('a', |_| true);
+    shares.retain(&'a', |_| None);
     shares.add('a', 4);
-    shares.give_back('a');
+    shares.give_back(&'a');
     assert_eq!(take_all(&mut shares), [('a', 4)], "it has its turn once more");
 }
 
@@ -94,12 +94,12 @@ fn all_work_is_done_and_nothing_is_kept_of_it() {
             // Whoever waits waits for somebody.
             assert!(!held.is_empty() || added == done);
             if !held.is_empty() && rng.bool() {
-                shares.give_back(held.swap_remove(rng.usize(..held.len())).0);
+                shares.give_back(&held.swap_remove(rng.usize(..held.len())).0);
                 done += 1;
             }
         }
         while let Some((client, _)) = held.pop() {
-            shares.give_back(client);
+            shares.give_back(&client);
             done += 1;
             held.extend(std::iter::from_fn(|| shares.take()));
         }

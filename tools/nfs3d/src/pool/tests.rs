@@ -1,0 +1,160 @@
+//! Shares of threads by host, and calls of closed connections.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::typed::Request;
+use rpcrdma::{Address, LocalClient, Server};
+use tempfile::TempDir;
+
+use super::*;
+use crate::nfs3::nfs_v3::{Create, PROGRAM, VERSION, bindings};
+use crate::nfs3::{Create3Args, Createhow3, Diropargs3};
+use crate::{By, Options, Policy, Squash, UNCHANGED, nfs};
+
+const THREADS: usize = 8;
+/// Calls of each connection.
+const CALLS: usize = 4;
+
+/// A server whose files live in a directory of the test.
+struct Scene {
+    directory: TempDir,
+    export: Arc<Export>,
+    pool: Arc<Pool>,
+    address: Address,
+    _server: Server,
+}
+
+impl Scene {
+    fn new(name: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        // Also for calls without a credential.
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
+        let options = Options {
+            read_only: false,
+            sync: false,
+            policy: Policy::new(Squash::None),
+            handles: By::Auto,
+            key: [7; 32],
+            files: 100,
+        };
+        let export = Arc::new(Export::open(directory.path(), options).expect("a directory"));
+        let pool = Pool::start(&export, THREADS).expect("threads");
+        let address: Address = format!("soft:nfs3d-pool-{name}-{}", std::process::id()).parse().expect("an address");
+        let services = nfs::services(&export, Some(&pool));
+        let server = Server::start(&address, services, &ServerConfig::default()).expect("a server");
+        Self { directory, export, pool, address, _server: server }
+    }
+
+    /// A connection with the machine name of an AUTH_SYS credential, or without a credential.
+    fn connect(&self, machine: Option<&str>) -> LocalClient {
+        let mut config = ClientConfig::new(PROGRAM, VERSION);
+        if let Some(machine) = machine {
+            config.credential = Credential::sys(machine, 0, 0, &[]).expect("a credential");
+        }
+        config.bindings = Some(Arc::new(bindings()));
+        LocalClient::connect(&self.address, config).expect("connected")
+    }
+
+    /// Calls that hold threads, and those that wait, of all hosts.
+    fn held_and_waiting(&self) -> (usize, usize) {
+        let shares = lock(&self.pool.shares);
+        let clients = || shares.clients.values();
+        (THREADS - shares.free, clients().map(|client| client.waiting.len()).sum())
+    }
+
+    /// Waiting calls of closed connections.
+    fn departed(&self) -> usize {
+        let shares = lock(&self.pool.shares);
+        let waiting = shares.clients.values().flat_map(|client| &client.waiting);
+        waiting.filter(|call| call.is_disconnected()).count()
+    }
+
+    fn names(&self) -> HashSet<String> {
+        let entries = fs::read_dir(self.directory.path()).expect("a directory");
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
+    }
+
+    /// Starts a CREATE in the root.
+    fn start_create(&self, client: &mut LocalClient, name: &str) {
+        let how = Createhow3::Guarded(UNCHANGED);
+        let args = Create3Args { r#where: Diropargs3 { dir: self.export.root.handle(), name: name.as_bytes() }, how };
+        let first = client.first();
+        let call = Request::<Create>::new().into_call(&mut (&mut *client, first), &args).expect("memory");
+        client.start(first, call, 0);
+        client.flush();
+    }
+}
+
+/// Polls clients until a condition holds; returns the number of their calls that ended.
+#[track_caller]
+fn until(clients: &mut [LocalClient], what: &str, mut holds: impl FnMut(usize) -> bool) -> usize {
+    let (since, mut ended) = (Instant::now(), 0);
+    while !holds(ended) {
+        // Bounds hangs, measures nothing.
+        assert!(since.elapsed() < Duration::from_secs(60), "{what}");
+        for client in &mut *clients {
+            client.poll(|done| ended += usize::from(done.result.is_ok()));
+        }
+        thread::yield_now();
+    }
+    ended
+}
+
+/// A client chooses its machine names and its number of connections: neither gets it another share.
+#[test]
+fn a_host_has_one_share_whatever_its_credentials_and_connections() {
+    let scene = Scene::new("shares");
+    let mut clients = vec![scene.connect(Some("one")), scene.connect(Some("two"))];
+    clients.extend((0..12).map(|_| scene.connect(None)));
+    // Each CREATE now waits for the directory, and holds its thread.
+    let alone = scene.export.root.lock();
+    for (n, client) in clients.iter_mut().enumerate() {
+        (0..CALLS).for_each(|call| scene.start_create(client, &format!("{n}-{call}")));
+    }
+    let all = clients.len() * CALLS;
+    until(&mut clients, "calls arrive, and threads take them", |_| {
+        let (held, waiting) = scene.held_and_waiting();
+        held + waiting == all && !lock(&scene.pool.shares).is_ready()
+    });
+    assert_eq!(scene.held_and_waiting(), (THREADS / 2, all - THREADS / 2), "the other half is for other hosts");
+    drop(alone);
+    until(&mut clients, "calls end", |ended| ended == all);
+    assert_eq!((scene.names().len(), scene.held_and_waiting()), (all, (0, 0)));
+}
+
+/// Nobody awaits the replies of closed connections: their waiting calls take no thread from others.
+#[test]
+fn waiting_calls_of_closed_connections_do_not_run() {
+    for another_call in [false, true] {
+        let scene = Scene::new(&format!("departed-{another_call}"));
+        let mut staying = [scene.connect(Some("tests"))];
+        let alone = scene.export.root.lock();
+        (0..CALLS).for_each(|call| scene.start_create(&mut staying[0], &format!("staying-{call}")));
+        until(&mut staying, "calls hold their threads", |_| scene.held_and_waiting() == (CALLS, 0));
+        let mut leaving = [Some("tests"), Some("other"), None].map(|machine| scene.connect(machine));
+        for (n, client) in leaving.iter_mut().enumerate() {
+            (0..CALLS).for_each(|call| scene.start_create(client, &format!("leaving-{n}-{call}")));
+        }
+        until(&mut leaving, "calls wait", |_| scene.held_and_waiting() == (CALLS, 3 * CALLS));
+        drop(leaving);
+        until(&mut staying, "the server sees that they have left", |_| scene.departed() == 3 * CALLS);
+        let mut all = CALLS;
+        if another_call {
+            // They leave the queue when their host has another call.
+            scene.start_create(&mut staying[0], "staying-and-last");
+            until(&mut staying, "another call waits", |_| scene.held_and_waiting() == (CALLS, 1));
+            all += 1;
+        }
+        drop(alone);
+        until(&mut staying, "calls end", |ended| ended == all);
+        until(&mut staying, "the pool is idle", |_| scene.held_and_waiting() == (0, 0));
+        let names = scene.names();
+        assert_eq!(names.len(), all);
+        assert!(names.iter().all(|name| name.starts_with("staying")), "{names:?}");
+    }
+}
