@@ -102,6 +102,53 @@ fn names_are_found_and_nothing_leads_out_of_the_export() {
     assert_eq!(names, ["link"], "nothing was made by a bad name");
 }
 
+/// Nests directories `a` this deep below `top`, from the inside out, as paths have a longest length.
+fn nest(top: &Path, depth: usize) {
+    let (a, b) = (top.join("a"), top.join("b"));
+    fs::create_dir(&a).unwrap();
+    for _ in 1..depth {
+        fs::create_dir(&b).unwrap();
+        fs::rename(&a, b.join("a")).unwrap();
+        fs::rename(&b, &a).unwrap();
+    }
+}
+
+/// Removes nested directories `a`.
+fn unnest(top: &Path) {
+    let (a, b) = (top.join("a"), top.join("b"));
+    while fs::rename(a.join("a"), &b).is_ok() {
+        fs::remove_dir(&a).unwrap();
+        fs::rename(&b, &a).unwrap();
+    }
+    fs::remove_dir(&a).unwrap();
+}
+
+/// The server compares paths, which have at most 4096 bytes, instead of walking up.
+#[test]
+fn the_parent_of_a_directory_at_any_depth_costs_no_walk_to_the_root() {
+    let nfsd = Nfsd::start(&[]);
+    nest(&nfsd.path(), 3000);
+    let mut nfs = nfsd.client();
+    let (mut chain, mut failures) = (vec![nfs.root], Vec::new());
+    for _ in 0..3000 {
+        chain.push(nfs.find(&chain[chain.len() - 1], "a"));
+    }
+    for depth in [1, 2, 1000, 1800, 2200, 3000] {
+        match nfs.lookup(&chain[depth], "..") {
+            Ok(parent) => assert_eq!(parent.object, chain[depth - 1], "{depth}"),
+            Err(status) => failures.push((depth, status)),
+        }
+    }
+    assert_eq!(failures, [(2200, Nfsstat3::ErrNametoolong), (3000, Nfsstat3::ErrNametoolong)]);
+    // Out of the export, all the way up is cut.
+    let outside = nfsd.path().parent().unwrap().join("a");
+    fs::rename(nfsd.path().join("a"), &outside).unwrap();
+    for depth in [1, 2, 1000, 1800] {
+        assert_eq!(status(nfs.lookup(&chain[depth], "..")), Nfsstat3::ErrAcces, "{depth}");
+    }
+    unnest(outside.parent().unwrap());
+}
+
 #[test]
 fn names_of_255_bytes_and_no_longer() {
     let nfsd = Nfsd::start(&[]);
