@@ -43,7 +43,7 @@ use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::program::{self, READY, VERSION, say};
-use rpcrdma_config::{ConfigArgs, Idle};
+use rpcrdma_config::{ConfigArgs, Idle, secret_file};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
@@ -148,7 +148,7 @@ struct Trust {
 impl Trust {
     fn policy(&self) -> anyhow::Result<AuthPolicy> {
         let Some(path) = &self.host_key else { return Ok(AuthPolicy::Off) };
-        let key = std::fs::read(path).with_context(|| format!("--host-key {}", path.display()))?;
+        let key = secret_file::read(path).context("--host-key")?;
         let key = PreSharedKey::new("blockstore", &key).with_context(|| format!("--host-key {}", path.display()))?;
         Ok(AuthPolicy::Required(Arc::new(key)))
     }

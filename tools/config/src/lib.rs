@@ -18,12 +18,14 @@
 //! ```
 //!
 //! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
-//! [`program`] has what the `main` functions share.
+//! [`program`] has what the `main` functions share, [`secret_file`] the files of their keys.
 
 #[cfg(feature = "clap")]
 mod args;
 #[cfg(feature = "clap")]
 pub mod program;
+#[cfg(feature = "clap")]
+pub mod secret_file;
 
 #[cfg(feature = "clap")]
 pub use args::{ConfigArgs, Named, given};

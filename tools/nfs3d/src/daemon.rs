@@ -8,9 +8,10 @@
 //! MOUNT is on TCP. The other protocols of RFC 8267 §5.1 are not implemented: NLM and NSM (mount with `nolock`: locks
 //! then hold within one host), NFSACL (clients work without).
 
-use std::io::{Read as _, Write as _};
+use std::fs::DirBuilder;
+use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, Time
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::program::{self, READY, VERSION, say};
-use rpcrdma_config::{ConfigArgs, Idle};
+use rpcrdma_config::{ConfigArgs, Idle, secret_file};
 use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -68,9 +69,9 @@ struct Cli {
     /// with and without this option.
     #[arg(long = "async")]
     not_sync: bool,
-    /// Threads for file operations, which may block. One client gets at most half of them, the next one half of the
-    /// rest, and so on: a slow disk does not stop other clients. 0: the shards do file operations, which is fastest for
-    /// files in memory, and blocks all clients of the shard.
+    /// Threads for file operations, which may block. One client host gets at most half of them, the next one half of
+    /// the rest, and so on: a slow disk does not stop other hosts. 0: the shards do file operations, which is fastest
+    /// for files in memory, and blocks all clients of the shard.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
     /// Cores of the shards, separated by commas; at least one for each address. Default: one unpinned shard for each
@@ -97,7 +98,8 @@ struct Cli {
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
     /// Key that seals file handles; created if missing. With the same key, handles survive a restart. It must not be in
-    /// the exported directory. [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
+    /// the exported directory, and no other user may be able to write it or a directory above it. [default: nfs3d.key
+    /// in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Unix socket for statistics, for `rpcrdma top` and `rpcrdma exporter`.
@@ -132,7 +134,8 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     let config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
     // Signals from now on are handled below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
-    // Clients choose the modes.
+    let key = key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?;
+    // Clients choose the modes of their files. All other files get theirs from the code that creates them.
     rustix::process::umask(rustix::fs::Mode::empty());
     let policy = Policy::new(options.squash);
     if policy.is_privileged() {
@@ -147,7 +150,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
             sync: !options.not_sync,
             policy,
             handles: options.handles,
-            key: key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?,
+            key,
             files: files()?,
         },
     )?);
@@ -243,7 +246,9 @@ fn default_key() -> anyhow::Result<PathBuf> {
         let home = std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
         PathBuf::from(home).join(".local/state")
     };
-    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    // Only this user may write there, whatever the umask.
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+    created.with_context(|| directory.display().to_string())?;
     Ok(directory.join("nfs3d.key"))
 }
 
@@ -255,18 +260,13 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
     if let (Ok(parent), Ok(directory)) = (parent.canonicalize(), directory.canonicalize()) {
         ensure!(!parent.starts_with(directory), "--key {}: clients see what is in the exported directory", name());
     }
-    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        Ok(mut file) => {
-            getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
-            file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            let mut bytes = Vec::new();
-            std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes)).with_context(name)?;
-            ensure!(bytes.len() == key.len(), "{}: not a key, which has {} bytes", name(), key.len());
-            key.copy_from_slice(&bytes);
-        }
-        Err(error) => return Err(error).with_context(name),
+    if let Some(mut file) = secret_file::create(path).context("--key")? {
+        getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
+        file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
+    } else {
+        let bytes = secret_file::read(path).context("--key")?;
+        ensure!(bytes.len() == key.len(), "{}: not a key, which has {} bytes", name(), key.len());
+        key.copy_from_slice(&bytes);
     }
     Ok(key)
 }

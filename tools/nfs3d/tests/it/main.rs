@@ -7,6 +7,7 @@ mod client;
 mod directories;
 mod files;
 mod iwarp;
+mod key;
 mod mount;
 mod names;
 mod nfs3c;

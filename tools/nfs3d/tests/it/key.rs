@@ -1,0 +1,121 @@
+//! The file of the key that seals file handles, and who may replace it.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::geteuid;
+
+use crate::client::is_root;
+
+/// User and group ID of nobody.
+const NOBODY: u32 = 65534;
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
+}
+
+/// Starts a server that names no key; returns its first line. It ends with the call.
+fn start_without_key(home: &Path, export: &Path, umask: &str) -> String {
+    let mut shell = Command::new("sh");
+    // The shell sets the umask of the server.
+    shell.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
+    shell.arg(home.join("../nfs3d")).arg(export);
+    shell.args(["--mount-port", "0", "--listen", &format!("soft:nfs3d-test-key-{}-{umask}", std::process::id())]);
+    if is_root() {
+        shell.uid(NOBODY).gid(NOBODY);
+    }
+    let shell = shell.env("HOME", home).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = shell.spawn().expect("it runs");
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("text");
+    server.kill().expect("it runs");
+    let output = server.wait_with_output().expect("it ends");
+    line + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// The directories and the key have these modes by any umask, also while the server lets clients choose modes.
+#[test]
+fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates() {
+    for umask in ["000", "022"] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (home, export) = (directory.path().join("home"), directory.path().join("export"));
+        set_mode(directory.path(), 0o755);
+        // The target directory may be closed to other users.
+        fs::copy(env!("CARGO_BIN_EXE_nfs3d"), directory.path().join("nfs3d")).expect("a copy");
+        for path in [&home, &export] {
+            fs::create_dir(path).expect("a directory");
+            set_mode(path, 0o755);
+            if is_root() {
+                chown(path, Some(NOBODY), Some(NOBODY)).expect("chown");
+            }
+        }
+        let said = start_without_key(&home, &export, umask);
+        assert!(said.starts_with("listening"), "{said}");
+        let modes = [".local", ".local/state", ".local/state/nfs3d.key"].map(|name| mode(&home.join(name)));
+        assert_eq!(modes.map(|mode| format!("{mode:o}")), ["700", "700", "600"], "umask {umask}");
+        // A directory of an earlier version, which had this mode.
+        set_mode(&home.join(".local/state"), 0o777);
+        let said = start_without_key(&home, &export, umask);
+        let state = home.canonicalize().expect("a path").join(".local/state");
+        let expected = format!("{} has mode 0777", state.display());
+        assert!(said.contains(&expected) && said.contains(&format!("chmod go-w {}", state.display())), "{said}");
+    }
+}
+
+#[test]
+fn a_key_that_others_may_replace_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let top = directory.path().canonicalize().expect("a path");
+    let (export, above, parent) = (top.join("export"), top.join("above"), top.join("above/parent"));
+    let (key, link) = (parent.join("key"), top.join("link"));
+    fs::create_dir(&export).expect("a directory");
+    fs::create_dir_all(&parent).expect("directories");
+    std::os::unix::fs::symlink(&key, &link).expect("a link");
+    let refused = |name: &Path| {
+        let mut server = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
+        // A server that starts ends at once, as its port is taken.
+        let port = std::net::TcpListener::bind("[::]:0").expect("a port");
+        server.arg(&export).args(["--mount-port", &port.local_addr().expect("an address").port().to_string()]);
+        let output = server.arg("--key").arg(name).stdin(Stdio::null()).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8(output.stderr).expect("text");
+        (!said.contains("for MOUNT (--mount-port")).then_some(said)
+    };
+    set_mode(&above, 0o755);
+    set_mode(&parent, 0o755);
+    assert_eq!(refused(&key), None, "it is created");
+    assert_eq!(format!("{:o}", mode(&key)), "600");
+    for (path, bad, good) in
+        [(&key, 0o620, 0o600), (&key, 0o602, 0o600), (&parent, 0o775, 0o755), (&above, 0o757, 0o755)]
+    {
+        set_mode(path, bad);
+        for name in [&key, &link] {
+            let said = refused(name).expect("it is refused");
+            let remedy = format!("chmod go-w {}", path.display());
+            let problem = format!("{} has mode {bad:04o}", path.display());
+            assert!(said.contains(&problem) && said.contains(&remedy), "{said}");
+        }
+        set_mode(path, good);
+        assert_eq!(refused(&key), None, "{}", path.display());
+    }
+    // Nobody else removes files of a sticky directory.
+    set_mode(&above, 0o1777);
+    assert_eq!(refused(&key), None);
+    if !geteuid().is_root() {
+        return println!("not run: files of other users need root");
+    }
+    for path in [&key, &parent] {
+        chown(path, Some(NOBODY), None).expect("chown");
+        let said = refused(&key).expect("it is refused");
+        assert!(said.contains(&format!("{} belongs to user {NOBODY}", path.display())), "{said}");
+        chown(path, Some(0), None).expect("chown");
+    }
+}
