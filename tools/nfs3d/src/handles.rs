@@ -56,7 +56,7 @@ pub(crate) struct Handles {
 
 enum Finder {
     Kernel(OwnedFd),
-    Names(Names),
+    Names(Box<Names>),
 }
 
 /// Key that seals handles.
@@ -71,7 +71,7 @@ impl Handles {
         let finder = match (by, kernel_finder(root)) {
             (By::Auto | By::Kernel, Ok(mount)) => Finder::Kernel(mount),
             (By::Kernel, Err(error)) => return Err(error),
-            _ => Finder::Names(Names::new(fcntl_dupfd_cloexec(root, 0)?, root_stat)),
+            _ => Finder::Names(Box::new(Names::new(fcntl_dupfd_cloexec(root, 0)?, root_stat))),
         };
         let mut keyed = Hmac::<Sha256>::new_from_slice(key).map_err(|_| Errno::INVAL)?;
         keyed.update(&root_stat.st_ino.to_be_bytes());
@@ -138,6 +138,20 @@ impl Handles {
             Finder::Names(names) => names.find(ino, body)?,
         };
         Ok((ino, file))
+    }
+
+    /// Number of known names.
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> usize {
+        let Finder::Names(names) = &self.finder else { return 0 };
+        names.known()
+    }
+
+    /// Forgets a removed name of an inode, which may be its last one.
+    pub(crate) fn forget(&self, parent: u64, name: &[u8], ino: u64, last: bool) {
+        if let Finder::Names(names) = &self.finder {
+            names.forget(parent, name, ino, last);
+        }
     }
 
     /// Records the name of an inode.

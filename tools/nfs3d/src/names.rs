@@ -1,44 +1,47 @@
 //! Files by inode number without kernel handles: by known names, then by a search of the tree.
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+mod link_table;
+mod search;
+#[cfg(test)]
+mod tests;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, StatxFlags, fstat, openat, statx};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, openat, openat2, statx};
 use rustix::io;
 
 use crate::lock::lock;
 use crate::nfs3::Nfsstat3;
 use crate::status::Outcome;
+use link_table::LinkTable;
+use search::{Progress, Search, is_absence};
 
 /// Bytes of a time of birth: seconds and nanoseconds.
 const BIRTH: usize = 12;
-/// Minimum time between searches of the tree, despite stale handles.
-const REST: Duration = Duration::from_secs(1);
 /// Limit of directories above a file.
 const DEPTH: usize = 4096;
+/// Limit of known names, in bytes.
+const KNOWN: usize = 128 << 20;
+/// Longest path of a system call, in bytes, without its end.
+const PATH_MAX: usize = 4095;
 
-/// A name of an inode: the directory's inode number, and the name in it.
-type Link = (u64, Box<[u8]>);
-
+/// Finds files of an export by inode number and time of birth.
 pub(crate) struct Names {
     root: OwnedFd,
     root_ino: u64,
     dev: u64,
-    known: Mutex<Known>,
-}
-
-#[derive(Default)]
-struct Known {
-    links: HashMap<u64, Link>,
-    looked: Option<Instant>,
+    /// Locked for moments only, without system calls: each LOOKUP needs it.
+    known: Mutex<LinkTable>,
+    /// Locked during a part of the search.
+    search: Mutex<Search>,
 }
 
 impl Names {
     pub(crate) fn new(root: OwnedFd, stat: &Stat) -> Self {
-        Self { root, root_ino: stat.st_ino, dev: stat.st_dev, known: Mutex::default() }
+        let (known, search) = (Mutex::new(LinkTable::new(KNOWN)), Mutex::new(Search::new()));
+        Self { root, root_ino: stat.st_ino, dev: stat.st_dev, known, search }
     }
 
     /// Time of birth, which differs for a later inode of the same number. Some file systems do not record it.
@@ -52,80 +55,102 @@ impl Names {
         Ok(birth)
     }
 
+    /// Records a name of an inode.
     pub(crate) fn learn(&self, parent: u64, name: &[u8], ino: u64) {
-        lock(&self.known).links.insert(ino, (parent, name.into()));
+        lock(&self.known).insert(ino, parent, name);
+    }
+
+    /// Number of known names.
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> usize {
+        lock(&self.known).len()
+    }
+
+    /// Forgets a removed name of an inode: any name, if it was the last one.
+    pub(crate) fn forget(&self, parent: u64, name: &[u8], ino: u64, last: bool) {
+        let mut known = lock(&self.known);
+        if last { known.remove(ino) } else { known.remove_name(ino, parent, name) }
     }
 
     /// Opens the file with `O_PATH`.
+    ///
+    /// # Errors
+    /// `NFS3ERR_JUKEBOX` while the search goes on, which takes a bounded time of each call; `NFS3ERR_STALE` if it has
+    /// not found the file.
     pub(crate) fn find(&self, ino: u64, birth: &[u8]) -> Outcome<OwnedFd> {
-        if let Some(file) = self.follow(ino, birth) {
+        if let Some(file) = self.follow(ino, birth)? {
             return Ok(file);
         }
-        {
-            let known = &mut *lock(&self.known);
-            if known.looked.is_some_and(|looked| looked.elapsed() < REST) {
-                return Err(Nfsstat3::ErrJukebox);
-            }
-            known.links.clear();
-            self.look(&mut known.links)?;
-            known.looked = Some(Instant::now());
+        let search = &mut *lock(&self.search);
+        // Another call may have found it meanwhile.
+        if let Some(file) = self.follow(ino, birth)? {
+            return Ok(file);
         }
-        self.follow(ino, birth).ok_or(Nfsstat3::ErrStale)
-    }
-
-    /// Opens an inode by path, and verifies it.
-    fn follow(&self, ino: u64, birth: &[u8]) -> Option<OwnedFd> {
-        let file = self.descend(&lock(&self.known).links, ino)?;
-        (Self::birth(file.as_fd()).ok()? == birth).then_some(file)
-    }
-
-    /// Opens an inode from the root by known names.
-    fn descend(&self, links: &HashMap<u64, Link>, ino: u64) -> Option<OwnedFd> {
-        let (mut names, mut at) = (Vec::new(), ino);
-        while at != self.root_ino {
-            let (parent, name) = links.get(&at)?;
-            names.push(name);
-            at = *parent;
-            if names.len() > DEPTH {
-                return None;
-            }
-        }
-        let mut file = self.root.try_clone().ok()?;
-        for name in names.iter().rev() {
-            file = open_path(&file, name).ok()?;
-        }
-        let stat = fstat(&file).ok()?;
-        ((stat.st_ino, stat.st_dev) == (ino, self.dev)).then_some(file)
-    }
-
-    /// Records every name of the tree.
-    fn look(&self, links: &mut HashMap<u64, Link>) -> io::Result<()> {
-        // Numbers instead of descriptors, which are limited.
-        let mut to_do = vec![self.root_ino];
-        let mut seen = HashSet::from([self.root_ino]);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        while let Some(dir_ino) = to_do.pop() {
-            // Skips other file systems, unreadable directories, and files.
-            let Some(dir) = self.descend(links, dir_ino) else { continue };
-            let Ok(entries) = openat(&dir, ".", flags, Mode::empty()).and_then(Dir::new) else { continue };
-            for entry in entries {
-                let entry = entry?;
-                let (name, ino) = (entry.file_name().to_bytes(), entry.ino());
-                if name == b"." || name == b".." {
-                    continue;
+        let mut budget = search.part;
+        loop {
+            match search.advance(self, ino, &mut budget)? {
+                // It may be another file, with the number of a removed one.
+                Progress::Found => {
+                    if let Some(file) = self.follow(ino, birth)? {
+                        return Ok(file);
+                    }
                 }
-                links.insert(ino, (dir_ino, name.into()));
-                let may_be_dir = matches!(entry.file_type(), FileType::Directory | FileType::Unknown);
-                if may_be_dir && seen.insert(ino) {
-                    to_do.push(ino);
-                }
+                Progress::Absent => return Err(Nfsstat3::ErrStale),
+                Progress::Pending => return Err(Nfsstat3::ErrJukebox),
             }
         }
-        Ok(())
+    }
+
+    /// Opens an inode by its known names, and verifies it. Forgets a name that does not lead there.
+    fn follow(&self, ino: u64, birth: &[u8]) -> Outcome<Option<OwnedFd>> {
+        let Some(path) = lock(&self.known).path(ino, self.root_ino, DEPTH) else { return Ok(None) };
+        let opened = self.descend(path.iter().map(|(_, name)| &**name)).and_then(|file| {
+            let stat = fstat(&file)?;
+            let is_it = (stat.st_ino, stat.st_dev) == (ino, self.dev) && Self::birth(file.as_fd())? == birth;
+            Ok(is_it.then_some(file))
+        });
+        match opened {
+            Ok(Some(file)) => return Ok(Some(file)),
+            Err(error) if !is_absence(error) => return Err(error.into()),
+            Ok(None) | Err(_) => {}
+        }
+        if let Some((parent, name)) = path.first() {
+            lock(&self.known).remove_name(ino, *parent, name);
+        }
+        Ok(None)
+    }
+
+    /// Opens a path from the root with `O_PATH`; its names, the last one first. Follows no links, and stays on the
+    /// mounted file system.
+    fn descend<'a>(&self, names: impl DoubleEndedIterator<Item = &'a [u8]>) -> io::Result<OwnedFd> {
+        let (mut file, mut path) = (None, Vec::<u8>::new());
+        let open = |dir: &Option<OwnedFd>, path: &[u8]| {
+            let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            openat2(dir.as_ref().unwrap_or(&self.root), path, flags, Mode::empty(), how)
+        };
+        // As many names at once as a path may have.
+        for name in names.rev() {
+            if path.len() + 1 + name.len() > PATH_MAX {
+                file = Some(open(&file, &path)?);
+                path.clear();
+            }
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name);
+        }
+        if path.is_empty() { self.root.try_clone().map_err(|_| io::Errno::MFILE) } else { open(&file, &path) }
     }
 }
 
 /// Opens a name in a directory with `O_PATH`, without following links.
 pub(crate) fn open_path(dir: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
     openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a directory by its name in another one, for reads, on the same mounted file system.
+fn open_below(dir: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV)
 }

@@ -26,7 +26,7 @@ impl Call<'_> {
         let (outcome, dir_wcc) = self.in_dir(entry, dots, |dir, name| {
             let victim = victim(dir, name);
             self.who.act(|| unlinkat(dir.fd(), name, flags))?;
-            bury(self.export, victim.as_ref());
+            bury(self.export, (dir, name), victim.as_ref());
             Ok(())
         });
         outcome.map(|()| Remove3Resok { dir_wcc }).map_err(|status| (status, Remove3Resfail { dir_wcc }))
@@ -65,11 +65,11 @@ impl Call<'_> {
         let (moved, replaced) = (victim(from, from_name), victim(to, to_name));
         self.who.act(|| renameat(from.fd(), from_name, to.fd(), to_name))?;
         if let Some(moved) = &moved {
-            self.export.handles.learn(to.ino(), to_name, moved.st_ino);
             // Two names of one file: RENAME replaced nothing.
             if replaced.as_ref().is_some_and(|replaced| replaced.st_ino != moved.st_ino) {
-                bury(self.export, replaced.as_ref());
+                bury(self.export, (to, to_name), replaced.as_ref());
             }
+            self.export.handles.learn(to.ino(), to_name, moved.st_ino);
         }
         self.export.settle(from)?;
         if from.ino() != to.ino() {
@@ -85,10 +85,11 @@ fn victim(dir: &Node, name: &[u8]) -> Option<Stat> {
 }
 
 /// A name was removed. With the last one, the file is removed once closed.
-fn bury(export: &Export, victim: Option<&Stat>) {
-    if let Some(stat) = victim
-        && (stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-    {
+fn bury(export: &Export, (dir, name): (&Node, &[u8]), victim: Option<&Stat>) {
+    let Some(stat) = victim else { return };
+    let last = stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    export.handles.forget(dir.ino(), name, stat.st_ino, last);
+    if last {
         export.cache.remove(stat.st_ino);
     }
 }

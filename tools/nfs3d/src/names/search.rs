@@ -1,0 +1,289 @@
+//! Search of the tree for files whose names are unknown.
+//!
+//! A pass goes through the tree once, directory by directory, and opens each one from its parent. So its cost is linear
+//! in the number of names. Each call takes a bounded part of it. The pass continues with the next call that needs it,
+//! whichever file that is about, and records names for all.
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, HashSet};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, RawDir, SeekFrom, fstat, seek};
+use rustix::io::{self, Errno};
+
+use super::{DEPTH, Names, open_below};
+use crate::lock::lock;
+
+/// Limit of names that one call visits.
+const PART: usize = 16 << 10;
+/// Time limit of one call's part.
+const PART_TIME: Duration = Duration::from_millis(100);
+/// Limit of names of a pass. The tree may grow meanwhile.
+const PASS: u64 = 1 << 32;
+/// Minimum time between passes, or the time that the last one took.
+const REST: Duration = Duration::from_secs(1);
+/// Limit of files that are searched for at once.
+const WANTED: usize = 1 << 16;
+/// Passes after which the result of a file is forgotten, if its client has not asked again.
+const KEPT: u64 = 16;
+/// Subdirectories that are remembered of each directory on the way. Others are read later.
+const BATCH: usize = 32;
+
+/// A directory on the way from the root to the current one.
+struct Frame {
+    ino: u64,
+    name: Box<[u8]>,
+    /// Subdirectories to be visited.
+    subdirs: Vec<Box<[u8]>>,
+    /// Place after the last entry read.
+    cookie: u64,
+    at_end: bool,
+}
+
+impl Frame {
+    fn new(ino: u64, name: Box<[u8]>) -> Self {
+        Self { ino, name, subdirs: Vec::new(), cookie: 0, at_end: false }
+    }
+}
+
+/// Progress of a call's part.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Recorded a name of the inode.
+    Found,
+    /// No name since the first request for it.
+    Absent,
+    /// Not yet known.
+    Pending,
+}
+
+/// State of the search. Its owner holds it locked, so that one call at a time searches.
+pub(super) struct Search {
+    /// Directories from the root to the current one; empty between passes.
+    frames: Vec<Frame>,
+    /// The current directory, of the last frame.
+    dir: Option<OwnedFd>,
+    /// Directories of this pass, each visited once.
+    seen: HashSet<u64>,
+    /// Passes begun, and those completed.
+    pub(super) begun: u64,
+    completed: u64,
+    /// Searched inodes, with the number of the pass that decides: the first one that began after the request.
+    wanted: HashMap<u64, u64>,
+    /// Names visited in this pass.
+    pub(super) visited: u64,
+    /// Directories opened in this pass.
+    pub(super) opened: u64,
+    /// Time that this pass has taken.
+    taken: Duration,
+    /// Earliest start of the next pass.
+    rests_until: Option<Instant>,
+    /// Limit of names of one call.
+    pub(super) part: usize,
+}
+
+impl Search {
+    pub(super) fn new() -> Self {
+        Self {
+            frames: Vec::new(),
+            dir: None,
+            seen: HashSet::new(),
+            begun: 0,
+            completed: 0,
+            wanted: HashMap::new(),
+            visited: 0,
+            opened: 0,
+            taken: Duration::ZERO,
+            rests_until: None,
+            part: PART,
+        }
+    }
+
+    /// Lets the next pass begin.
+    #[cfg(test)]
+    pub(super) fn end_rest(&mut self) {
+        self.rests_until = None;
+    }
+
+    /// Whether this pass has entered a directory.
+    #[cfg(test)]
+    pub(super) fn has_entered(&self, dir: &std::path::Path) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        self.seen.contains(&dir.metadata().expect("it is there").ino())
+    }
+
+    /// Searches for an inode, until it is found or `budget` names were visited, which it reduces.
+    ///
+    /// # Errors
+    /// Those of the system, such as too many open files.
+    pub(super) fn advance(&mut self, names: &Names, ino: u64, budget: &mut usize) -> io::Result<Progress> {
+        if self.wanted.len() >= WANTED && !self.wanted.contains_key(&ino) {
+            let completed = self.completed;
+            self.wanted.retain(|_, pass| *pass > completed);
+            if self.wanted.len() >= WANTED {
+                return Ok(Progress::Pending);
+            }
+        }
+        let decisive = *self.wanted.entry(ino).or_insert(self.begun + 1);
+        if self.completed >= decisive {
+            self.wanted.remove(&ino);
+            return Ok(Progress::Absent);
+        }
+        let since = Instant::now();
+        if self.frames.is_empty() {
+            if self.rests_until.is_some_and(|until| since < until) {
+                return Ok(Progress::Pending);
+            }
+            self.begin(names)?;
+        }
+        let step = self.steps(names, ino, budget, since);
+        self.taken += since.elapsed();
+        if step? {
+            self.wanted.remove(&ino);
+            return Ok(Progress::Found);
+        }
+        if !self.frames.is_empty() {
+            return Ok(Progress::Pending);
+        }
+        self.completed = self.begun;
+        self.rests_until = Some(Instant::now() + self.taken.max(REST));
+        (self.dir, self.seen) = (None, HashSet::new());
+        if self.completed < decisive {
+            return Ok(Progress::Pending);
+        }
+        self.wanted.remove(&ino);
+        Ok(Progress::Absent)
+    }
+
+    fn begin(&mut self, names: &Names) -> io::Result<()> {
+        self.dir = Some(open_below(&names.root, b".")?);
+        self.frames.push(Frame::new(names.root_ino, Box::default()));
+        self.begun += 1;
+        (self.visited, self.opened, self.taken) = (0, 1, Duration::ZERO);
+        let oldest = self.begun.saturating_sub(KEPT);
+        self.wanted.retain(|_, pass| *pass >= oldest);
+        Ok(())
+    }
+
+    /// Visits names until a bound or the end of the pass. True if the inode was found.
+    fn steps(&mut self, names: &Names, ino: u64, budget: &mut usize, since: Instant) -> io::Result<bool> {
+        while *budget > 0 && since.elapsed() < PART_TIME {
+            let Some(frame) = self.frames.last_mut() else { break };
+            if self.visited >= PASS {
+                log::warn!("search for moved files: the tree has more than {PASS} names; the others are not found");
+                self.frames.clear();
+            } else if let Some(name) = frame.subdirs.pop() {
+                *budget -= 1;
+                self.enter(names, name)?;
+            } else if frame.at_end {
+                *budget -= 1;
+                self.leave(names)?;
+            } else if self.read(names, ino, budget)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Makes a subdirectory the current directory. Skips one that has gone, was seen, is too deep or unreadable, or is
+    /// on another file system.
+    fn enter(&mut self, names: &Names, name: Box<[u8]>) -> io::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        self.opened += 1;
+        let opened = match open_below(dir, &name) {
+            Err(error) if is_absence(error) => return Ok(()),
+            Err(error) => {
+                // Another call tries again.
+                self.frames.last_mut().into_iter().for_each(|frame| frame.subdirs.push(name.clone()));
+                return Err(error);
+            }
+            Ok(opened) => opened,
+        };
+        let stat = fstat(&opened)?;
+        if stat.st_dev == names.dev && self.frames.len() <= DEPTH && self.seen.insert(stat.st_ino) {
+            self.dir = Some(opened);
+            self.frames.push(Frame::new(stat.st_ino, name));
+        }
+        Ok(())
+    }
+
+    /// Makes the parent the current directory, or the next one above it that is still there.
+    fn leave(&mut self, names: &Names) -> io::Result<()> {
+        self.opened += 1;
+        let above = self.dir.as_ref().map(|dir| open_below(dir, b".."));
+        self.frames.pop();
+        let mut above = above.and_then(Result::ok);
+        while let Some(frame) = self.frames.last() {
+            if above.as_ref().is_some_and(|dir| fstat(dir).is_ok_and(|stat| stat.st_ino == frame.ino)) {
+                break;
+            }
+            // Moved meanwhile, or it may be listed only.
+            self.opened += 1;
+            let path = self.frames.iter().skip(1).rev().map(|frame| &*frame.name);
+            above = match names.descend(path).and_then(|dir| open_below(&dir, b".")) {
+                Err(error) if !is_absence(error) => return Err(error),
+                Ok(dir) if fstat(&dir)?.st_ino == frame.ino => Some(dir),
+                _ => {
+                    self.frames.pop();
+                    None
+                }
+            };
+        }
+        self.dir = above;
+        Ok(())
+    }
+
+    /// Reads and records names of the current directory, up to [`BATCH`] subdirectories. True if the inode was found.
+    fn read(&mut self, names: &Names, wanted: u64, budget: &mut usize) -> io::Result<bool> {
+        let (Some(dir), Some((frame, above))) = (&self.dir, self.frames.split_last_mut()) else { return Ok(false) };
+        seek(dir, SeekFrom::Start(frame.cookie))?;
+        let mut found = false;
+        let mut buffer = [MaybeUninit::<u8>::uninit(); 8 << 10];
+        let mut entries = RawDir::new(dir, &mut buffer);
+        while !found && *budget > 0 && frame.subdirs.len() < BATCH {
+            let Some(entry) = entries.next() else {
+                frame.at_end = true;
+                break;
+            };
+            let entry = match entry {
+                // Removed meanwhile.
+                Err(Errno::NOENT) => {
+                    frame.at_end = true;
+                    break;
+                }
+                entry => entry?,
+            };
+            frame.cookie = entry.next_entry_cookie();
+            let (name, ino) = (entry.file_name().to_bytes(), entry.ino());
+            if name == b"." || name == b".." {
+                continue;
+            }
+            *budget -= 1;
+            self.visited += 1;
+            if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
+                frame.subdirs.push(name.into());
+            }
+            let mut links = lock(&names.known);
+            if !self.wanted.contains_key(&ino) {
+                links.insert_if_room(ino, frame.ino, name);
+                continue;
+            }
+            // The links of its directories may have been dropped, or have had no room.
+            links.insert(ino, frame.ino, name);
+            let mut below = &*frame;
+            for frame in above.iter().rev() {
+                links.insert(below.ino, frame.ino, &below.name);
+                below = frame;
+            }
+            found = ino == wanted;
+        }
+        Ok(found)
+    }
+}
+
+/// The error says that the path does not lead to such a file, or the server's user may not follow it.
+pub(super) fn is_absence(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS)
+}

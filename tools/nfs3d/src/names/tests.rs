@@ -1,0 +1,213 @@
+//! Files that were moved behind the server's back: found in linear, bounded time, or not at all.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
+
+use rustix::fs::CWD;
+use tempfile::TempDir;
+
+use super::*;
+use crate::export::{Export, Options};
+use crate::handles::By;
+use crate::identity::{Policy, Squash};
+use crate::nfs::Call;
+use crate::nfs3::{Diropargs3, Remove3Args, Rename3Args, Rmdir3Args};
+
+/// An export, and its directory.
+fn export() -> (Names, TempDir) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = openat(CWD, directory.path(), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("it is there");
+    let stat = fstat(&root).expect("attributes");
+    (Names::new(root, &stat), directory)
+}
+
+/// Inode number and time of birth.
+fn identity(path: &Path) -> (u64, [u8; BIRTH]) {
+    let file = open_path(CWD, path.as_os_str().as_encoded_bytes()).expect("it is there");
+    (fstat(&file).expect("attributes").st_ino, Names::birth(file.as_fd()).expect("a birth"))
+}
+
+/// Nests directories, from the inside out, as paths have a longest length.
+fn nest(top: &Path, depth: usize) {
+    let (a, b) = (top.join("a"), top.join("b"));
+    fs::create_dir(&a).expect("a directory");
+    for _ in 1..depth {
+        fs::create_dir(&b).expect("a directory");
+        fs::rename(&a, b.join("a")).expect("renamed");
+        fs::rename(&b, &a).expect("renamed");
+    }
+}
+
+/// Removes them.
+fn unnest(top: &Path) {
+    let (a, b) = (top.join("a"), top.join("b"));
+    while fs::rename(a.join("a"), &b).is_ok() {
+        fs::remove_dir(&a).expect("empty");
+        fs::rename(&b, &a).expect("renamed");
+    }
+    fs::remove_dir(&a).expect("empty");
+}
+
+/// Asks until there is a result; returns it, and the number of requests.
+fn find(names: &Names, (ino, birth): (u64, [u8; BIRTH])) -> (Outcome<u64>, usize) {
+    for asked in 1.. {
+        let found = names.find(ino, &birth).map(|file| fstat(&file).expect("attributes").st_ino);
+        if found != Err(Nfsstat3::ErrJukebox) {
+            return (found, asked);
+        }
+        lock(&names.search).end_rest();
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_chain_of_directories_is_searched_in_linear_time() {
+    let (names, directory) = export();
+    nest(directory.path(), 3000);
+    let gone = directory.path().join("gone");
+    fs::write(&gone, "").expect("a file");
+    let identity = identity(&gone);
+    fs::remove_file(&gone).expect("it is there");
+    assert_eq!(find(&names, identity).0, Err(Nfsstat3::ErrStale));
+    let search = lock(&names.search);
+    assert_eq!((search.begun, search.visited), (1, 3000));
+    assert_eq!(search.opened, 2 * (3000 + 1), "each directory, from above and from below");
+    drop(search);
+    unnest(directory.path());
+}
+
+#[test]
+fn one_call_visits_a_bounded_part_and_later_calls_continue() {
+    for moved in [true, false] {
+        let (names, directory) = export();
+        lock(&names.search).part = 100;
+        let dirs: Vec<_> = (0..20).map(|n| directory.path().join(format!("dir-{n}"))).collect();
+        for dir in &dirs {
+            fs::create_dir(dir).expect("a directory");
+            (0..40).for_each(|n| fs::write(dir.join(format!("file-{n}")), "").expect("a file"));
+        }
+        let file = dirs[7].join("file-3");
+        let identity = identity(&file);
+        names.learn(names.root_ino, b"before", identity.0);
+        match moved {
+            true => fs::rename(&file, dirs[13].join("moved")).expect("renamed"),
+            false => fs::remove_file(&file).expect("it is there"),
+        }
+        let (found, asked) = find(&names, identity);
+        assert_eq!(found, if moved { Ok(identity.0) } else { Err(Nfsstat3::ErrStale) });
+        let search = lock(&names.search);
+        assert_eq!(search.begun, 1, "one pass");
+        // 820 names, or 819, and two steps for each directory.
+        let parts = search.visited as usize / 100;
+        assert!(asked > parts && (moved || asked >= 8), "{asked} requests for {} names", search.visited);
+        assert!(moved || search.visited == 819, "each name once: {}", search.visited);
+    }
+}
+
+/// The first pass that begins after a request decides about it.
+#[test]
+fn a_pass_that_began_before_a_request_does_not_make_its_file_stale() {
+    let (names, directory) = export();
+    lock(&names.search).part = 1;
+    let (first, second) = (directory.path().join("first"), directory.path().join("second"));
+    for dir in [&first, &second] {
+        fs::create_dir(dir).expect("a directory");
+        (0..10).for_each(|n| fs::write(dir.join(format!("{n}")), "").expect("a file"));
+    }
+    let absent = directory.path().join("absent");
+    fs::write(&absent, "").expect("a file");
+    let absent = (identity(&absent), fs::remove_file(&absent)).0;
+    // The pass has visited one of the two directories.
+    while lock(&names.search).visited < 7 {
+        assert_eq!(names.find(absent.0, &absent.1).err(), Some(Nfsstat3::ErrJukebox));
+    }
+    let visited = [&first, &second].into_iter().find(|dir| lock(&names.search).has_entered(dir)).expect("one");
+    // A file of the other directory moves into that one. The pass sees neither name of it.
+    let other = if visited == &first { &second } else { &first };
+    let moves = identity(&other.join("5"));
+    fs::rename(other.join("5"), visited.join("moved")).expect("renamed");
+    lock(&names.search).part = usize::MAX;
+    let (found, asked) = find(&names, moves);
+    assert_eq!((found, lock(&names.search).begun > 1 || asked == 1), (Ok(moves.0), true));
+    assert_eq!(find(&names, absent).0, Err(Nfsstat3::ErrStale));
+}
+
+/// Whatever one call searches for, other calls find their files by names.
+#[test]
+fn names_are_learned_and_followed_while_a_search_is_under_way() {
+    let (names, directory) = export();
+    let file = directory.path().join("file");
+    fs::write(&file, "").expect("a file");
+    let (ino, birth) = identity(&file);
+    let searching = lock(&names.search);
+    thread::scope(|scope| {
+        // It hangs if it needs the search.
+        let other = scope.spawn(|| {
+            names.learn(names.root_ino, b"file", ino);
+            names.find(ino, &birth).map(|_| ())
+        });
+        assert_eq!(other.join().expect("no panic"), Ok(()));
+    });
+    drop(searching);
+}
+
+#[test]
+fn removed_files_are_forgotten() {
+    let (names, directory) = export();
+    let (root, file) = (names.root_ino, directory.path().join("file"));
+    let known = || names.known();
+    for n in 0..100 {
+        names.learn(root, format!("{n}").as_bytes(), n);
+        names.forget(root, format!("{n}").as_bytes(), n, n % 2 == 0);
+    }
+    assert_eq!(known(), 0);
+    // Removed by others: the name is forgotten when it leads nowhere.
+    fs::write(&file, "").expect("a file");
+    let gone = identity(&file);
+    names.learn(root, b"file", gone.0);
+    fs::remove_file(&file).expect("it is there");
+    assert_eq!((known(), find(&names, gone).0, known()), (1, Err(Nfsstat3::ErrStale), 0));
+}
+
+/// REMOVE, RMDIR and RENAME forget what they remove.
+#[test]
+fn removal_by_clients_leaves_no_names() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let policy = Policy::new(Squash::None);
+    let (read_only, sync, handles, key, files) = (false, false, By::Names, [7; 32], 100);
+    let export = Export::open(directory.path(), Options { read_only, sync, policy, handles, key, files });
+    let export = export.expect("a directory");
+    let (call, dir) = (Call { export: &export, who: policy.own() }, export.root.handle());
+    let learn = |name: &str| drop(export.look_up(&export.root, name.as_bytes(), &call.who).expect("it is there"));
+    for n in 0..20 {
+        fs::write(directory.path().join("file"), "").expect("a file");
+        fs::write(directory.path().join("other"), "").expect("a file");
+        fs::create_dir(directory.path().join("dir")).expect("a directory");
+        ["file", "other", "dir"].into_iter().for_each(learn);
+        assert_eq!(export.handles.known(), 3);
+        let at = |name: &'static str| Diropargs3 { dir, name: name.as_bytes() };
+        assert!(call.rename(Rename3Args { from: at("file"), to: at("other") }).is_ok());
+        assert_eq!(export.handles.known(), 2, "{n}: the replaced file has no name");
+        assert!(call.remove(Remove3Args { object: at("other") }).is_ok());
+        assert!(call.rmdir(Rmdir3Args { object: at("dir") }).is_ok());
+        assert_eq!(export.handles.known(), 0, "{n}");
+    }
+}
+
+/// A file system mounted below the export, and one of the export's own files behind a link, are not the export.
+#[test]
+fn a_path_leads_through_directories_only() {
+    let (names, directory) = export();
+    let outside = tempfile::tempdir().expect("a directory");
+    fs::write(outside.path().join("file"), "").expect("a file");
+    std::os::unix::fs::symlink(outside.path(), directory.path().join("link")).expect("a link");
+    let link = fs::symlink_metadata(directory.path().join("link")).expect("a link");
+    let (ino, birth) = identity(&outside.path().join("file"));
+    names.learn(names.root_ino, b"link", link.ino());
+    names.learn(link.ino(), b"file", ino);
+    assert_eq!(find(&names, (ino, birth)).0, Err(Nfsstat3::ErrStale));
+    let (ino, birth) = identity(&directory.path().join("link"));
+    assert_eq!(find(&names, (ino, birth)).0, Ok(link.ino()), "the link itself is a file");
+}
