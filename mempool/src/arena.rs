@@ -217,8 +217,10 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
         MemError::from(Cause::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source })
     };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match *error.0 {
-        // A kernel without this page size fails here.
-        Cause::System { call, source, .. } if page.is_hugetlb() => no_pages(call, source),
+        // A kernel without this page size fails here. A limit of the process holds for any page size.
+        Cause::System { call, source, .. } if page.is_hugetlb() && host::exceeded_limit(&source).is_none() => {
+            no_pages(call, source)
+        }
         other => other.into(),
     })?;
     // Descriptors of hugetlb memory need no pages; only the mapping shows whether there are any.

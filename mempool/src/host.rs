@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::config::PageSize;
@@ -71,6 +72,8 @@ pub struct MemoryLimits {
     pub address_space: Option<u64>,
     /// `RLIMIT_NOFILE`, soft.
     pub open_files: Option<u64>,
+    /// `RLIMIT_FSIZE`, soft, in bytes. It also bounds memfds.
+    pub file_size: Option<u64>,
     /// Bytes that the kernel could provide at that time.
     pub available: u64,
 }
@@ -87,6 +90,7 @@ impl MemoryLimits {
             cap_ipc_lock,
             address_space: getrlimit(Resource::As).current,
             open_files: getrlimit(Resource::Nofile).current,
+            file_size: file_size_limit(),
             available: available_memory(),
         }
     }
@@ -98,21 +102,60 @@ impl fmt::Display for MemoryLimits {
         write!(
             f,
             "RLIMIT_MEMLOCK is {} soft, {} hard, CAP_IPC_LOCK is {}, RLIMIT_AS is {}, RLIMIT_NOFILE is {}, \
-             {} bytes of memory are available",
+             RLIMIT_FSIZE is {}, {} bytes of memory are available",
             limit(self.memlock_soft),
             limit(self.memlock_hard),
             if self.cap_ipc_lock { "present" } else { "absent" },
             limit(self.address_space),
             limit(self.open_files),
+            limit(self.file_size),
             self.available,
         )
     }
 }
 
+/// `RLIMIT_FSIZE`, soft, in bytes; `None`: unlimited.
+pub(crate) fn file_size_limit() -> Option<u64> {
+    getrlimit(Resource::Fsize).current
+}
+
+fn errno(error: &io::Error) -> Option<Errno> {
+    error.raw_os_error().map(Errno::from_raw_os_error)
+}
+
+/// The limit that a failed system call has reached: its name, its value, and the command that raises it. `None` if the
+/// error does not tell of one.
+pub fn exceeded_limit(error: &io::Error) -> Option<String> {
+    match errno(error)? {
+        Errno::MFILE => {
+            // Without a limit the kernel's own, `fs.nr_open`, has been reached.
+            let limit = getrlimit(Resource::Nofile).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
+            Some(format!("RLIMIT_NOFILE is {limit}; `ulimit -n 65536` raises it"))
+        }
+        Errno::NFILE => Some("the host's limit of open files; `sudo sysctl fs.file-max=1000000` raises it".to_owned()),
+        Errno::FBIG => {
+            file_size_limit().map(|limit| format!("RLIMIT_FSIZE is {limit} bytes; `ulimit -f unlimited` lifts it"))
+        }
+        _ => None,
+    }
+}
+
+/// The limits on threads: their names and values. A thread that does not start has mostly reached one of them.
+pub fn thread_limits() -> String {
+    let limit = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+    let [threads, memory] = [Resource::Nproc, Resource::As].map(|resource| limit(getrlimit(resource).current));
+    format!(
+        "RLIMIT_NPROC is {threads} (`ulimit -u`), RLIMIT_AS is {memory} (`ulimit -v`), and the control group has a \
+         pids.max"
+    )
+}
+
 /// The remedy of a failed call.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
-    use rustix::io::Errno;
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
+    match errno(error) {
+        Some(Errno::FBIG) => {
+            "memory to share is a file to the kernel: lift the limit of file sizes, `ulimit -f unlimited`"
+        }
         Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`",
         Some(Errno::NFILE) => "raise the host's limit of open files: `sudo sysctl fs.file-max=1000000`",
         Some(Errno::NOMEM) => {

@@ -64,7 +64,7 @@ pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError, MemErrorKind};
 pub use given::GivenMemory;
-pub use host::{HugePool, MemoryLimits};
+pub use host::{HugePool, MemoryLimits, exceeded_limit, thread_limits};
 #[doc(hidden)]
 pub use owner::current as current_thread;
 pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};

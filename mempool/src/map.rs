@@ -6,11 +6,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::config::PageSize;
 use crate::error::{Cause, MemError};
-use crate::host::MemoryLimits;
+use crate::host::{MemoryLimits, file_size_limit};
 
 /// Makes a memfd of `bytes` bytes, sealed against any change of size.
 pub(crate) fn sealed_memfd(name: &str, bytes: usize, page: PageSize) -> Result<OwnedFd, MemError> {
@@ -19,11 +20,13 @@ pub(crate) fn sealed_memfd(name: &str, bytes: usize, page: PageSize) -> Result<O
         PageSize::Huge2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
         PageSize::Transparent | PageSize::Small => MemfdFlags::empty(),
     };
-    let failed = |call| {
-        move |e: rustix::io::Errno| Cause::System { call, bytes, limits: MemoryLimits::read(), source: e.into() }
-    };
+    let failed = |call| move |e: Errno| Cause::System { call, bytes, limits: MemoryLimits::read(), source: e.into() };
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge)
         .map_err(failed("memfd_create"))?;
+    // The kernel would raise SIGXFSZ, which ends a process that does not expect it.
+    if file_size_limit().is_some_and(|limit| bytes as u64 > limit) {
+        return Err(failed("ftruncate")(Errno::FBIG).into());
+    }
     rustix::fs::ftruncate(&fd, bytes as u64).map_err(failed("ftruncate"))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;

@@ -26,6 +26,7 @@ const LIMITS: MemoryLimits = MemoryLimits {
     cap_ipc_lock: false,
     address_space: Some(1 << 40),
     open_files: Some(1024),
+    file_size: Some(1 << 20),
     available: 123_456,
 };
 
@@ -130,6 +131,7 @@ fn system_calls() {
         &["memfd_create of 4096 bytes failed", "RLIMIT_NOFILE is 1024", "`ulimit -n 65536`"],
     );
     says(error(rustix::io::Errno::NFILE), &["sysctl fs.file-max"]);
+    says(error(rustix::io::Errno::FBIG), &["RLIMIT_FSIZE is 1048576", "`ulimit -f unlimited`"]);
     says(
         error(rustix::io::Errno::NOMEM),
         &["RLIMIT_AS is 1099511627776", "123456 bytes of memory", "ulimit -v", "vm.max_map_count"],
