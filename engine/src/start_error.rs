@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use rpcrdma_mempool::MemError;
+use rpcrdma_mempool::{MemError, thread_limits};
 
 use crate::fabric::{FabricError, FabricErrorKind};
 
@@ -67,7 +67,7 @@ impl StartError {
     /// A failed spawn: `what` names it.
     #[cold]
     pub(crate) fn no_thread(what: impl fmt::Display, source: io::Error) -> Self {
-        let text = format_args!("cannot start {what} (see `ulimit -u`, and pids.max of the control group)");
+        let text = format_args!("cannot start {what} ({})", thread_limits());
         Self::new(StartErrorKind::System, text).because(source)
     }
 

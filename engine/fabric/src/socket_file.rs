@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::FabricError;
+use crate::sockets::failed;
 use turn::Turn;
 
 /// A socket file that is ours: dropped, it is removed.
@@ -35,15 +36,15 @@ impl SocketFile {
         let place = SocketAddrUnix::new(path).map_err(too_long)?;
         let _turn = Turn::take(&name, path)?;
         // The file gets the mode of its socket. No path is used that another user could redirect.
-        rustix::fs::fchmod(socket, Mode::RUSR | Mode::WUSR).map_err(|e| system(&format!("fchmod 0600 {name}"), e))?;
+        rustix::fs::fchmod(socket, Mode::RUSR | Mode::WUSR).map_err(|e| failed(&format!("fchmod 0600 {name}"), e))?;
         let mut bound = rustix::net::bind(socket, &place);
         if bound == Err(Errno::ADDRINUSE) && is_stale(path, &place)? {
             let whose = found(path).unwrap_or_default();
-            std::fs::remove_file(path).map_err(|e| system(&format!("unlink {name}, {whose}"), e))?;
+            std::fs::remove_file(path).map_err(|e| failed(&format!("unlink {name}, {whose}"), e))?;
             bound = rustix::net::bind(socket, &place);
         }
         bound.map_err(|e| file_error(&name, path, e))?;
-        let inode = std::fs::symlink_metadata(path).map_err(|e| system(&format!("stat {name}"), e))?.ino();
+        let inode = std::fs::symlink_metadata(path).map_err(|e| failed(&format!("stat {name}"), e))?.ino();
         // Listening before the turn ends: else the next process would take this file for a stale one.
         rustix::net::listen(socket, backlog).map_err(|e| bind_error(&name, e))?;
         Ok(Self { path: path.into(), inode })
@@ -109,16 +110,11 @@ fn is_stale(path: &Path, place: &SocketAddrUnix) -> Result<bool, FabricError> {
 fn probe() -> Result<OwnedFd, FabricError> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|e| system("socket(AF_UNIX, SOCK_SEQPACKET)", e))
+        .map_err(|e| failed("socket(AF_UNIX, SOCK_SEQPACKET)", e))
 }
 
 fn address(name: &str, detail: &str) -> FabricError {
     FabricError::address(name, detail)
-}
-
-/// A failed call that has no better name.
-pub(crate) fn system(call: &str, error: impl std::fmt::Display) -> FabricError {
-    FabricError::system(call, error)
 }
 
 /// The kind and owner of a file: `a plain file of user 65534`. `None` without a file.

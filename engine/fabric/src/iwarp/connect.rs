@@ -177,9 +177,9 @@ impl Connections {
         }
     }
 
-    /// Time until the next expiry; `None` without one.
+    /// Time until the next expiry, or until accepting resumes; `None` without either.
     fn expires_in(&self) -> Option<Duration> {
-        until([self.silent.next_deadline(), self.partings.next_deadline()])
+        shorter(until([self.silent.next_deadline(), self.partings.next_deadline()]), self.sockets.resumes_in())
     }
 
     /// Accepts connections up to the free places among unanswered requests. The others stay in the backlog: a slow

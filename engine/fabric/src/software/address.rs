@@ -14,9 +14,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::seats::{Seat, Seats};
-pub(super) use crate::socket_file::system;
 use crate::socket_file::{SocketFile, bind_error, no_socket};
-use crate::sockets::Listen;
+use crate::sockets::{Listen, failed};
 use crate::{FabricAddress, FabricError, Waker};
 
 /// Connect requests that the kernel keeps for a listener that is busy.
@@ -154,7 +153,7 @@ pub(super) fn connect(address: &FabricAddress) -> Result<Option<OwnedFd>, Fabric
 fn new_socket() -> Result<OwnedFd, FabricError> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|e| system("socket(AF_UNIX, SOCK_SEQPACKET)", e))
+        .map_err(|e| failed("socket(AF_UNIX, SOCK_SEQPACKET)", e))
 }
 
 /// Refuses peers that are neither our user nor root.

@@ -9,16 +9,16 @@ use rustix::event::epoll::EventFlags;
 use rustix::net::Shutdown;
 
 use super::SoftwareFabric;
-use super::address::{self, SoftwareListener, Visitor, system};
+use super::address::{self, SoftwareListener, Visitor};
 use super::config::{MAX_WINDOWS, SoftwareConfig};
 use super::memory::{Layout, Side};
-use super::message::{MAX_PRIVATE_DATA, Message, Opening, Received};
+use super::message::{MAX_PRIVATE_DATA, Message, NO_DESCRIPTORS, Opening, Received};
 use super::qp::{Parts, Qp, State};
 use super::region;
 use super::request::{Offer, Request};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
 use crate::seats::Arrival;
-use crate::sockets::{News, Randoms, Sockets, shorter};
+use crate::sockets::{News, Randoms, Sockets, failed, shorter};
 use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
 
 /// Longest sleep while something has a time limit that no socket announces.
@@ -96,11 +96,16 @@ impl Connections {
     }
 
     pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+        let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
+        self.end_request(request, &Message::Reject { private_data });
+    }
+
+    /// Ends a request with a last message.
+    pub(super) fn end_request(&mut self, request: RequestId, answer: &Message) {
         let Some(at) = self.requests.iter().position(|r| r.id == request) else { return };
         let request = self.requests.swap_remove(at);
-        let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
         // If it does not arrive, the end of the connection will.
-        let _ = Message::Reject { private_data }.send(request.socket.as_fd(), &[]);
+        let _ = answer.send(request.socket.as_fd(), &[]);
     }
 
     /// Frees a destroyed queue pair, and its memory once the peer cannot touch it.
@@ -131,7 +136,7 @@ pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
 
 /// Makes memory to share: its mapping, and the descriptor for the peer.
 pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
-    SharedMapping::create(bytes, name).map(SharedMapping::into_parts).map_err(|e| system(name, e))
+    SharedMapping::create(bytes, name).map(SharedMapping::into_parts).map_err(|e| FabricError::system(name, e))
 }
 
 /// The opening message of this side.
@@ -163,7 +168,7 @@ impl SoftwareFabric {
         let deadline = Instant::now() + config.handshake_timeout;
         let hello = Message::Hello(opening(config, config.ring_bytes as u32, max_message, params));
         let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
-        let places = places.map_err(|why| system("mmap", why))?;
+        let places = places.map_err(|why| FabricError::system("mmap", why))?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
         let mapped = (layout.bytes() as u64 + table_bytes, places);
@@ -199,12 +204,14 @@ impl SoftwareFabric {
         // If the listener has closed it, the socket reports that to `poll_control`.
         sent.or_else(|e| match e {
             rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET => Ok(()),
-            e => Err(system("sendmsg(Hello)", e)),
+            e => Err(failed("sendmsg(Hello)", e)),
         })
     }
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let (windows, table, table_bytes) = self.own_windows(params)?;
+        let (windows, table, table_bytes) = self.own_windows(params).inspect_err(|error| {
+            self.connections.end_request(request, &Message::Refused { reason: error.to_string() });
+        })?;
         let requests = &mut self.connections.requests;
         let at = requests.iter().position(|r| r.id == request && r.offer.is_some());
         let at = at.ok_or_else(|| FabricError::peer("it has given up its connect request"))?;
@@ -290,9 +297,7 @@ impl SoftwareFabric {
             // The peer has rung or exposed memory: a message has arrived, or arrives soon.
             Ok(true) if qp.cold => self.warm_up(id.slot),
             Ok(true) => {}
-            Err(why) => {
-                qp.violation(&mut self.common, &why);
-            }
+            Err(end) => qp.end_for(&mut self.common, end),
             Ok(false) => {
                 // Its socket stays readable, so it is no longer watched.
                 if let Some(socket) = qp.socket() {
@@ -318,6 +323,9 @@ impl SoftwareFabric {
                 self.common.events.push_back(ControlEvent::Rejected { qp: qp.id, private_data });
                 return self.give_up(slot);
             }
+            Received::Message(Message::Refused { reason }, fds) if fds.is_empty() => {
+                FabricError::peer(format_args!("it refused the connection: {reason}"))
+            }
             Received::Message(Message::Accept(answer), mut fds) => {
                 let Opening { may_sleep, ring_bytes, max_message, windows, private_data } = answer;
                 let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
@@ -339,6 +347,7 @@ impl SoftwareFabric {
             }
             Received::Message(..) => FabricError::peer("a message out of turn"),
             Received::Garbage(why) => FabricError::peer(why),
+            Received::NoDescriptors(error) => failed(NO_DESCRIPTORS, error),
             Received::Closed => FabricError::peer("it closed the connection before it answered"),
         };
         let qp = qp.id;
@@ -480,7 +489,7 @@ impl SoftwareFabric {
         {
             Some(TICK)
         } else {
-            None
+            self.connections.sockets.resumes_in()
         }
     }
 

@@ -8,9 +8,11 @@
 //! | Hello | connector | ring bytes u32, max message u32, windows u32, private data | rings, window table |
 //! | Accept | acceptor | ring bytes u32, max message u32, windows u32, private data | window table |
 //! | Reject | acceptor | private data | none |
+//! | Refused | acceptor | the fabric's reason, text | none |
 //! | Region | either | id u32, 4 bytes of zero, bytes u64 | memory |
 //! | Bell | either | nothing | none |
 
+use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
@@ -22,10 +24,14 @@ use rustix::net::{
     SendFlags,
 };
 
+use crate::sockets::failed;
+
 /// Most bytes of private data in a Hello, Accept or Reject.
 pub(super) const MAX_PRIVATE_DATA: usize = 256;
 /// Most descriptors beside one message.
 const MAX_DESCRIPTORS: usize = 2;
+/// The call that reports [`Received::NoDescriptors`].
+pub(super) const NO_DESCRIPTORS: &str = "recvmsg of a message with descriptors";
 const MAX_MESSAGE: usize = 32 + MAX_PRIVATE_DATA;
 const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
 const VERSION: u16 = 3;
@@ -36,8 +42,17 @@ const MAY_SLEEP: u8 = 1;
 pub(super) enum Message {
     Hello(Opening),
     Accept(Opening),
-    Reject { private_data: Vec<u8> },
-    Region { id: u32, bytes: u64 },
+    Reject {
+        private_data: Vec<u8>,
+    },
+    /// The fabric refuses, not its owner.
+    Refused {
+        reason: String,
+    },
+    Region {
+        id: u32,
+        bytes: u64,
+    },
     Bell,
 }
 
@@ -64,6 +79,8 @@ pub(super) enum Received {
     Closed,
     /// Not our protocol.
     Garbage(&'static str),
+    /// This process has no room for the message's descriptors. The message is lost.
+    NoDescriptors(Errno),
 }
 
 impl Message {
@@ -74,6 +91,7 @@ impl Message {
             Self::Reject { .. } => (3, 0),
             Self::Region { .. } => (4, 0),
             Self::Bell => (5, 0),
+            Self::Refused { .. } => (6, 0),
         };
         let mut out = ArrayVec::new();
         let mut put = |bytes: &[u8]| out.extend(bytes.iter().copied());
@@ -89,6 +107,7 @@ impl Message {
                 put(private_data);
             }
             Self::Reject { private_data } => put(private_data),
+            Self::Refused { reason } => put(&reason.as_bytes()[..reason.len().min(MAX_PRIVATE_DATA)]),
             Self::Region { id, bytes } => {
                 put(&id.to_le_bytes());
                 put(&[0; 4]);
@@ -126,6 +145,7 @@ impl Message {
                 Self::Region { id, bytes: u64::from_le_bytes(rest.take()?) }
             }
             5 => Self::Bell,
+            6 => Self::Refused { reason: String::from_utf8_lossy(&rest.private_data()?).escape_debug().to_string() },
             _ => return Err("unknown kind of message"),
         };
         if rest.0.is_empty() { Ok(message) } else { Err("bytes behind the message") }
@@ -177,6 +197,11 @@ impl Message {
                 _ => foreign = true,
             }
         }
+        // The kernel drops what it cannot install without any other sign. With too little space it installs as many as
+        // fit.
+        if got.flags.contains(ReturnFlags::CTRUNC) && !foreign && descriptors.len() < MAX_DESCRIPTORS {
+            return Received::NoDescriptors(Errno::MFILE);
+        }
         if got.flags.contains(ReturnFlags::CTRUNC) || foreign {
             return Received::Garbage("unexpected control data");
         }
@@ -186,6 +211,24 @@ impl Message {
         match Self::decode(&bytes[..got.bytes.min(bytes.len())]) {
             Ok(message) => Received::Message(message, descriptors),
             Err(why) => Received::Garbage(why),
+        }
+    }
+}
+
+/// A message at a connection's socket that ends the connection.
+#[derive(Debug)]
+pub(super) enum SocketError {
+    /// The peer broke the rules of the fabric.
+    Violation(String),
+    /// This process cannot receive the peer's descriptors.
+    NoDescriptors(Errno),
+}
+
+impl fmt::Display for SocketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Violation(why) => write!(f, "the peer broke the rules of the fabric: {why}"),
+            Self::NoDescriptors(error) => failed(NO_DESCRIPTORS, *error).fmt(f),
         }
     }
 }

@@ -10,7 +10,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::config::{RING_BYTES, SoftwareConfig};
 use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Lines, Side, Word};
-use super::message::{Message, Received};
+use super::message::{Message, Received, SocketError};
 use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
 use super::ring::{Consumer, Header, Producer};
@@ -449,25 +449,38 @@ impl Qp {
         self.fail_as(common, Disconnect::Failure, reason, Some(Status::RnrRetryExceeded));
     }
 
-    /// Takes the messages that wait at the connection's socket. False once it is closed; an error names the violation.
-    pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, String> {
+    /// Ends the connection for an error of [`read_socket`](Self::read_socket).
+    #[cold]
+    pub(super) fn end_for(&mut self, common: &mut Common, end: SocketError) {
+        match end {
+            SocketError::Violation(why) => drop(self.violation(common, &why)),
+            SocketError::NoDescriptors(_) => self.fail(common, Disconnect::Failure, end.to_string()),
+        }
+    }
+
+    /// Takes the messages that wait at the connection's socket. False once it is closed.
+    pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, SocketError> {
         // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
         for _ in 0..64 {
             let Some(socket) = self.socket() else { return Ok(false) };
             match Message::receive(socket) {
                 Received::Empty => break,
                 Received::Closed => return Ok(false),
-                Received::Garbage(why) => return Err(why.to_owned()),
+                Received::Garbage(why) => return Err(SocketError::Violation(why.to_owned())),
+                Received::NoDescriptors(error) => return Err(SocketError::NoDescriptors(error)),
                 Received::Message(Message::Bell, fds) if fds.is_empty() => {
                     common.rung = true;
                     self.armed = None;
                 }
                 Received::Message(Message::Region { id, bytes }, mut fds) if fds.len() == 1 => {
                     let Some(fd) = fds.pop() else { break };
-                    self.shown.add(&mut common.peer_memory, id, fd, bytes, &common.config)?;
+                    self.shown
+                        .add(&mut common.peer_memory, id, fd, bytes, &common.config)
+                        .map_err(SocketError::Violation)?;
                 }
                 Received::Message(..) => {
-                    return Err("a message, or a number of descriptors, that has no place here".to_owned());
+                    let why = "a message, or a number of descriptors, that has no place here";
+                    return Err(SocketError::Violation(why.to_owned()));
                 }
             }
         }

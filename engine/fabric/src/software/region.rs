@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rpcrdma_mempool::{Arena, ArenaId, PeerMapping};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::address::system;
 use super::config::SoftwareConfig;
 use crate::reaper::Reaper;
+use crate::sockets::failed;
 use crate::{Access, FabricError};
 
 /// One registered arena.
@@ -56,7 +56,7 @@ impl Regions {
         let remote = access.remote_read || access.remote_write;
         let descriptor = if remote {
             let fd = arena.fd().ok_or(FabricError::not_showable(arena.id()))?.try_clone_to_owned();
-            Some(fd.map_err(|e| system("dup of an arena's descriptor (limit: ulimit -n)", e))?)
+            Some(fd.map_err(|e| failed("dup of an arena's descriptor", e))?)
         } else {
             None
         };

@@ -9,11 +9,11 @@ use super::address::{Peer, Visitor};
 use super::config::RING_BYTES;
 use super::connect::{Connections, Token, table_bytes};
 use super::memory::Layout;
-use super::message::{Descriptors, Message, Opening, Received};
+use super::message::{Descriptors, Message, NO_DESCRIPTORS, Opening, Received};
 use super::qp::Common;
 use super::region::{self, Places};
 use crate::seats::{Arrival, Taken};
-use crate::sockets::Refuses;
+use crate::sockets::{Refuses, failed};
 use crate::{ControlEvent, RequestId};
 
 /// Divisor of the places for silent connections: the most of one process.
@@ -127,9 +127,10 @@ impl Connections {
                 return false;
             }
             (Received::Garbage(why), _) => why.to_owned(),
+            (Received::NoDescriptors(error), _) => failed(NO_DESCRIPTORS, error).to_string(),
         };
         common.refuse(format_args!("{}: {refused}", request.peer));
-        self.requests.swap_remove(at);
+        self.end_request(id, &Message::Refused { reason: refused });
         false
     }
 }

@@ -374,10 +374,7 @@ impl Qp {
             // The descriptor was sent before the key: it waits at the socket. The end of the connection is noticed
             // elsewhere.
             if let Err(why) = self.read_socket(common) {
-                common.log.warn(
-                    "peers that broke the rules of the fabric",
-                    format_args!("{:?}: the peer broke the rules of the fabric: {why}", self.id),
-                );
+                common.log.warn("connections whose peer's memory is unknown", format_args!("{:?}: {why}", self.id));
             }
         }
         let copied = self.shown.get(claim.region).is_some_and(|there| act(there, claim.offset));

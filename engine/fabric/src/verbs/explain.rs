@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use rpcrdma_mempool::MemoryLimits;
+use rpcrdma_mempool::{MemoryLimits, exceeded_limit};
 use rustix::fs::Access;
 use rustix::io::Errno;
 
@@ -28,9 +28,8 @@ pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
         Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => absence(Path::new(NODES)),
-        Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
-        _ => "see `dmesg`".to_owned(),
+        _ => other(error),
     };
     FabricError::system(call, format!("{error}; {why}"))
 }
@@ -41,9 +40,8 @@ pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError
         Some(Errno::NOMEM | Errno::AGAIN | Errno::PERM) => memlock(),
         Some(Errno::NOSPC) => "the device has no more of these: `rdma resource show` tells who holds them".to_owned(),
         Some(Errno::INVAL) => "the device cannot do this: see its limits with `ibv_devinfo -v`".to_owned(),
-        Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`".to_owned(),
         Some(Errno::IO | Errno::NODEV) => "the device is gone, or beyond use: see `rdma link` and `dmesg`".to_owned(),
-        _ => "see `dmesg`".to_owned(),
+        _ => other(error),
     };
     FabricError::system(call, format!("{error}; {why}"))
 }
@@ -51,6 +49,10 @@ pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError
 /// Error for any other call.
 pub(super) fn calling(call: impl fmt::Display, error: &io::Error) -> FabricError {
     FabricError::system(call, error)
+}
+
+fn other(error: &io::Error) -> String {
+    exceeded_limit(error).unwrap_or_else(|| "see `dmesg`".to_owned())
 }
 
 fn memlock() -> String {
