@@ -1,6 +1,7 @@
 //! Failures and their exit codes.
 #![forbid(unsafe_code)]
 
+use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -16,9 +17,9 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// A run-time failure: the action and its error.
-    pub(crate) fn run(what: impl fmt::Display, error: impl fmt::Display) -> Self {
-        Self::Run(format!("{what}: {error}"))
+    /// A run-time failure: the action, its error with sources, and the limit of the process that it has reached.
+    pub(crate) fn run(what: impl fmt::Display, error: impl Into<Box<dyn Error>>) -> Self {
+        Self::Run(format!("{what}: {}", rpcrdma_config::program::describe(error.into().as_ref())))
     }
 
     pub(crate) fn code(&self) -> ExitCode {

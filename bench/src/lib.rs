@@ -43,6 +43,7 @@ pub fn command_line() -> clap::Command {
 
 /// Runs the program with the arguments of the process.
 pub fn run() -> ExitCode {
+    rpcrdma_config::program::start();
     // Usage errors exit here with code 2, --help and --version with 0.
     let matches = command_line().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());

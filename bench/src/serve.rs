@@ -7,6 +7,7 @@ use std::thread;
 use rpcrdma::Address;
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma_config::program;
 
 use crate::cli::{Half, Idle, Named, ServeArgs};
 use crate::fabrics;
@@ -99,8 +100,7 @@ fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> R
             Err(failure) => drop(say.send(Err(failure))),
         }
     };
-    let thread = thread::Builder::new().name("raw".to_owned()).spawn(serve);
-    thread.map_err(|e| Failure::run("a thread for raw tests", e))?;
+    program::spawn("raw", serve).map_err(|e| Failure::run("raw tests", e))?;
     said.recv().unwrap_or_else(|_| Err(Failure::Run("the thread of raw tests ended".to_owned())))
 }
 

@@ -49,6 +49,7 @@ pub fn command_line() -> clap::Command {
 
 /// Runs the program with the arguments of the process.
 pub fn run() -> ExitCode {
+    rpcrdma_config::program::start();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rpcrdma_config::program::describe;
 use thiserror::Error;
 
 /// Result of a command's `run`.
@@ -38,7 +39,7 @@ pub enum CommandError {
     #[error("{0}")]
     Failed(String),
     /// Failed output.
-    #[error("standard output: {0}")]
+    #[error("standard output: {}", describe(.0))]
     Output(#[from] io::Error),
 }
 

@@ -13,6 +13,7 @@ use rpcrdma::mempool::Buf;
 use rpcrdma::service::Caller;
 use rpcrdma::typed::{Answer, Sent};
 use rpcrdma::{CallResult, Refusal, Server};
+use rpcrdma_config::program;
 use serde::{Deserialize, Serialize};
 
 use super::payload::{Payload, Shape};
@@ -113,8 +114,7 @@ impl Orders {
                 *locked(&self.state) = State::Done(serde_json::to_vec(&outcome).unwrap_or_default());
             }
         };
-        let thread = thread::Builder::new().name("reverse".to_owned()).spawn(work);
-        thread.map(drop).map_err(|e| Failure::run("a thread for calls of the server", e))
+        program::spawn("reverse", work).map_err(|e| Failure::run("calls of the server", e))
     }
 }
 

@@ -1,6 +1,7 @@
 //! `rpcperf` from outside: exit codes and parseable output. No figure is judged.
 
 mod forms;
+mod limits;
 mod placement;
 
 use std::io::{BufRead, BufReader};

@@ -44,7 +44,7 @@ use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::program::{self, READY, VERSION, say};
 use rpcrdma_config::{ConfigArgs, Idle, secret_file};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use client::{BlockClient, Figures};
@@ -189,6 +189,7 @@ fn block(text: &str) -> Result<usize, String> {
 }
 
 fn main() -> ExitCode {
+    program::start();
     let matches = Cli::command().get_matches();
     let options = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let outcome = match options {
@@ -206,8 +207,6 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     let (first, shards) = program::shards(&options.listen, &options.cores)?;
     // Signals from now on are handled below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
-    // A write beyond `ulimit -f` then fails instead of ending the process.
-    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("SIGXFSZ")?;
     if let Some(parent) = options.parent {
         demo::stop_with(parent)?;
     }

@@ -1,14 +1,17 @@
-//! Version, output and end of programs, alike in all of them.
+//! Start, version, output and end of programs, alike in all of them.
 
-use std::fmt::Display;
-use std::io::Write;
+use std::error::Error;
+use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use anyhow::Context;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Server};
+use rpcrdma_mempool::{exceeded_limit, thread_limits};
+use rustix::io::Errno;
+use signal_hook::consts::SIGXFSZ;
 
 /// First word on standard output once clients may connect.
 pub const READY: &str = "listening";
@@ -24,18 +27,56 @@ pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
+/// Prepares the process. The first call of each program.
+///
+/// A write beyond RLIMIT_FSIZE (`ulimit -f`) then fails with EFBIG, where SIGXFSZ would end the process without a word.
+/// The programs that it starts do not inherit this.
+pub fn start() {
+    // A handler ends with exec, unlike an ignored signal. This signal may always have one.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+}
+
+/// The text of an error with its sources, and the limit of the process that a system call has reached.
+pub fn describe(error: &(dyn Error + 'static)) -> String {
+    let chain = || std::iter::successors(Some(error), |&error| error.source());
+    let text = chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let limit = chain().find_map(|error| {
+        let errno = error.downcast_ref::<Errno>().map(|&errno| io::Error::from(errno));
+        exceeded_limit(errno.as_ref().or_else(|| error.downcast_ref())?)
+    });
+    match limit {
+        // The library's errors name their limits.
+        Some(limit) if !text.contains("RLIMIT_") => format!("{text} ({limit})"),
+        _ => text,
+    }
+}
+
+/// Starts a thread. An error names the limits on threads.
+///
+/// # Errors
+/// The system denies the thread.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map(drop).map_err(|error| no_thread(name, &error))
+}
+
+/// The error of a thread that did not start, with the limits on threads.
+pub fn no_thread(name: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot start thread `{name}`: {error} ({})", thread_limits()))
+}
+
 /// Prints a line, even without a reader.
 pub fn say(line: &str) {
-    let mut out = std::io::stdout();
+    let mut out = io::stdout();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Exit code of a program. Prints its error on standard error, behind `prefix`.
-pub fn exit(prefix: &str, outcome: Result<(), impl Display>) -> ExitCode {
+pub fn exit(prefix: &str, outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{prefix}: {error:#}");
+            eprintln!("{prefix}: {}", describe(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -65,4 +106,38 @@ pub fn drain(server: Server) -> String {
     let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
     let (calls, failed, put_off) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
     format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again")
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn errors_name_the_limit_that_was_reached_once() {
+        let files = |error: anyhow::Error| describe(error.as_ref());
+        let text = files(anyhow::Error::from(Errno::MFILE).context("open"));
+        assert!(text.starts_with("open: ") && text.contains("(RLIMIT_NOFILE is "), "{text}");
+        let error: io::Result<()> = Err(Errno::MFILE.into());
+        let text = files(error.context("dup; RLIMIT_NOFILE is 7").unwrap_err());
+        assert_eq!(text.matches("RLIMIT_NOFILE").count(), 1, "{text}");
+        assert_eq!(files(Errno::NOENT.into()), Errno::NOENT.to_string());
+        let text = no_thread("worker", &Errno::AGAIN.into()).to_string();
+        assert!(text.contains("thread `worker`") && text.contains("RLIMIT_NPROC is "), "{text}");
+    }
+
+    #[test]
+    fn writes_beyond_the_limit_of_file_sizes_are_errors() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        start();
+        let hard = getrlimit(Resource::Fsize).maximum;
+        let file = tempfile::tempfile().expect("a file");
+        // Other tests of this process write nothing.
+        setrlimit(Resource::Fsize, Rlimit { current: Some(1 << 30), maximum: hard }).expect("below the hard limit");
+        let error = file.set_len((1 << 30) + 1).expect_err("beyond the limit");
+        let text = describe(&error);
+        assert!(text.contains("RLIMIT_FSIZE is 1073741824 bytes"), "{text}");
+        setrlimit(Resource::Fsize, Rlimit { current: hard, maximum: hard }).expect("the hard limit");
+    }
 }

@@ -133,7 +133,8 @@ impl Mapping {
     }
 
     fn from_rpcb(Rpcb { r_prog: program, r_vers: version, r_netid, r_addr, r_owner }: Rpcb<'_>) -> Self {
-        let texts = [r_netid, r_addr, r_owner].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        // Errors and listings print them.
+        let texts = [r_netid, r_addr, r_owner].map(|bytes| bytes.escape_ascii().to_string());
         let [netid, address, owner] = texts;
         Self { program, version, netid, address, owner }
     }

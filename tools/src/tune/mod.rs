@@ -35,6 +35,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rpcrdma_config::program::describe;
 use rpcrdma_host::CoreList;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::{Map, Value, json};
@@ -183,7 +184,7 @@ pub fn run(args: &Args) -> Outcome {
         (None, Some(_)) => writeln!(io::stdout().lock(), "{:#}", report.json())?,
         (file, _) => {
             if let Some(file) = file {
-                let failed = |error: io::Error| CommandError::Failed(format!("--json: {error}"));
+                let failed = |error: io::Error| CommandError::Failed(format!("--json: {}", describe(&error)));
                 file.set_len(0).and_then(|()| writeln!(file, "{:#}", report.json())).map_err(failed)?;
             }
             io::stdout().lock().write_all(report.text().as_bytes())?;

@@ -1,0 +1,126 @@
+//! Limits of the process: errors name them, and nothing else is blamed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Runs the program under a limit of the shell, such as `ulimit -n 48`.
+fn limited(limit: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("bash");
+    command.args(["-c", &format!(r#"{limit} && exec "$@""#), "rpcperf", env!("CARGO_BIN_EXE_rpcperf")]);
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// A server under a limit, and its log.
+struct Server {
+    child: Child,
+    log: mpsc::Receiver<String>,
+}
+
+impl Server {
+    fn start(limit: &str, arguments: &[&str]) -> Self {
+        let arguments = [&["serve", "--idle", "event", "--only", "calls", "-q", "64", "--listen"], arguments].concat();
+        let command = &mut limited(limit, &arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("bash");
+        let mut ready = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut ready).expect("text");
+        let (says, log) = mpsc::channel();
+        let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| says.send(line)));
+        assert!(!ready.is_empty(), "it listens; it says {:?}", log.recv());
+        Self { child, log }
+    }
+
+    /// Waits for a line that contains all these words.
+    fn says(&self, words: &[&str]) -> String {
+        loop {
+            let line = self.log.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|e| panic!("{words:?}: {e}"));
+            if words.iter().all(|word| line.contains(word)) {
+                return line;
+            }
+        }
+    }
+
+    /// Ends it; the rest of its log.
+    fn stop(mut self) -> Vec<String> {
+        let _ =
+            rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM);
+        let _ = self.child.wait();
+        self.log.iter().collect()
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The kernel drops the descriptors of a connect request that the process has no room for.
+#[test]
+fn the_software_fabric_names_rlimit_nofile_at_both_ends() {
+    let _cores = crate::alone();
+    let address = format!("soft:few-files-{}", std::process::id());
+    let rate = ["rate", &address, "-q", "64", "-t", "1", "-D", "0.1"];
+    let server = Server::start("ulimit -n 48", &[&address]);
+    let client = limited("true", &rate).output().expect("bash");
+    assert_eq!(client.status.code(), Some(1));
+    assert!(
+        text(&client).contains("it refused the connection") && text(&client).contains("RLIMIT_NOFILE is 48;"),
+        "{}",
+        text(&client)
+    );
+    let line = server.says(&["connect request refused"]);
+    assert!(line.contains("RLIMIT_NOFILE is 48; `ulimit -n"), "{line}");
+    drop(server.stop());
+
+    let server = Server::start("true", &[&address]);
+    let client = limited("ulimit -n 48", &rate).output().expect("bash");
+    assert_eq!(client.status.code(), Some(1));
+    assert!(text(&client).contains("RLIMIT_NOFILE is 48; `ulimit -n"), "{}", text(&client));
+    drop(server.stop());
+}
+
+#[test]
+fn an_iwarp_listener_without_descriptors_pauses_and_goes_on() {
+    let _cores = crate::alone();
+    let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
+    let server = Server::start("ulimit -n 20", &[&format!("iwarp:{at}")]);
+    let request = [b"MPA ID Req Frame", &[0x40, 1, 0, 0][..]].concat();
+    let strangers: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stranger = TcpStream::connect(&at).expect("the backlog has room");
+            stranger.write_all(&request).expect("written");
+            stranger
+        })
+        .collect();
+    let line = server.says(&["accept"]);
+    assert!(line.contains("RLIMIT_NOFILE is 20; `ulimit -n"), "{line}");
+    // Time for many failures.
+    std::thread::sleep(Duration::from_secs(1));
+    drop(strangers);
+    let rate = ["rate", &format!("iwarp:{at}"), "-q", "1", "-t", "1", "-D", "0.1"];
+    let client = limited("true", &rate).output().expect("bash");
+    assert!(client.status.success(), "{}", text(&client));
+    let mut failures = 1;
+    for line in server.stop().iter().filter(|line| line.contains("accept")) {
+        // "WARN: 180892 more: failures of accept"
+        let more =
+            line.strip_suffix(" more: failures of accept").and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        failures += more.unwrap_or(1);
+    }
+    assert!(failures <= 41, "{failures} reports, where 40 connections wait");
+}
+
+/// The library makes its memory as files, which the kernel would answer with a deadly signal.
+#[test]
+fn memory_beyond_rlimit_fsize_is_an_error_that_names_it() {
+    let address = format!("soft:small-files-{}", std::process::id());
+    for arguments in [&["serve", "--listen", &address][..], &["lat", "--loopback", "-n", "1"]] {
+        let refused = limited("ulimit -f 1024", arguments).output().expect("bash");
+        let said = text(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        assert!(said.contains("RLIMIT_FSIZE is 1048576") && said.contains("`ulimit -f unlimited`"), "{said}");
+    }
+}
