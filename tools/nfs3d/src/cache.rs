@@ -34,7 +34,9 @@ impl Cache {
             return Some(Arc::clone(node));
         }
         let node = all.old.remove(&ino)?;
-        all.young.insert(ino, Arc::clone(&node));
+        let unused = all.insert(Arc::clone(&node), self.limit);
+        drop(all);
+        drop(unused);
         Some(node)
     }
 
@@ -46,11 +48,9 @@ impl Cache {
             return known;
         }
         let node = Arc::new(node);
-        let mut all = lock(&self.generations);
-        if all.young.len() >= self.limit {
-            all.turn();
-        }
-        all.young.insert(node.ino(), Arc::clone(&node));
+        let unused = lock(&self.generations).insert(Arc::clone(&node), self.limit);
+        // Without the lock: closing files takes time.
+        drop(unused);
         node
     }
 
@@ -72,7 +72,39 @@ impl Cache {
 }
 
 impl Generations {
+    /// Adds a node to the young generation. Returns the nodes that it replaces, if that was full.
+    fn insert(&mut self, node: Arc<Node>, limit: usize) -> HashMap<u64, Arc<Node>> {
+        let unused = if self.young.len() >= limit { self.turn() } else { HashMap::new() };
+        self.young.insert(node.ino(), node);
+        unused
+    }
+
     fn turn(&mut self) -> HashMap<u64, Arc<Node>> {
         std::mem::replace(&mut self.old, std::mem::take(&mut self.young))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+
+    use super::*;
+    use crate::handles::FileHandle;
+
+    #[test]
+    fn nodes_stay_within_the_limit_even_if_all_are_used() {
+        const LIMIT: usize = 10;
+        let cache = Cache::new(LIMIT);
+        for ino in 0..200 {
+            let file = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            let mut stat = fstat(&file).unwrap();
+            stat.st_ino = ino;
+            cache.enter(Node::new(file, FileHandle::default(), &stat));
+            assert_eq!(cache.get(ino).map(|node| node.ino()), Some(ino));
+            // A client that uses every file that it knows.
+            (0..ino).for_each(|ino| drop(cache.get(ino)));
+            let all = lock(&cache.generations);
+            assert!(all.young.len() <= LIMIT && all.old.len() <= LIMIT, "{} and {}", all.young.len(), all.old.len());
+        }
     }
 }

@@ -28,6 +28,7 @@ use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::descriptors::Descriptors;
 use crate::mount3::mount_v3;
 use crate::nfs3::nfs_v3;
 use crate::{By, Export, IwarpOptions, Key, Options, Policy, Pool, Squash, mount, nfs};
@@ -118,6 +119,7 @@ pub fn command_line() -> clap::Command {
 
 /// Runs the program with the arguments of the process.
 pub fn run() -> ExitCode {
+    program::start();
     let matches = command_line().get_matches();
     let options = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     program::exit("error", serve(&options, &matches))
@@ -143,6 +145,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         rustix::thread::set_thread_groups(&[]).context("setgroups")?;
     }
     policy.check_switch()?;
+    let descriptors = Descriptors::divide(config.shards, config.shard.memory.receives, options.workers.into())?;
     let export = Arc::new(Export::open(
         &options.directory,
         Options {
@@ -151,7 +154,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
             policy,
             handles: options.handles,
             key,
-            files: files()?,
+            files: descriptors.files,
         },
     )?);
     let mount_port = mount::serve(&export, options.mount_port)?;
@@ -160,14 +163,14 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     let server = Server::start(first, nfs::services(&export, pool.as_ref()), &config)?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
-    std::thread::Builder::new().name("tidy".into()).spawn(move || {
+    program::spawn("tidy", move || {
         loop {
             std::thread::sleep(TIDY);
             tidied.tidy();
         }
     })?;
     say(&format!(
-        "{READY} on {}: {}, {}, {}; MOUNT on TCP port {mount_port}; {}",
+        "{READY} on {}: {}, {}, {}; MOUNT on TCP port {mount_port}; {}; {descriptors}",
         options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
         export.path.display(),
         if options.read_only { "read-only" } else { "writable" },
@@ -227,15 +230,6 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, Accept
     ];
     let given = rpcrdma_config::given(matches, &knobs);
     Ok(options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?)
-}
-
-/// Raises the limit of open files, and returns it.
-fn files() -> anyhow::Result<usize> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let most = maximum.map_or(1 << 16, |most| most.min(1 << 16)).max(current.unwrap_or(0));
-    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum }).context("RLIMIT_NOFILE")?;
-    Ok(most as usize)
 }
 
 /// Default path of the key.

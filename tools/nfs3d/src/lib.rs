@@ -9,6 +9,7 @@
 //! | `export` | files by handle and by name |
 //! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
 //! | `node`, `cache` | open files |
+//! | `descriptors` | shares of the process's descriptors |
 //! | `identity` | user and groups of a call |
 //! | `daemon`, `main` | the program `nfs3d` |
 //! | `bin` | `nfs3c`, a client without a mount |
@@ -23,6 +24,7 @@ mod cache;
 mod connections;
 mod create;
 pub mod daemon;
+mod descriptors;
 mod dirs;
 mod export;
 mod handles;

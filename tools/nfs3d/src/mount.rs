@@ -13,6 +13,7 @@ use anyhow::Context;
 use log::Level;
 use rpcrdma::typed::Signature;
 use rpcrdma::xdr::{self, Decoder, Encode};
+use rpcrdma_config::program::{self, describe};
 use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, Flavor, ReplyBody, ReplyHeader};
 use rpcrdma_rpcbind::stream::{self, Timed};
 
@@ -34,7 +35,7 @@ const CALL_TIME: Duration = Duration::from_secs(5);
 /// Idle time until a connection is closed.
 const IDLE: Duration = Duration::from_secs(30);
 /// Limit of connection threads, including those of evicted connections.
-const THREADS: usize = 128;
+pub(crate) const THREADS: usize = 128;
 /// Limit of remembered mounts, for DUMP.
 const MOUNTS: usize = 1024;
 
@@ -56,17 +57,23 @@ pub fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
     let port = listener.local_addr()?.port();
     let mountd =
         Arc::new(Mountd { export: Arc::clone(export), mounts: Mutex::default(), connections: Connections::default() });
-    std::thread::Builder::new().name("mountd".into()).spawn(move || mountd.accept(&listener))?;
+    program::spawn("mountd", move || mountd.accept(&listener))?;
     Ok(port)
 }
 
 impl Mountd {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         loop {
-            let Ok((stream, peer)) = listener.accept() else {
-                // Mostly too many open files: some will be closed.
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
+            let (stream, peer) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Mostly too many open files: some will be closed.
+                    let line =
+                        format_args!("MOUNT: accept: {}: no new connections until it succeeds", describe(&error));
+                    lines::log(Level::Warn, "failures of accept for MOUNT", line);
+                    std::thread::sleep(Duration::from_millis(100));
+                    continue;
+                }
             };
             // Threads of evicted connections end soon.
             while Arc::strong_count(self) > THREADS {
@@ -84,7 +91,9 @@ impl Mountd {
                 }
                 this.connections.remove(&own);
             };
-            if std::thread::Builder::new().name("mountd-client".into()).spawn(client).is_err() {
+            if let Err(error) = program::spawn("mountd-client", client) {
+                let line = format_args!("{}: connection of MOUNT closed: {error}", peer.ip().to_canonical());
+                lines::log(Level::Warn, "connections of MOUNT closed for lack of a thread", line);
                 self.connections.remove(&stream);
             }
         }

@@ -7,10 +7,10 @@ mod tests;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
 
 use rpcrdma::Refusal;
 use rpcrdma::service::DeferredCall;
+use rpcrdma_config::program;
 
 use crate::export::Export;
 use crate::lock::lock;
@@ -34,7 +34,7 @@ impl Pool {
         let pool = Arc::new(Self { shares: Mutex::new(Shares::new(threads)), ready: Condvar::new() });
         for number in 0..threads {
             let (pool, export) = (Arc::clone(&pool), Arc::clone(export));
-            thread::Builder::new().name(format!("nfs3d-io-{number}")).spawn(move || pool.work(&export))?;
+            program::spawn(&format!("nfs3d-io-{number}"), move || pool.work(&export))?;
         }
         Ok(pool)
     }

@@ -1,6 +1,7 @@
 //! NFS status of system errors (RFC 1813 §2.6).
 #![forbid(unsafe_code)]
 
+use rpcrdma_mempool::exceeded_limit;
 use rustix::io::Errno;
 
 use crate::lines;
@@ -19,6 +20,15 @@ impl<F: Default> From<Nfsstat3> for (Nfsstat3, F) {
     }
 }
 
+/// The status of an error, logged with the limit of the process that caused it.
+fn limited(error: Errno, status: Nfsstat3) -> Nfsstat3 {
+    if let Some(limit) = exceeded_limit(&error.into()) {
+        let line = format_args!("{error}: answered with {}; {limit}", status.name());
+        lines::log(log::Level::Warn, "calls that failed at a limit of the process", line);
+    }
+    status
+}
+
 impl From<Errno> for Nfsstat3 {
     fn from(error: Errno) -> Self {
         match error {
@@ -33,7 +43,7 @@ impl From<Errno> for Nfsstat3 {
             Errno::ISDIR => Self::ErrIsdir,
             // ELOOP: a symbolic link, opened without following links.
             Errno::INVAL | Errno::LOOP => Self::ErrInval,
-            Errno::FBIG => Self::ErrFbig,
+            Errno::FBIG => limited(error, Self::ErrFbig),
             Errno::NOSPC => Self::ErrNospc,
             Errno::ROFS => Self::ErrRofs,
             Errno::MLINK => Self::ErrMlink,
@@ -43,7 +53,8 @@ impl From<Errno> for Nfsstat3 {
             Errno::STALE => Self::ErrStale,
             Errno::OPNOTSUPP => Self::ErrNotsupp,
             // Transient: the client retries.
-            Errno::AGAIN | Errno::TXTBSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM => Self::ErrJukebox,
+            Errno::AGAIN | Errno::TXTBSY | Errno::NOMEM => Self::ErrJukebox,
+            Errno::MFILE | Errno::NFILE => limited(error, Self::ErrJukebox),
             Errno::IO => Self::ErrIo,
             error => {
                 lines::log(

@@ -100,7 +100,7 @@ fn until(clients: &mut [LocalClient], what: &str, mut holds: impl FnMut(usize) -
         for client in &mut *clients {
             client.poll(|done| ended += usize::from(done.result.is_ok()));
         }
-        thread::yield_now();
+        std::thread::yield_now();
     }
     ended
 }

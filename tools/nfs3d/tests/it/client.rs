@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -21,10 +21,20 @@ use tempfile::TempDir;
 /// Bounds hangs, measures nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A program under a limit of the shell, such as `ulimit -n 512`.
+pub(crate) fn limited(limit: &str, program: &str) -> Command {
+    let mut command = Command::new("bash");
+    command.args(["-c", &format!(r#"{limit} && exec "$@""#), "bash", program]);
+    command
+}
+
 /// A server, and the directory that it exports.
 pub(crate) struct Nfsd {
     child: Child,
     says: BufReader<ChildStdout>,
+    /// The line by which it was ready.
+    pub(crate) ready: String,
+    log: Option<ChildStderr>,
     pub(crate) address: String,
     pub(crate) mount_port: u16,
     options: Vec<String>,
@@ -42,7 +52,15 @@ impl Nfsd {
     /// Serves the directory `export` of this one, where the key will be.
     pub(crate) fn start_in(directory: TempDir, options: &[&str]) -> Self {
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        Self::spawn(Arc::new(directory), options)
+        Self::spawn(Arc::new(directory), options, None)
+    }
+
+    /// A server under a limit of the shell, such as `ulimit -n 512`, whose log is kept.
+    pub(crate) fn start_limited(limit: &str, options: &[&str]) -> Self {
+        let directory = Arc::new(tempfile::tempdir().expect("a temporary directory"));
+        std::fs::create_dir(directory.path().join("export")).expect("a directory");
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        Self::spawn(directory, options, Some(limit))
     }
 
     /// The same over TCP.
@@ -52,10 +70,15 @@ impl Nfsd {
 
     /// What a server says that ends at once, for what it has been told.
     pub(crate) fn refused(options: &[&str]) -> String {
+        Self::refused_limited("true", options)
+    }
+
+    /// The same, under a limit of the shell.
+    pub(crate) fn refused_limited(limit: &str, options: &[&str]) -> String {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let export = directory.path().join("export");
         std::fs::create_dir(&export).expect("a directory");
-        let output = Command::new(env!("CARGO_BIN_EXE_nfs3d"))
+        let output = limited(limit, env!("CARGO_BIN_EXE_nfs3d"))
             .arg(&export)
             .args(["--mount-port", "0", "--key"])
             .arg(directory.path().join("key"))
@@ -67,7 +90,7 @@ impl Nfsd {
         String::from_utf8(output.stderr).expect("text")
     }
 
-    fn spawn(directory: Arc<TempDir>, options: Vec<String>) -> Self {
+    fn spawn(directory: Arc<TempDir>, options: Vec<String>, limit: Option<&str>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let elsewhere = options.iter().position(|option| option == "--listen");
@@ -75,7 +98,10 @@ impl Nfsd {
             Some(at) => options[at + 1].clone(),
             None => format!("soft:nfs3d-test-{}-{number}", std::process::id()),
         };
-        let mut program = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
+        let mut program = limited(limit.unwrap_or("true"), env!("CARGO_BIN_EXE_nfs3d"));
+        if limit.is_some() {
+            program.stderr(Stdio::piped());
+        }
         // Two of them would be two addresses.
         if elsewhere.is_none() {
             program.args(["--listen", &address]);
@@ -95,7 +121,8 @@ impl Nfsd {
         says.read_line(&mut line).expect("text");
         let port = line.split("TCP port ").nth(1).and_then(|rest| rest.split(';').next());
         let mount_port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("it said {line:?}"));
-        Self { child, says, address, mount_port, options, directory }
+        let log = child.stderr.take();
+        Self { child, says, ready: line, log, address, mount_port, options, directory }
     }
 
     /// The exported directory.
@@ -107,7 +134,7 @@ impl Nfsd {
     pub(crate) fn restart(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
-        *self = Self::spawn(Arc::clone(&self.directory), self.options.clone());
+        *self = Self::spawn(Arc::clone(&self.directory), self.options.clone(), None);
     }
 
     /// Ends the server as its user does; returns what it said.
@@ -117,6 +144,15 @@ impl Nfsd {
         self.says.read_to_string(&mut rest).expect("text");
         assert!(self.child.wait().expect("it ends").success());
         rest
+    }
+
+    /// Ends a server that was started under a limit; its log.
+    pub(crate) fn stop_with_log(mut self) -> String {
+        let mut log = self.log.take().expect("kept");
+        self.stop();
+        let mut text = String::new();
+        log.read_to_string(&mut text).expect("text");
+        text
     }
 
     /// A client as root, in version 2.

@@ -5,14 +5,17 @@
 mod bad_input;
 mod client;
 mod directories;
+mod fake;
 mod files;
 mod iwarp;
 mod key;
+mod limits;
 mod mount;
 mod names;
 mod nfs3c;
 mod privileges;
 mod reduced;
 mod restart;
+mod strange_servers;
 mod threads;
 mod unit;

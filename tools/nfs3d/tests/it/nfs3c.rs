@@ -1,9 +1,11 @@
 //! `nfs3c` as its users run it, against `nfs3d`.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::client::{Nfsd, pattern, put};
+use crate::client::{Nfsd, limited, pattern, put};
 
 /// Runs the client; its exit status, and what it says on both outputs.
 fn run(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
@@ -23,6 +25,18 @@ pub(crate) fn run_by_way_of(address: &str, nfsd: &Nfsd, options: &[&str], comman
         .expect("it runs");
     let text = |bytes| String::from_utf8(bytes).expect("text");
     (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+/// Runs the client under a limit of the shell; its exit status, and what it says on standard error.
+pub(crate) fn run_limited(limit: &str, nfsd: &Nfsd, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = limited(limit, env!("CARGO_BIN_EXE_nfs3c"))
+        .args([&nfsd.address, nfsd.path().to_str().expect("text")])
+        .args(["--mount", &format!("127.0.0.1:{}", nfsd.mount_port)])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("it runs");
+    (output.status.code(), String::from_utf8(output.stderr).expect("text"))
 }
 
 #[track_caller]
@@ -143,6 +157,89 @@ fn a_tree_is_listed_and_summed() {
     let expected = String::from_utf8(expected.stdout).expect("text");
     assert_eq!(sums, expected.lines().collect::<Vec<_>>());
     assert_eq!(sums.len(), 4);
+}
+
+/// Names are bytes: with `caf\xe8` and `caf\xe9` a text would be the same twice.
+#[test]
+fn names_of_any_bytes_go_there_and_back() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    std::fs::create_dir(nfsd.path().join("d")).unwrap();
+    let names: [&[u8]; 7] =
+        [b"caf\xe8", b"caf\xe9", b"\xff\xfe", b"new\nline", b"back\\slash", b"carriage\rreturn", b"\x1b]0;title\x07"];
+    let name = |bytes| OsStr::from_bytes(bytes);
+    let nfs3c = |arguments: &[&OsStr]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
+            .args([nfsd.address.as_ref(), nfsd.path().as_os_str()])
+            .args(["--mount", &format!("127.0.0.1:{}", nfsd.mount_port), "--block", "65536"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let originals: Vec<_> = names.iter().map(|bytes| local.path().join(name(bytes))).collect();
+    originals.iter().zip(names).for_each(|(path, bytes)| put(path, bytes));
+    let mut arguments = vec![OsStr::new("put")];
+    arguments.extend(originals.iter().map(|path| path.as_os_str()));
+    arguments.push(OsStr::new("d"));
+    nfs3c(&arguments);
+    for bytes in names {
+        assert_eq!(std::fs::read(nfsd.path().join("d").join(name(bytes))).unwrap(), bytes, "{bytes:?}");
+        let (path, copy) = (Path::new("d").join(name(bytes)), local.path().join("copy"));
+        nfs3c(&[OsStr::new("get"), path.as_os_str(), copy.as_os_str()]);
+        assert_eq!(std::fs::read(&copy).unwrap(), bytes, "{bytes:?}");
+        let shown = nfs3c(&[OsStr::new("stat"), path.as_os_str()]);
+        assert!(!shown[..shown.len() - 1].iter().any(u8::is_ascii_control), "{shown:?}");
+    }
+    assert_eq!(std::fs::read_dir(nfsd.path().join("d")).unwrap().count(), names.len());
+    let listed = String::from_utf8(nfs3c(&["ls", "d"].map(OsStr::new))).expect("text");
+    let listed: Vec<_> = listed.lines().filter_map(|line| line.rsplit(' ').next()).collect();
+    let shown = [
+        "\\033]0;title\\007",
+        "back\\\\slash",
+        "caf\\350",
+        "caf\\351",
+        "carriage\\rreturn",
+        "new\\nline",
+        "\\377\\376",
+    ];
+    assert_eq!(listed, shown);
+
+    // What sha256sum checks, and would have written.
+    let sums = nfs3c(&["sum"].map(OsStr::new));
+    let list = local.path().join("sums");
+    std::fs::write(&list, &sums).unwrap();
+    let sha256sum = |arguments: &[&OsStr]| {
+        Command::new("sha256sum").args(arguments).current_dir(nfsd.path()).output().expect("coreutils")
+    };
+    let checked = sha256sum(&[OsStr::new("--check"), OsStr::new("--strict"), list.as_os_str()]);
+    assert!(checked.status.success(), "{checked:?}");
+    let paths: Vec<_> = names.iter().map(|bytes| Path::new("./d").join(name(bytes))).collect();
+    let written = sha256sum(&paths.iter().map(|path| path.as_os_str()).collect::<Vec<_>>()).stdout;
+    let sorted = |text: &[u8]| {
+        let mut lines: Vec<_> = text.split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&sums), sorted(&written));
+}
+
+#[test]
+fn copies_that_would_overwrite_each_other_are_refused() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    let paths = ["a/name", "b/name"].map(|path| local.path().join(path));
+    for path in &paths {
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        put(path, b"");
+    }
+    let (status, _, errors) = run(&nfsd, &[], &["put", text(&paths[0]), text(&paths[1]), ""]);
+    assert!(status == 1 && errors.contains("b/name: the copy of another file has the same name"), "{errors}");
+    let (status, _, errors) = run(&nfsd, &[], &["put", text(&paths[0]), "..", ""]);
+    assert!(status == 1 && errors.contains("..: it has no name for its copy"), "{errors}");
+    assert_eq!(std::fs::read_dir(nfsd.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! A connection to an NFS server: one call after another.
 
-use std::io;
+use std::time::{Duration, Instant};
+use std::{fmt, io};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use rpcrdma::LocalClient;
 use rpcrdma::client::Connection;
 use rpcrdma::typed::Response;
 use rpcrdma_nfs3d::UNCHANGED;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Client, Readdirplus};
 use rpcrdma_nfs3d::nfs3::*;
+
+use crate::busy::Retry;
+use crate::escape::Escaped;
 
 /// Limit of a READDIRPLUS in bytes: exceeds a message, so that the reply uses a Reply chunk.
 pub(crate) const DIRECTORY: usize = 64 << 10;
@@ -27,15 +31,26 @@ pub(crate) struct Nfs {
     /// Limit of READ and WRITE, in bytes.
     pub(crate) read_size: u32,
     pub(crate) write_size: u32,
+    /// Time limit for calls that the server is too busy to execute.
+    pub(crate) busy_timeout: Duration,
 }
 
-/// Error of a status: its name, with the text of system errors (RFC 1813 §2.6).
-pub(crate) fn failed(status: Nfsstat3) -> anyhow::Error {
-    match status as i32 {
-        code if code < 10_000 => anyhow!("{}: {}", status.name(), io::Error::from_raw_os_error(code)),
-        _ => anyhow!("{}", status.name()),
+/// A status other than success.
+#[derive(Debug)]
+pub(crate) struct Failed(pub(crate) Nfsstat3);
+
+/// Its name, with the text of system errors (RFC 1813 §2.6).
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name())?;
+        match self.0 as i32 {
+            code if code < 10_000 => write!(f, ": {}", io::Error::from_raw_os_error(code)),
+            _ => Ok(()),
+        }
     }
 }
+
+impl std::error::Error for Failed {}
 
 /// A handle in arguments.
 pub(crate) fn fh(data: &Handle) -> NfsFh3<'_> {
@@ -44,9 +59,15 @@ pub(crate) fn fh(data: &Handle) -> NfsFh3<'_> {
 
 impl Nfs {
     /// Gets the limits of the server (FSINFO). `block` limits READ and WRITE.
-    pub(crate) fn new(client: LocalClient, root: Handle, depth: usize, block: u32) -> anyhow::Result<Self> {
-        let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block };
-        let Fsinfo3Resok { rtmax, wtmax, .. } = nfs.limits().context("FSINFO")?;
+    pub(crate) fn new(
+        client: LocalClient,
+        root: Handle,
+        depth: usize,
+        block: u32,
+        busy_timeout: Duration,
+    ) -> anyhow::Result<Self> {
+        let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block, busy_timeout };
+        let Fsinfo3Resok { rtmax, wtmax, .. } = nfs.retry(|nfs| nfs.limits().context("FSINFO"))?;
         ensure!(rtmax > 0 && wtmax > 0, "the server reads or writes 0 bytes at a time");
         nfs.read_size = block.min(rtmax);
         nfs.write_size = block.min(wtmax);
@@ -59,67 +80,107 @@ impl Nfs {
         Client((&mut self.client, first))
     }
 
+    /// Makes a call, again and again while the server is busy.
+    pub(crate) fn retry<T>(&mut self, mut call: impl FnMut(&mut Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let mut retry = Retry::new(self.busy_timeout);
+        loop {
+            match call(self) {
+                Ok(done) => return Ok(done),
+                Err(error) => self.pause(retry.after(error)?),
+            }
+        }
+    }
+
+    /// Waits, without outstanding calls. The connection is served meanwhile.
+    fn pause(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            self.client.wait(left);
+            self.client.poll(|_| {});
+        }
+    }
+
     fn limits(&mut self) -> anyhow::Result<Fsinfo3Resok> {
         let root = self.root.clone();
         let response = self.calls().fsinfo(&Fsinfo3Args { fsroot: fh(&root) })?;
-        response.results()?.into_result().map_err(failed)
+        Ok(response.results()?.into_result().map_err(Failed)?)
     }
 
     /// File at a path below the export, without following symbolic links.
-    pub(crate) fn find(&mut self, path: &str) -> anyhow::Result<Handle> {
+    pub(crate) fn find(&mut self, path: &[u8]) -> anyhow::Result<Handle> {
         let mut at = self.root.clone();
-        for name in path.split('/').filter(|name| !name.is_empty()) {
-            at = self.lookup(&at, name.as_bytes()).with_context(|| format!("LOOKUP of {name:?} in {path}"))?;
+        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            at = self.lookup(&at, name, || format!("\"{}\" in {}", Escaped(name), Escaped(path)))?;
         }
         Ok(at)
     }
 
-    pub(crate) fn lookup(&mut self, dir: &Handle, name: &[u8]) -> anyhow::Result<Handle> {
-        let response = self.calls().lookup(&Lookup3Args { what: Diropargs3 { dir: fh(dir), name } })?;
-        Ok(response.results()?.into_result().map_err(failed)?.object.data.into())
+    /// Handle of a name; `said` describes it in errors.
+    pub(crate) fn lookup(&mut self, dir: &Handle, name: &[u8], said: impl Fn() -> String) -> anyhow::Result<Handle> {
+        let lookup = |nfs: &mut Self| -> anyhow::Result<Handle> {
+            let response = nfs.calls().lookup(&Lookup3Args { what: Diropargs3 { dir: fh(dir), name } })?;
+            Ok(response.results()?.into_result().map_err(Failed)?.object.data.into())
+        };
+        self.retry(|nfs| lookup(nfs).with_context(|| format!("LOOKUP of {}", said())))
     }
 
     fn attributes(&mut self, object: &Handle) -> anyhow::Result<Fattr3> {
         let response = self.calls().getattr(&Getattr3Args { object: fh(object) })?;
-        Ok(response.results()?.into_result().map_err(failed)?.obj_attributes)
+        Ok(response.results()?.into_result().map_err(Failed)?.obj_attributes)
     }
 
-    pub(crate) fn getattr(&mut self, object: &Handle, path: &str) -> anyhow::Result<Fattr3> {
-        self.attributes(object).with_context(|| format!("GETATTR of {path}"))
+    pub(crate) fn getattr(&mut self, object: &Handle, path: &[u8]) -> anyhow::Result<Fattr3> {
+        self.retry(|nfs| nfs.attributes(object).with_context(|| format!("GETATTR of {}", Escaped(path))))
+    }
+
+    fn target(&mut self, link: &Handle) -> anyhow::Result<Vec<u8>> {
+        let response = self.calls().readlink(&Readlink3Args { symlink: fh(link) })?;
+        Ok(response.results()?.into_result().map_err(Failed)?.data.bytes().into())
     }
 
     /// Target of a symbolic link.
-    pub(crate) fn readlink(&mut self, link: &Handle) -> anyhow::Result<Vec<u8>> {
-        let response = self.calls().readlink(&Readlink3Args { symlink: fh(link) })?;
-        Ok(response.results()?.into_result().map_err(failed)?.data.bytes().into())
+    pub(crate) fn readlink(&mut self, link: &Handle, path: &[u8]) -> anyhow::Result<Vec<u8>> {
+        self.retry(|nfs| nfs.target(link).with_context(|| format!("READLINK of {}", Escaped(path))))
     }
 
-    /// Entries of a directory behind a cookie.
+    /// Entries of a directory behind a cookie, successfully.
     pub(crate) fn readdirplus(
         &mut self,
         dir: &Handle,
         cookie: u64,
         cookieverf: Cookieverf3,
+        path: &[u8],
     ) -> anyhow::Result<Response<Readdirplus>> {
         let size = DIRECTORY as u32;
         let args = Readdirplus3Args { dir: fh(dir), cookie, cookieverf, dircount: size, maxcount: size };
-        Ok(self.calls().readdirplus(&args)?)
+        let readdirplus = |nfs: &mut Self| -> anyhow::Result<_> {
+            let response = nfs.calls().readdirplus(&args)?;
+            response.results()?.into_result().map_err(Failed)?;
+            Ok(response)
+        };
+        self.retry(|nfs| readdirplus(nfs).with_context(|| format!("READDIRPLUS of \"{}\"", Escaped(path))))
     }
 
     /// Creates an empty file, or truncates it.
-    pub(crate) fn create(&mut self, dir: &Handle, name: &[u8], mode: u32) -> anyhow::Result<Handle> {
-        let how = Createhow3::Unchecked(Sattr3 { mode: Some(mode), size: Some(0), ..UNCHANGED });
-        let response = self.calls().create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name }, how })?;
-        match response.results()?.into_result().map_err(failed)?.obj {
-            Some(handle) => Ok(handle.data.into()),
-            None => self.lookup(dir, name),
+    pub(crate) fn create(&mut self, dir: &Handle, name: &[u8], mode: u32, path: &[u8]) -> anyhow::Result<Handle> {
+        let create = |nfs: &mut Self| -> anyhow::Result<Option<Handle>> {
+            let how = Createhow3::Unchecked(Sattr3 { mode: Some(mode), size: Some(0), ..UNCHANGED });
+            let response = nfs.calls().create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name }, how })?;
+            Ok(response.results()?.into_result().map_err(Failed)?.obj.map(|handle| handle.data.into()))
+        };
+        match self.retry(|nfs| create(nfs).with_context(|| format!("CREATE of {}", Escaped(path))))? {
+            Some(handle) => Ok(handle),
+            None => self.lookup(dir, name, || Escaped(path).to_string()),
         }
     }
 
     /// Commits writes. Returns the write verifier, which changes with a restart.
-    pub(crate) fn commit(&mut self, file: &Handle) -> anyhow::Result<Writeverf3> {
-        let response = self.calls().commit(&Commit3Args { file: fh(file), offset: 0, count: 0 })?;
-        Ok(response.results()?.into_result().map_err(failed)?.verf)
+    pub(crate) fn commit(&mut self, file: &Handle, path: &[u8]) -> anyhow::Result<Writeverf3> {
+        let commit = |nfs: &mut Self| -> anyhow::Result<Writeverf3> {
+            let response = nfs.calls().commit(&Commit3Args { file: fh(file), offset: 0, count: 0 })?;
+            Ok(response.results()?.into_result().map_err(Failed)?.verf)
+        };
+        self.retry(|nfs| commit(nfs).with_context(|| format!("COMMIT of {}", Escaped(path))))
     }
 
     /// Statistics of the connection, as JSON.

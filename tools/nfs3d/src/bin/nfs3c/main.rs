@@ -9,6 +9,8 @@
 //! |---|---|
 //! | `mount` | the handle of an export, from MOUNT version 3 on TCP |
 //! | `calls` | a connection, one call after another |
+//! | `busy` | calls that the server is too busy to execute |
+//! | `escape` | names in output |
 //! | `many` | concurrent calls |
 //! | `transfer` | files to the server and back |
 //! | `tree` | directory trees |
@@ -16,21 +18,26 @@
 //! The iWARP options are those of `nfs3d`.
 #![forbid(unsafe_code)]
 
+mod busy;
 mod calls;
+mod escape;
 mod many;
 mod mount;
 mod transfer;
 mod tree;
 
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
@@ -40,6 +47,7 @@ use rpcrdma_nfs3d::IwarpOptions;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{PROGRAM, VERSION, bindings};
 
 use calls::{DIRECTORY, Nfs};
+use escape::Escaped;
 
 /// List, read and write the files of an NFS version 3 server over RDMA.
 #[derive(Debug, Parser)]
@@ -48,7 +56,7 @@ struct Cli {
     /// Address of the server: `verbs:HOST[:PORT]`, `iwarp:HOST[:PORT]`, `soft:NAME`.
     server: Address,
     /// Exported directory.
-    export: String,
+    export: OsString,
     /// TCP address of MOUNT. [default: the server's host, or this one; port 20048]
     #[arg(long, value_name = "HOST[:PORT]")]
     mount: Option<String>,
@@ -72,6 +80,9 @@ struct Cli {
     no_invalidate: bool,
     #[command(flatten)]
     iwarp: IwarpOptions,
+    /// Seconds for which calls are made again while the server is too busy to execute them (NFS3ERR_JUKEBOX); 0: none.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    busy_timeout: u32,
     /// Print statistics of the connection on standard error, as a line of JSON.
     #[arg(long)]
     stats: bool,
@@ -81,21 +92,22 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List a directory, with attributes and targets of symbolic links.
+    /// List a directory, with attributes and targets of symbolic links. Control characters, backslashes and bytes
+    /// that are not UTF-8 are escaped, as `ls -b` does.
     Ls {
         /// Path below the export.
         #[arg(default_value = "")]
-        path: String,
+        path: OsString,
     },
     /// Print the attributes of a file.
     Stat {
         /// Path below the export.
-        path: String,
+        path: OsString,
     },
     /// Copy a file from the server.
     Get {
         /// Path below the export.
-        path: String,
+        path: OsString,
         /// Local copy.
         local: PathBuf,
     },
@@ -105,18 +117,18 @@ enum Command {
         #[arg(required = true)]
         local: Vec<PathBuf>,
         /// Path below the export: of the copy, or of the directory for several.
-        path: String,
+        path: OsString,
     },
     /// Print the SHA-256 of each file below a directory, as `sha256sum` does, and the target of each symbolic link.
     Sum {
         /// Path below the export.
         #[arg(default_value = "")]
-        path: String,
+        path: OsString,
     },
     /// Read the first block of a file repeatedly, one call after another, and print the round-trip times.
     Time {
         /// Path below the export.
-        path: String,
+        path: OsString,
         /// Number of calls.
         #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
         calls: u32,
@@ -124,57 +136,61 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    program::start();
     program::exit("nfs3c", run(&Cli::parse()))
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {
     let (server, at) = mount::places(&options.server, options.mount.as_deref(), options.rpcbind)?;
-    let root = mount::root(at, &options.export)?;
+    let root = mount::root(at, options.export.as_bytes())?;
     let client = LocalClient::connect(&server, config(options)?)?;
-    let mut nfs = Nfs::new(client, root, options.depth.into(), options.block)?;
+    let busy_timeout = Duration::from_secs(options.busy_timeout.into());
+    let mut nfs = Nfs::new(client, root, options.depth.into(), options.block, busy_timeout)?;
     nfs.inline = options.inline;
     let mut out = io::stdout().lock();
     match &options.command {
         Command::Ls { path } => {
+            let path = path.as_bytes();
             let directory = nfs.find(path)?;
             for entry in tree::list(&mut nfs, &directory, path)? {
-                let (attributes, name) = (tree::describe(&entry.attributes), String::from_utf8_lossy(&entry.name));
+                let (attributes, name) = (tree::describe(&entry.attributes), Escaped(&entry.name));
                 match &entry.says {
-                    Some(target) => writeln!(out, "{attributes} {name} -> {}", String::from_utf8_lossy(target))?,
+                    Some(target) => writeln!(out, "{attributes} {name} -> {}", Escaped(target))?,
                     None => writeln!(out, "{attributes} {name}")?,
                 }
             }
         }
         Command::Stat { path } => {
+            let path = path.as_bytes();
             let file = nfs.find(path)?;
-            writeln!(out, "{} {path}", tree::describe(&nfs.getattr(&file, path)?))?;
+            writeln!(out, "{} {}", tree::describe(&nfs.getattr(&file, path)?), Escaped(path))?;
         }
         Command::Get { path, local } => {
+            let path = path.as_bytes();
             let file = nfs.find(path)?;
             let size = nfs.getattr(&file, path)?.size;
-            let name = || local.display().to_string();
+            let name = || Escaped(local.as_os_str().as_bytes()).to_string();
             let copy = File::create(local).with_context(name)?;
             let take = |offset, data: &[u8]| copy.write_all_at(data, offset).with_context(name);
             transfer::get(&mut nfs, &file, path, size, take)?;
         }
         Command::Put { local, path } => {
-            for original in local {
-                let name = original.file_name().unwrap_or_default().to_string_lossy();
-                let path = if local.len() == 1 { path } else { &format!("{path}/{name}") };
-                let original = File::open(original).with_context(|| original.display().to_string())?;
-                transfer::put(&mut nfs, &original, path)?;
+            for (original, path) in copies(local, path)? {
+                let original =
+                    File::open(original).with_context(|| Escaped(original.as_os_str().as_bytes()).to_string())?;
+                transfer::put(&mut nfs, &original, path.as_os_str().as_bytes())?;
             }
         }
         Command::Sum { path } => {
-            let directory = nfs.find(path)?;
+            let directory = nfs.find(path.as_bytes())?;
             tree::sums(&mut nfs, &directory, &mut out)?;
         }
         Command::Time { path, calls } => {
-            let file = nfs.find(path)?;
+            let file = nfs.find(path.as_bytes())?;
             let mut times = Vec::new();
             for _ in 0..*calls {
                 let started = Instant::now();
-                transfer::first_block(&mut nfs, &file).with_context(|| format!("READ of {path}"))?;
+                transfer::first_block(&mut nfs, &file, path.as_bytes())?;
                 times.push(started.elapsed().as_secs_f64() * 1e6);
             }
             times.sort_unstable_by(f64::total_cmp);
@@ -188,6 +204,21 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         eprintln!("{}", nfs.stats());
     }
     Ok(())
+}
+
+/// Local files, and the paths of their copies: `path`, or below it for several.
+fn copies<'a>(local: &'a [PathBuf], path: &OsStr) -> anyhow::Result<Vec<(&'a Path, PathBuf)>> {
+    if let [one] = local {
+        return Ok(vec![(one, path.into())]);
+    }
+    let mut names = HashSet::new();
+    let copy = |original: &'a PathBuf| {
+        let shown = Escaped(original.as_os_str().as_bytes());
+        let name = original.file_name().with_context(|| format!("{shown}: it has no name for its copy"))?;
+        ensure!(names.insert(name), "{shown}: the copy of another file has the same name");
+        Ok((original.as_path(), Path::new(path).join(name)))
+    };
+    local.iter().map(copy).collect()
 }
 
 /// Bytes of a message beside its block of data, at most.

@@ -15,6 +15,7 @@ use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use crate::calls::Handle;
+use crate::escape::Escaped;
 
 /// Default port of MOUNT.
 const PORT: u16 = 20048;
@@ -45,13 +46,13 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
 }
 
 /// Handle of an exported directory, from MOUNT at an address.
-pub(crate) fn root(at: SocketAddr, export: &str) -> anyhow::Result<Handle> {
-    let said = || format!("MOUNT of {export} at {at}");
+pub(crate) fn root(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
+    let said = || format!("MOUNT of {} at {at}", Escaped(export));
     let mut client = match reserved(at) {
         Some(stream) => StreamClient::new(stream),
         None => StreamClient::connect(at, PATIENCE).with_context(said)?,
     };
-    let path = xdr::encode(&Dirpath(export.as_bytes())).with_context(said)?;
+    let path = xdr::encode(&Dirpath(export)).with_context(said)?;
     let results = client.call(PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(said)?;
     let results = xdr::decode::<Mountres3<'_>>(&results).with_context(said)?.into_result();
     results.map(|results| results.fhandle.into()).map_err(|status| anyhow!("{}: {}", said(), status.name()))

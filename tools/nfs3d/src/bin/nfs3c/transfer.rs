@@ -11,7 +11,8 @@ use rpcrdma::xdr::Bulk;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Read, Write};
 use rpcrdma_nfs3d::nfs3::{Read3Args, StableHow, Write3Args, Writeverf3};
 
-use crate::calls::{Handle, Nfs, failed, fh};
+use crate::calls::{Failed, Handle, Nfs, fh};
+use crate::escape::Escaped;
 
 /// A part of a file.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +37,7 @@ impl Part {
 pub(crate) fn get(
     nfs: &mut Nfs,
     file: &Handle,
-    path: &str,
+    path: &[u8],
     size: u64,
     mut take: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -51,17 +52,20 @@ pub(crate) fn get(
         ensure!(rest.is_none() || !(eof || data.is_empty()), "the file became shorter while it was read");
         Ok(rest)
     };
-    nfs.many(parts(size, nfs.read_size), prepare, ended).with_context(|| format!("READ of {path}"))
+    nfs.many(&format!("READ of {}", Escaped(path)), parts(size, nfs.read_size), prepare, ended)
 }
 
 /// Reads the first block of a file, or all of a shorter one.
-pub(crate) fn first_block(nfs: &mut Nfs, file: &Handle) -> anyhow::Result<()> {
+pub(crate) fn first_block(nfs: &mut Nfs, file: &Handle, path: &[u8]) -> anyhow::Result<()> {
     let part = Part { offset: 0, len: nfs.read_size };
-    let call = read(&mut nfs.client, file, part, nfs.inline)?;
-    let response = Response::of(nfs.client.call(call)?);
-    let (data, eof) = read_results(&response)?;
-    ensure!(data.len() == part.len as usize || eof, "READ of {} bytes gives {}", part.len, data.len());
-    Ok(())
+    let block = |nfs: &mut Nfs| -> anyhow::Result<()> {
+        let call = read(&mut nfs.client, file, part, nfs.inline)?;
+        let response = Response::of(nfs.client.call(call)?);
+        let (data, eof) = read_results(&response)?;
+        ensure!(data.len() == part.len as usize || eof, "READ of {} bytes gives {}", part.len, data.len());
+        Ok(())
+    };
+    nfs.retry(|nfs| block(nfs).with_context(|| format!("READ of {}", Escaped(path))))
 }
 
 fn read(client: &mut LocalClient, file: &Handle, part: Part, inline: u32) -> anyhow::Result<ClientCall> {
@@ -75,34 +79,37 @@ fn read(client: &mut LocalClient, file: &Handle, part: Part, inline: u32) -> any
 
 /// The data of a READ, inline or from a chunk, and the end-of-file flag.
 fn read_results(response: &Response<Read>) -> anyhow::Result<(&[u8], bool)> {
-    let results = response.results()?.into_result().map_err(failed)?;
+    let results = response.results()?.into_result().map_err(Failed)?;
     let (count, len) = (results.count, results.data.len());
     ensure!(count as usize == len, "READ counts {count} bytes, and has {len}");
     Ok((results.data.bytes(), results.eof))
 }
 
 /// Copies a file to a path below the export, and commits it.
-pub(crate) fn put(nfs: &mut Nfs, original: &File, path: &str) -> anyhow::Result<()> {
-    let path = path.trim_end_matches('/');
-    let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
-    let directory = nfs.find(directory)?;
-    let file = nfs.create(&directory, name.as_bytes(), 0o644).with_context(|| format!("CREATE of {path}"))?;
+pub(crate) fn put(nfs: &mut Nfs, original: &File, mut path: &[u8]) -> anyhow::Result<()> {
+    while let Some(shorter) = path.strip_suffix(b"/") {
+        path = shorter;
+    }
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+    let directory = nfs.find(&path[..path.len() - name.len()])?;
+    let file = nfs.create(&directory, name, 0o644, path)?;
     let size = original.metadata()?.len();
     let mut lives: Vec<Writeverf3> = Vec::new();
     let inline = nfs.inline;
     let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, original, inline);
     let ended = |part: Part, reply: Reply| {
         let response = Response::<Write>::of(reply);
-        let written = response.results()?.into_result().map_err(failed)?;
+        let written = response.results()?.into_result().map_err(Failed)?;
         ensure!((1..=part.len).contains(&written.count), "{} of {} bytes written", written.count, part.len);
         if !lives.contains(&written.verf) {
             lives.push(written.verf);
         }
         Ok(part.behind(written.count))
     };
-    nfs.many(parts(size, nfs.write_size), prepare, ended).with_context(|| format!("WRITE of {path}"))?;
-    let now = nfs.commit(&file).with_context(|| format!("COMMIT of {path}"))?;
-    ensure!(lives.iter().all(|life| *life == now), "{path}: the server was restarted meanwhile: put the file again");
+    let shown = Escaped(path);
+    nfs.many(&format!("WRITE of {shown}"), parts(size, nfs.write_size), prepare, ended)?;
+    let now = nfs.commit(&file, path)?;
+    ensure!(lives.iter().all(|life| *life == now), "{shown}: the server was restarted meanwhile: put the file again");
     Ok(())
 }
 

@@ -1,13 +1,14 @@
 //! Directory trees.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 
-use anyhow::Context;
+use anyhow::ensure;
 use rpcrdma_nfs3d::nfs3::{Cookieverf3, Fattr3, Ftype3};
 use sha2::{Digest, Sha256};
 
-use crate::calls::{Handle, Nfs, failed};
+use crate::calls::{Failed, Handle, Nfs};
+use crate::escape::{Escaped, checksum_line};
 use crate::transfer;
 
 /// A name in a directory.
@@ -19,39 +20,56 @@ pub(crate) struct Entry {
     pub(crate) says: Option<Vec<u8>>,
 }
 
+/// Most entries of a directory, which are kept in memory.
+const ENTRIES: usize = 4 << 20;
+/// Longest path, in bytes: a server's directories may contain themselves.
+const PATH: usize = 64 << 10;
+
+/// Checks a name that the server lists: no file has another, and a path with it would lead elsewhere.
+fn check(name: &[u8], path: &[u8]) -> anyhow::Result<()> {
+    let valid = !name.is_empty() && !name.contains(&b'/') && !name.contains(&0);
+    ensure!(valid, "READDIRPLUS of \"{}\": the server lists \"{}\", which is no name", Escaped(path), Escaped(name));
+    Ok(())
+}
+
 /// Sorted names of a directory, without `.` and `..`.
-pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &str) -> anyhow::Result<Vec<Entry>> {
+pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let (mut cookie, mut verifier) = (0, Cookieverf3::default());
+    // Cookies that were asked for. A server that repeats one would list the same entries for ever.
+    let mut asked = HashSet::new();
     loop {
-        let said = || format!("READDIRPLUS of {path:?}");
-        let response = nfs.readdirplus(directory, cookie, verifier).with_context(said)?;
-        let results = response.results().with_context(said)?;
-        let part = results.into_result().map_err(failed).with_context(said)?;
+        let shown = Escaped(path);
+        ensure!(asked.insert(cookie), "READDIRPLUS of \"{shown}\": the server repeats cookie {cookie}");
+        let response = nfs.readdirplus(directory, cookie, verifier, path)?;
+        let part = response.results()?.into_result().map_err(Failed)?;
         verifier = part.cookieverf;
+        let mut any = false;
         for entry in part.reply.entries {
-            cookie = entry.cookie;
+            (cookie, any) = (entry.cookie, true);
             let name = entry.name.to_vec();
             if name == b"." || name == b".." {
                 continue;
             }
-            let path = || format!("{path}/{}", String::from_utf8_lossy(&name));
+            check(&name, path)?;
+            ensure!(entries.len() < ENTRIES, "READDIRPLUS of \"{shown}\": more than {ENTRIES} entries");
+            let path = [path, b"/", &name].concat();
             let handle = match entry.name_handle {
                 Some(handle) => handle.data.into(),
-                None => nfs.lookup(directory, &name).with_context(|| format!("LOOKUP of {}", path()))?,
+                None => nfs.lookup(directory, &name, || Escaped(&path).to_string())?,
             };
             let attributes = match entry.name_attributes {
                 Some(attributes) => attributes,
-                None => nfs.getattr(&handle, &path())?,
+                None => nfs.getattr(&handle, &path)?,
             };
             let is_link = attributes.r#type == Ftype3::Lnk;
-            let says = is_link.then(|| nfs.readlink(&handle)).transpose();
-            let says = says.with_context(|| format!("READLINK of {}", path()))?;
+            let says = is_link.then(|| nfs.readlink(&handle, &path)).transpose()?;
             entries.push(Entry { name, handle, attributes, says });
         }
-        if part.reply.eof || part.reply.entries.is_empty() {
+        if part.reply.eof {
             break;
         }
+        ensure!(any, "READDIRPLUS of \"{shown}\": the server lists nothing, before the end of the directory");
     }
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
@@ -76,16 +94,16 @@ pub(crate) fn describe(attributes: &Fattr3) -> String {
 pub(crate) fn sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> anyhow::Result<()> {
     let mut below = vec![(b".".to_vec(), directory.clone())];
     while let Some((path, directory)) = below.pop() {
-        for entry in list(nfs, &directory, &String::from_utf8_lossy(&path))? {
+        for entry in list(nfs, &directory, &path)? {
             let path = [&path[..], b"/", &entry.name].concat();
-            let name = String::from_utf8_lossy(&path);
+            ensure!(path.len() <= PATH, "a path of more than {PATH} bytes: a directory of the server contains itself");
             match (entry.attributes.r#type, &entry.says) {
                 (Ftype3::Dir, _) => below.push((path, entry.handle)),
                 (Ftype3::Reg, _) => {
-                    let sum = sum(nfs, &entry.handle, &name, entry.attributes.size)?;
-                    writeln!(out, "{sum}  {name}")?;
+                    let sum = sum(nfs, &entry.handle, &path, entry.attributes.size)?;
+                    out.write_all(&checksum_line([sum.as_bytes(), &path], "  "))?;
                 }
-                (_, Some(says)) => writeln!(out, "{name} {}", String::from_utf8_lossy(says))?,
+                (_, Some(says)) => out.write_all(&checksum_line([&path, says], " "))?,
                 _ => {}
             }
         }
@@ -94,7 +112,7 @@ pub(crate) fn sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> a
 }
 
 /// The SHA-256 of a file.
-fn sum(nfs: &mut Nfs, file: &Handle, path: &str, size: u64) -> anyhow::Result<String> {
+fn sum(nfs: &mut Nfs, file: &Handle, path: &[u8], size: u64) -> anyhow::Result<String> {
     let mut hash = Sha256::new();
     // Early data, limited by the number of outstanding calls.
     let mut early: BTreeMap<u64, Vec<u8>> = BTreeMap::new();

@@ -1,0 +1,79 @@
+//! Division of the process's file descriptors: sockets first, files get the rest.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use anyhow::{Context, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::mount;
+
+/// Highest limit that the server sets for itself.
+const ENOUGH: u64 = 1 << 16;
+/// Descriptors of a shard: its listeners, their events and its memory.
+const PER_SHARD: usize = 16;
+/// Descriptors of a thread within a call.
+const PER_THREAD: usize = 8;
+/// Receives of a connection at least: its least credits, and one for a pure grant.
+const RECEIVES: usize = 5;
+/// The fewest descriptors for files and for connections together.
+const LEAST: usize = 64;
+
+/// Shares of the process's descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptors {
+    /// `RLIMIT_NOFILE`.
+    limit: usize,
+    /// Connections of NFS. Each is one descriptor, on all fabrics.
+    connections: usize,
+    /// Open files.
+    pub(crate) files: usize,
+}
+
+impl Descriptors {
+    /// Raises the limit up to the hard limit, and divides it: for shards with `receives` each, and threads that execute
+    /// calls.
+    ///
+    /// # Errors
+    /// The limit is too low, or may not be raised.
+    pub(crate) fn divide(shards: usize, receives: usize, threads: usize) -> anyhow::Result<Self> {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let limit = maximum.map_or(ENOUGH, |most| most.min(ENOUGH)).max(current.unwrap_or(0));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }).context("RLIMIT_NOFILE")?;
+        let open = std::fs::read_dir("/proc/self/fd").context("/proc/self/fd")?.count();
+        let own = open + shards * PER_SHARD + (threads + shards) * PER_THREAD + mount::THREADS;
+        Self::within(limit as usize, own, shards * receives / RECEIVES)
+    }
+
+    /// Divides `limit` descriptors, of which the server needs `own` for itself. Memory admits `connections`.
+    fn within(limit: usize, own: usize, connections: usize) -> anyhow::Result<Self> {
+        let rest = limit.saturating_sub(own);
+        let needed = own + LEAST;
+        ensure!(rest >= LEAST, "RLIMIT_NOFILE is {limit}, at least {needed} are needed; `ulimit -n 65536` raises it");
+        let connections = connections.min(rest / 2);
+        Ok(Self { limit, connections, files: rest - connections })
+    }
+}
+
+impl fmt::Display for Descriptors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, connections, files } = self;
+        write!(f, "{limit} descriptors, of them {connections} for connections, {files} for files")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_come_first_and_files_get_the_rest() {
+        let divide =
+            |limit, connections| Descriptors::within(limit, 200, connections).map(|all| (all.connections, all.files));
+        assert_eq!(divide(65_536, 819).unwrap(), (819, 64_517));
+        assert_eq!(divide(1024, 819).unwrap(), (412, 412), "half each where not all connections fit");
+        assert_eq!(divide(264, 819).unwrap(), (32, 32));
+        let error = divide(263, 819).unwrap_err().to_string();
+        assert!(error.contains("RLIMIT_NOFILE is 263, at least 264 are needed"), "{error}");
+    }
+}

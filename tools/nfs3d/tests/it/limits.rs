@@ -1,0 +1,67 @@
+//! Limits of the process: `RLIMIT_FSIZE`, `RLIMIT_NOFILE`.
+
+use rpcrdma_nfs3d::nfs3::*;
+
+use crate::client::{Nfsd, put, status, with_size};
+use crate::nfs3c::run_limited;
+
+/// Room for the library's memory, not for larger files.
+const FILE_SIZE: u64 = 256 << 20;
+
+#[test]
+fn files_beyond_rlimit_fsize_are_too_large_and_the_server_lives() {
+    let nfsd = Nfsd::start_limited(&format!("ulimit -f {}", FILE_SIZE / 1024), &[]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root;
+    let file = nfs.make(&root, "file");
+    let written = nfs.write(&file, FILE_SIZE - 4, b"12345678", StableHow::FileSync).unwrap();
+    assert_eq!(written.count, 4, "up to the limit");
+    assert_eq!(status(nfs.write(&file, FILE_SIZE, b"5678", StableHow::FileSync)), Nfsstat3::ErrFbig);
+    assert_eq!(status(nfs.setattr(&file, with_size(FILE_SIZE + 1), None)), Nfsstat3::ErrFbig);
+    assert_eq!(nfs.getattr(&file).unwrap().size, FILE_SIZE);
+    let log = nfsd.stop_with_log();
+    let limit = format!("RLIMIT_FSIZE is {FILE_SIZE} bytes; `ulimit -f unlimited` lifts it");
+    assert!(log.contains("NFS3ERR_FBIG") && log.contains(&limit), "{log}");
+}
+
+/// Below the size of its memory a program says why it does not start.
+#[test]
+fn programs_name_rlimit_fsize_when_they_do_not_start() {
+    let said = Nfsd::refused_limited("ulimit -f 1024", &[]);
+    assert!(said.starts_with("error: ") && said.contains("RLIMIT_FSIZE is 1048576"), "{said}");
+    let nfsd = Nfsd::start(&[]);
+    let (code, errors) = run_limited("ulimit -f 1024", &nfsd, &["ls"]);
+    assert!(code == Some(1) && errors.contains("RLIMIT_FSIZE is 1048576"), "{errors}");
+    // Copies end at the limit, too.
+    put(&nfsd.path().join("file"), b"");
+    std::fs::File::options().write(true).open(nfsd.path().join("file")).unwrap().set_len(FILE_SIZE + 4096).unwrap();
+    let copy = tempfile::NamedTempFile::new().unwrap();
+    let path = copy.path().to_str().expect("text");
+    let limit = format!("ulimit -f {}", FILE_SIZE / 1024);
+    let (code, errors) = run_limited(&limit, &nfsd, &["--block", "1048576", "get", "file", path]);
+    assert!(code == Some(1) && errors.contains(&format!("RLIMIT_FSIZE is {FILE_SIZE} bytes")), "{errors}");
+}
+
+/// Names looked up keep files open, up to their share: connections still find descriptors.
+#[test]
+fn open_files_leave_descriptors_for_connections() {
+    const FILES: usize = 1500;
+    let nfsd = Nfsd::start_limited("ulimit -n 512", &[]);
+    assert!(nfsd.ready.contains("512 descriptors, of them 1"), "{}", nfsd.ready);
+    for n in 0..FILES {
+        put(&nfsd.path().join(n.to_string()), b"data");
+    }
+    let mut nfs = nfsd.client();
+    let root = nfs.root;
+    for n in 0..FILES {
+        let file = nfs.find(&root, &n.to_string());
+        // With a second descriptor, for the data.
+        assert_eq!(nfs.read_inline(&file, 0, 4), (true, b"data".to_vec()), "file {n}");
+    }
+    let more: Vec<_> = (0..50).map(|_| nfsd.client()).collect();
+    for mut nfs in more {
+        assert!(nfs.lookup(&root, "0").is_ok());
+    }
+    let said = Nfsd::refused_limited("ulimit -n 128", &[]);
+    assert!(said.contains("RLIMIT_NOFILE is 128, at least ") && said.contains("`ulimit -n"), "{said}");
+}

@@ -1,0 +1,92 @@
+//! `nfs3c` against servers that are busy, or list what cannot be.
+
+use std::process::Output;
+use std::sync::atomic::Ordering;
+
+use crate::client::pattern;
+use crate::fake::{Busy, Fake, LEN, Listed};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+#[track_caller]
+fn fails(output: &Output, words: &str) {
+    let errors = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && errors.contains(words), "{:?}: {errors}", output.status);
+}
+
+fn one(_: u64) -> (Vec<Listed>, bool) {
+    (vec![(b"name".to_vec(), false, 1)], true)
+}
+
+#[test]
+fn repeated_cookies_end_with_an_error() {
+    type List = fn(u64) -> (Vec<Listed>, bool);
+    let itself: List = |cookie| (vec![(b"name".to_vec(), false, cookie)], false);
+    let the_first: List = |_| (vec![(b"name".to_vec(), false, 7)], false);
+    let a_loop: List = |cookie| (vec![(b"name".to_vec(), false, (cookie + 1) % 5)], false);
+    for (list, calls) in [(itself, 1), (the_first, 2), (a_loop, 5)] {
+        let fake = Fake::new(list, Busy::Never);
+        for command in ["ls", "sum"] {
+            fake.lists.store(0, Ordering::Relaxed);
+            fails(&fake.run(&[command]), "the server repeats cookie");
+            assert_eq!(fake.lists.load(Ordering::Relaxed), calls);
+        }
+    }
+    let nothing: List = |_| (vec![], false);
+    fails(&Fake::new(nothing, Busy::Never).run(&["ls"]), "the server lists nothing, before the end of the directory");
+}
+
+#[test]
+fn names_that_lead_elsewhere_are_refused() {
+    type List = fn(u64) -> (Vec<Listed>, bool);
+    let lists: [(List, &str); 4] = [
+        (|_| (vec![(b"../../etc/passwd".to_vec(), false, 1)], true), "\"../../etc/passwd\", which is no name"),
+        (|_| (vec![(b"a\0b".to_vec(), false, 1)], true), "\"a\\000b\", which is no name"),
+        (|_| (vec![(b"".to_vec(), false, 1)], true), "\"\", which is no name"),
+        (|_| (vec![(b"/".to_vec(), true, 1)], true), "\"/\", which is no name"),
+    ];
+    for (list, words) in lists {
+        for command in ["ls", "sum"] {
+            fails(&Fake::new(list, Busy::Never).run(&[command]), words);
+        }
+    }
+    let itself: List = |_| (vec![(b"d".repeat(255), true, 1)], true);
+    fails(&Fake::new(itself, Busy::Never).run(&["sum"]), "a directory of the server contains itself");
+}
+
+#[test]
+fn calls_are_made_again_while_the_server_is_busy() {
+    let local = tempfile::tempdir().unwrap();
+    let (original, copy) = (local.path().join("original"), local.path().join("copy"));
+    std::fs::write(&original, pattern(LEN)).unwrap();
+    let [original, copy] = [&original, &copy].map(|path| path.to_str().expect("text"));
+    let fake = Fake::new(one, Busy::Once);
+    for (command, procedures) in [
+        (&["get", "d/file", copy][..], &["LOOKUP", "GETATTR", "READ"][..]),
+        (&["put", original, "d/file"], &["CREATE", "WRITE", "COMMIT"]),
+        (&["ls"], &["READDIRPLUS"]),
+    ] {
+        let output = fake.run(command);
+        let errors = text(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        for procedure in procedures {
+            let said = format!("nfs3c: {procedure} of ");
+            let line =
+                errors.lines().find(|line| line.starts_with(&said)).unwrap_or_else(|| panic!("{said}: {errors}"));
+            assert!(line.contains("NFS3ERR_JUKEBOX") && line.contains("trying again"), "{line}");
+        }
+    }
+    assert!(std::fs::read(copy).unwrap() == pattern(LEN), "read whole");
+    assert!(fake.written() == pattern(LEN), "written whole");
+}
+
+#[test]
+fn a_server_that_stays_busy_is_an_error() {
+    let fake = Fake::new(one, Busy::Always);
+    let output = fake.run(&["--busy-timeout", "0", "ls"]);
+    assert_eq!(text(&output.stderr), "nfs3c: FSINFO: NFS3ERR_JUKEBOX\n");
+    let output = fake.run(&["--busy-timeout", "1", "ls"]);
+    fails(&output, "nfs3c: the server was busy for 1s (--busy-timeout): FSINFO: NFS3ERR_JUKEBOX");
+}
