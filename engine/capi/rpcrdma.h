@@ -330,9 +330,10 @@ rpcrdma_config *rpcrdma_config_new(void);
 // connect checks with those, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
-// ends need the same: peers without it are refused, and so is version 1. Such a client connects, and its first call
-// ends with -ECONNRESET: the server's log says why. ID names the key, not the host: `rpcrdma_call_peer` says it. All
-// hosts with one key have one name; that of `blockstore` is `blockstore`.
+// ends need the same: peers without it are refused, and so is version 1. Such a client's connect fails with
+// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed. ID names the
+// key, not the host: `rpcrdma_call_peer` says it. All hosts with one key have one name; that of `blockstore` is
+// `blockstore`.
 //
 // Returns 0, or -EINVAL: the text names the knob, and what it takes.
 //
@@ -732,6 +733,8 @@ int rpcrdma_attach(void *handle);
 // - ETIMEDOUT: the server did not answer in time (the text names the knob);
 // - EAGAIN: the server has no receives left for one more connection: try again later, or raise its `memory.receives`;
 // - ECONNRESET: the server closed the connection before it was established;
+// - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server): no call was
+//   executed, and a retry fails in the same way;
 // - EPROTO: the peer broke the protocol;
 // - EINVAL: an argument or a knob;
 // - EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for `rpcrdma_server_start`.
@@ -748,7 +751,8 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 
 // Makes a call, and blocks until its end.
 //
-// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
+// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), EKEYREJECTED (the server has
+// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN
 // (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
 // `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
 // malformed reply or another transport error), EINVAL.

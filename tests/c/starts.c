@@ -138,6 +138,21 @@ static void connects_without_answer(void) {
     connects("soft:starts-nobody", NULL, NULL, ECONNREFUSED);
 }
 
+// A server that requires a host key.
+static void connects_without_key(const char *address, rpcrdma_services *services) {
+    rpcrdma_config *config = new_config();
+    CHECK(!rpcrdma_config_set(config, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
+    rpcrdma_server *server = rpcrdma_server_start(address, services, config);
+    CHECK(server);
+    connects(address, NULL, NULL, EKEYREJECTED);
+    CHECK(strstr(rpcrdma_error(), "requires a host key") && strstr(rpcrdma_error(), "no call was executed"));
+    connects(address, "wire.host_key", "blue:ff0102030405060708090a0b0c0d0e0f", EKEYREJECTED);
+    connects(address, "wire.host_key", "red:000102030405060708090a0b0c0d0e0f", EKEYREJECTED);
+    rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
+    CHECK(client && !rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL));
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config));
+}
+
 // A server whose receives are all taken.
 static void connects_without_receives(const char *address, rpcrdma_services *services) {
     enum { MOST = 256 };
@@ -181,6 +196,7 @@ int main(int argc, char **argv) {
     sizes(client);
     CHECK(!rpcrdma_free(client));
     connects_without_answer();
+    connects_without_key(argv[2], services);
     connects_without_receives(argv[2], services);
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("memory, lengths, sizes of requests, codes of connects\n");

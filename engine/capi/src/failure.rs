@@ -81,7 +81,9 @@ impl From<ConnectError> for Failure {
                 _ => Errno::IO,
             },
             ConnectError::TimedOut { .. } => Errno::TIMEDOUT,
-            ConnectError::Refused { reason, .. } => code_of_refused(reason),
+            ConnectError::NotAuthenticated { reason, .. } | ConnectError::Refused { reason, .. } => {
+                code_of_refused(reason)
+            }
             ConnectError::Fabric(error) => code_of_refused(&error.clone().into()),
             _ => Errno::IO,
         };
@@ -97,6 +99,7 @@ fn code_of_refused(reason: &CloseReason) -> Errno {
         _ if reason.is_out_of_receives() => Errno::AGAIN,
         CloseReasonKind::TimedOut => Errno::TIMEDOUT,
         CloseReasonKind::PeerFault => Errno::PROTO,
+        CloseReasonKind::NotAuthenticated => Errno::KEYREJECTED,
         CloseReasonKind::Peer | CloseReasonKind::Evicted => Errno::CONNRESET,
         _ => Errno::IO,
     }
@@ -114,6 +117,7 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
         CallError::TimedOut { .. } => Errno::TIMEDOUT,
         CallError::Cancelled { .. } => Errno::CANCELED,
         CallError::ConnectionLost { .. } => Errno::CONNRESET,
+        CallError::NotAuthenticated => Errno::KEYREJECTED,
         CallError::Closed => Errno::NOTCONN,
         CallError::TooManyCalls { .. } => Errno::AGAIN,
         CallError::NoMemory { .. } | CallError::NoReplyBuffer { .. } => Errno::NOBUFS,

@@ -16,6 +16,7 @@ use crate::wire::ErrorBody;
 /// | `Cancelled { sent: true }` | unanswered | if idempotent | caller |
 /// | `ConnectionLost { sent: false }` | no | yes, once connected | connection |
 /// | `ConnectionLost { sent: true }` | unanswered | if idempotent | connection |
+/// | `NotAuthenticated` | no | never | caller |
 /// | `Closed` | no | yes, on another connection | connection |
 /// | `TooManyCalls` | no | yes, after a call has ended | caller |
 /// | `NoMemory` | no | yes, after a buffer was returned | host |
@@ -54,6 +55,11 @@ pub enum CallError {
         /// It was sent: the server may have executed it.
         sent: bool,
     },
+    /// A host key is missing or wrong. `close_reason` of the client says at which side.
+    #[error(
+        "host key is missing or wrong: the call was not executed, and a retry fails in the same way (wire.host_auth)"
+    )]
+    NotAuthenticated,
     /// The connection is not established yet, is closing, or has ended.
     #[error("not connected (`close_reason` of the client says why)")]
     Closed,
@@ -142,7 +148,8 @@ impl CallError {
                 true => Sent::Unanswered,
                 false => Sent::No,
             },
-            Self::Closed
+            Self::NotAuthenticated
+            | Self::Closed
             | Self::TooManyCalls { .. }
             | Self::NoMemory { .. }
             | Self::TooLong { .. }
@@ -160,7 +167,7 @@ impl CallError {
     /// again where the server may have executed it.
     pub const fn may_retry(&self) -> bool {
         match self {
-            Self::TooLong { .. } | Self::Invalid(_) | Self::NoReverse => false,
+            Self::NotAuthenticated | Self::TooLong { .. } | Self::Invalid(_) | Self::NoReverse => false,
             _ => matches!(self.sent(), Sent::No),
         }
     }
@@ -186,9 +193,11 @@ impl CallError {
     pub const fn fault(&self) -> Fault {
         match self {
             Self::TimedOut { sent: false } | Self::ConnectionLost { .. } | Self::Closed => Fault::Connection,
-            Self::Cancelled { .. } | Self::TooManyCalls { .. } | Self::TooLong { .. } | Self::Invalid(_) => {
-                Fault::Caller
-            }
+            Self::Cancelled { .. }
+            | Self::NotAuthenticated
+            | Self::TooManyCalls { .. }
+            | Self::TooLong { .. }
+            | Self::Invalid(_) => Fault::Caller,
             Self::NoMemory { .. } | Self::NoReplyBuffer { .. } => Fault::Host,
             Self::TimedOut { sent: true }
             | Self::NoReverse
@@ -277,6 +286,9 @@ fn hint(error: &ErrorBody) -> &'static str {
             " (malformed; or a chunk exceeds what the peer takes: Procedure::read_chunks, Procedure::write_chunks and \
              memory.bulk_buffers of the peer; or, in version 1, one is missing or too short for a result)"
         }
+        ErrorBody::Vers { .. } => {
+            " (wire.credit_mode; not executed; a server that requires a host key takes version 2 only)"
+        }
         ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. } => {
             " (limit of this side: memory.bulk_buffers)"
         }
@@ -295,8 +307,8 @@ mod tests {
     /// One of each, with its row in the table of [`CallError`].
     fn all() -> Vec<(CallError, Sent, bool, Fault)> {
         use CallError::{
-            Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoMemory, NoReplyBuffer, NoReverse, Refused,
-            TimedOut, TooLong, TooManyCalls, Transport,
+            Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoMemory, NoReplyBuffer, NoReverse,
+            NotAuthenticated, Refused, TimedOut, TooLong, TooManyCalls, Transport,
         };
         let (needed, knob) = (70_000, Knob::BULK_BUFFERS);
         vec![
@@ -306,6 +318,7 @@ mod tests {
             (Cancelled { sent: true }, Sent::Unanswered, false, Fault::Caller),
             (ConnectionLost { sent: false }, Sent::No, true, Fault::Connection),
             (ConnectionLost { sent: true }, Sent::Unanswered, false, Fault::Connection),
+            (NotAuthenticated, Sent::No, false, Fault::Caller),
             (Closed, Sent::No, true, Fault::Connection),
             (TooManyCalls { limit: 8 }, Sent::No, true, Fault::Caller),
             (NoMemory { needed, knob }, Sent::No, true, Fault::Host),

@@ -110,16 +110,23 @@ impl Connection {
         Ok(self.opened(event))
     }
 
-    /// Advances authentication by a message; `None` if the peer sent none.
+    /// Advances authentication by a message; `None` if the peer sent none. A server tells a client that it refuses it:
+    /// the owner sends that before it closes the connection.
     pub(super) fn authenticate(&mut self, message: Option<&[u8]>) -> Result<(), PeerFault> {
-        if let Some(answer) = self.introduction.auth.receive(message)? {
-            self.introduction.message = Some(answer);
+        let result = self.introduction.auth.receive(message);
+        let answer = match result {
+            Err(_) if self.config.server => Some(Vec::new()),
+            Err(_) => None,
+            Ok(ref answer) => answer.clone(),
+        };
+        if answer.is_some() {
+            self.introduction.message = answer;
             if !self.outbox.contains(Outgoing::Connprop) {
                 self.outbox.push(Outgoing::Connprop);
             }
         }
         self.session.serves = self.config.takes_calls && self.introduction.auth.may_go_on();
-        Ok(())
+        Ok(result.map(drop)?)
     }
 
     /// Reports once to a client that it may call. A server sends a grant or properties first.

@@ -156,7 +156,7 @@ impl Endpoint {
                 Err(CloseReason(CloseCause::Local(LocalClose::ConnectTimeout))) => {
                     Err(ConnectError::TimedOut { address: address.to_string(), timeout })
                 }
-                Err(reason) => Err(ConnectError::Refused { address: address.to_string(), reason }),
+                Err(reason) => Err(ConnectError::closed(&address, reason)),
             }
         }
     }

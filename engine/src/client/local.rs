@@ -143,7 +143,7 @@ impl<F: Fabric> LocalClient<F> {
             self.shard.poll_control();
             self.turn();
             if let Some(reason) = self.close_reason(connection) {
-                return Err(ConnectError::Refused { address: address.to_string(), reason: reason.clone() });
+                return Err(ConnectError::closed(address, reason.clone()));
             }
             if self.shard.now() - started > timeout.as_nanos() as u64 {
                 self.shard.close(connection.0);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
+use crate::address::Address;
 use crate::binding::Bindings;
 use crate::config::{Config, ConfigError, ConnectConfig, MemoryConfig};
 use crate::fabric::FabricError;
@@ -20,7 +21,7 @@ use crate::proto::binding::BindingError;
 use crate::proto::binding::reduction_allowed;
 use crate::proto::{CallError, Defect};
 use crate::service::{MAX_CHUNKS, Services};
-use crate::shard::{CloseReason, Memory};
+use crate::shard::{CloseReason, CloseReasonKind, Memory};
 use crate::start_error::StartError;
 
 pub use crate::proto::CallId;
@@ -113,6 +114,14 @@ pub enum ConnectError {
         /// Why.
         reason: CloseReason,
     },
+    /// A host key is missing or wrong: no call was executed, and a retry fails in the same way.
+    #[error("{address}: {reason}; no call was executed, and a retry fails in the same way")]
+    NotAuthenticated {
+        /// The server's.
+        address: String,
+        /// What is missing, and at which side.
+        reason: CloseReason,
+    },
     /// Nothing was heard in time.
     #[error("{address} did not answer within {timeout:?} (connect.timeout)")]
     TimedOut {
@@ -121,6 +130,17 @@ pub enum ConnectError {
         /// Time waited.
         timeout: std::time::Duration,
     },
+}
+
+impl ConnectError {
+    /// The connection closed before it was established.
+    fn closed(address: &Address, reason: CloseReason) -> Self {
+        let address = address.to_string();
+        match reason.kind() {
+            CloseReasonKind::NotAuthenticated => Self::NotAuthenticated { address, reason },
+            _ => Self::Refused { address, reason },
+        }
+    }
 }
 
 impl ClientConfig {

@@ -19,8 +19,11 @@ pub struct CloseReason(pub(crate) CloseCause);
 pub enum CloseReasonKind {
     /// The peer closed or rejected the connection.
     Peer,
-    /// The peer broke the protocol, or failed to authenticate.
+    /// The peer broke the protocol.
     PeerFault,
+    /// A host key is missing or wrong, at this side or at the peer: see
+    /// [`wire.host_auth`](crate::config::WireConfig::host_auth). A retry fails in the same way.
+    NotAuthenticated,
     /// This side closed the connection, or its shard stopped.
     Local,
     /// A time-out passed: connect, negotiation, setup or progress.
@@ -38,6 +41,7 @@ impl CloseReason {
     pub fn kind(&self) -> CloseReasonKind {
         use CloseReasonKind as Kind;
         match &self.0 {
+            CloseCause::PeerFault(PeerFault::NotAuthenticated(_)) => Kind::NotAuthenticated,
             CloseCause::PeerFault(_) => Kind::PeerFault,
             CloseCause::Device { status, .. } if is_peer_fault(*status) => Kind::PeerFault,
             CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Peer => Kind::PeerFault,
@@ -83,6 +87,12 @@ impl CloseReason {
     #[doc(hidden)]
     pub fn is_out_of_receives(&self) -> bool {
         matches!(&self.0, CloseCause::Rejected { said } if said == REJECTED_NO_RECEIVES)
+    }
+
+    /// The next attempt to connect would fail in the same way.
+    pub(super) fn is_permanent(&self) -> bool {
+        use PeerFault::{NoCommonVersion, NotAuthenticated};
+        matches!(self.0, CloseCause::PeerFault(NoCommonVersion { .. } | NotAuthenticated(_)))
     }
 
     /// Its cause, with all details.

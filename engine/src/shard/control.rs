@@ -7,6 +7,7 @@ use super::outgoing::{Continuation, Whose};
 use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
+use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
     ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId,
@@ -160,7 +161,8 @@ impl<F: Fabric> Shard<F> {
         let reverse_calls = reverse_credits as usize;
         ConnConfig {
             scheme: if version_1_only { CreditMode::V1 } else { config.wire.credit_mode },
-            version_1: config.wire.version_1,
+            // Version 1 cannot authenticate: a server answers it with its range of versions.
+            version_1: config.wire.version_1 && !(server && matches!(config.wire.host_auth, AuthPolicy::Required(_))),
             revision: config.wire.revision,
             server,
             takes_calls: serves,
@@ -394,11 +396,13 @@ impl<F: Fabric> Shard<F> {
         if self.may_reconnect(&conn) {
             return self.begin_reconnect(conn);
         }
-        let reason = conn.take_close_reason().unwrap_or(LocalClose::Requested.into());
+        let closed = conn.take_close_reason().unwrap_or(LocalClose::Requested.into());
+        // A server closes the connection of a refused client after a message that says so.
+        let reason = conn.proto.auth().failure().map_or(closed, |error| PeerFault::NotAuthenticated(error).into());
         let origin = conn.origin();
         self.say_why(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
-        self.requester.connection_lost(&mut self.cx, &mut conn);
+        self.requester.connection_lost(&mut self.cx, &mut conn, reason.kind());
         conn.tell_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
         if let (Some(accepted), Some(what)) = (conn.accepted(), reason.0.for_the_log()) {

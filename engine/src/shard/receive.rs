@@ -106,6 +106,10 @@ impl<F: Fabric> Shard<F> {
     /// Handles messages that are neither calls nor replies.
     #[cold]
     fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
+        if let (Stage::Draining, Some(error)) = (conn.stage(), conn.proto.auth().failure()) {
+            // A refused client waits for the close. One that goes on could delay it.
+            return conn.end_for(PeerFault::NotAuthenticated(error));
+        }
         if let Some(fault) = conn.proto.exhausted() {
             self.fault(conn, fault);
         }
@@ -154,9 +158,9 @@ impl<F: Fabric> Shard<F> {
     fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.cx.stats.peer_faults += 1;
         self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
-        if matches!(fault, PeerFault::NoCommonVersion { .. }) {
-            // A reconnect would fail in the same way.
-            conn.again.address = None;
+        if let (PeerFault::NotAuthenticated(_), Stage::Open, true) = (fault, conn.stage(), conn.proto.config().server) {
+            // The client learns why before the connection closes.
+            return conn.drain();
         }
         conn.end_for(fault);
     }

@@ -7,7 +7,7 @@
 
 use super::Shard;
 use super::clock::nanoseconds;
-use super::close_reason::LocalClose;
+use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::auth::AuthPolicy;
@@ -80,7 +80,8 @@ impl Conn {
 impl<F: Fabric> Shard<F> {
     /// Whether a connection that has ended reconnects.
     pub(super) fn may_reconnect(&mut self, conn: &Conn) -> bool {
-        if conn.again.address.is_none() || self.life.draining {
+        let hopeless = conn.close_reason().is_some_and(CloseReason::is_permanent);
+        if conn.again.address.is_none() || self.life.draining || hopeless {
             return false;
         }
         let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use rpcrdma::client::{ConnectError, LocalClient};
+use rpcrdma::client::{Client, ConnectError, LocalClient};
 use rpcrdma::proto::auth::{AuthError, AuthPolicy, Handshake, Mechanism, PreSharedKey, Role, Step};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody};
-use rpcrdma::{Address, Config, CreditMode, Procedure, Services};
+use rpcrdma::{Address, CallError, CloseReasonKind, Config, CreditMode, Procedure, Sent, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -60,7 +60,7 @@ fn who(client: &mut LocalClient) -> [String; 2] {
 
 fn refusal(result: Result<LocalClient, ConnectError>) -> String {
     match result {
-        Err(ConnectError::Refused { reason, .. }) => reason.to_string(),
+        Err(error @ ConnectError::NotAuthenticated { .. }) => error.to_string(),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("it was let in"),
     }
@@ -155,7 +155,7 @@ fn both_hosts_know_each_other_by_the_key_that_they_share() {
     let stats = &world.server().stats()[0];
     assert_eq!(stats.peer_faults, 0);
     let stranger = LocalClient::connect(&address, small_client(with(AuthPolicy::Required(key("green")))));
-    refusal(stranger);
+    assert!(refusal(stranger).contains(&AuthError::KeyRefused.to_string()));
     assert!(settles(|| world.server().stats()[0].peer_faults == 1), "the fault is counted");
 }
 
@@ -194,7 +194,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
             Ok(name) => assert_eq!(who(&mut result.expect("a connection")), [name; 2]),
             Err("client") => assert!(refusal(result).contains(&missing)),
             Err(_) => {
-                refusal(result);
+                assert!(refusal(result).contains(&AuthError::KeyRequired.to_string()));
                 assert!(settles(|| world.server().stats()[0].peer_faults == 1));
             }
         }
@@ -205,9 +205,10 @@ fn policy_decides_about_an_unauthenticated_peer() {
     assert_eq!(who(&mut world.client(&address, old(&off))), [""; 2]);
     let address = serve(&mut world, with(required.clone()));
     let mut client = world.client(&address, old(&off));
-    echo(&mut client, b"let me in").expect_err("version 1 cannot authenticate");
+    let error = echo(&mut client, b"let me in").expect_err("version 1 cannot authenticate");
+    assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
+    assert_eq!(error.sent(), Sent::Answered);
     drop(client);
-    assert!(settles(|| world.server().stats()[0].peer_faults == 1));
     let address = serve(&mut world, old(&off));
     assert_eq!(who(&mut world.client(&address, with(optional))), [""; 2]);
     let reason = refusal(LocalClient::connect(&address, small_client(with(required.clone()))));
@@ -250,4 +251,47 @@ fn calls_before_the_end_of_authentication_are_refused() {
     peer.send(&connprop(&peer, &[3; 33]));
     peer.wait_until_over();
     assert_eq!(world.server().stats()[0].peer_faults, 1);
+}
+
+#[test]
+fn a_client_without_the_key_learns_it_at_its_first_attempt() {
+    let mut world = World::new("no-key");
+    let address = serve(&mut world, with(AuthPolicy::Required(key("blue"))));
+    let mut config = small_client(with(AuthPolicy::Off));
+    config.connect.reconnect_attempts = 10;
+    let reason = refusal(LocalClient::connect(&address, config.clone()));
+    assert!(reason.contains(&AuthError::KeyRequired.to_string()), "{reason}");
+    assert_eq!(world.server().stats()[0].peer_faults, 1, "one attempt, without a fallback to version 1");
+    let Err(error) = Client::connect(&address, config) else { panic!("it was let in") };
+    assert!(matches!(error, ConnectError::NotAuthenticated { .. }), "{error}");
+    assert_eq!(world.server().stats()[0].peer_faults, 2);
+}
+
+#[test]
+fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
+    let mut world = World::new("new-key");
+    let address = world.serve(ServerConfig { shard: with(AuthPolicy::Off), ..small_server() });
+    let mut config = small_client(with(AuthPolicy::Off));
+    config.connect.reconnect_attempts = 1000;
+    let mut client = LocalClient::connect(&address, config).expect("no key is required");
+    echo(&mut client, b"once").expect("a reply");
+    drop(world.take_server());
+    let first = client.first();
+    assert!(settles(|| {
+        client.poll(|done| panic!("{done:?}"));
+        !client.is_established(first)
+    }));
+    assert!(client.close_reason(first).is_none(), "it reconnects");
+    let call = client.prepare(ECHO, 0).expect("memory");
+    client.start(first, call, 7);
+    let required = ServerConfig { shard: with(AuthPolicy::Required(key("blue"))), ..small_server() };
+    world.serve_at(&address, required, standard_services());
+    let mut ended = None;
+    assert!(settles(|| {
+        client.poll(|done| ended = Some((done.token, done.result.map(drop).map_err(CallError::from))));
+        ended.is_some()
+    }));
+    assert_eq!(ended, Some((7, Err(CallError::NotAuthenticated))));
+    assert_eq!(client.close_reason(first).map(|reason| reason.kind()), Some(CloseReasonKind::NotAuthenticated));
+    assert_eq!(world.server().stats()[0].peer_faults, 1, "it was refused once");
 }

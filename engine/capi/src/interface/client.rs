@@ -25,6 +25,8 @@ use crate::types::*;
 /// - ETIMEDOUT: the server did not answer in time (the text names the knob);
 /// - EAGAIN: the server has no receives left for one more connection: try again later, or raise its `memory.receives`;
 /// - ECONNRESET: the server closed the connection before it was established;
+/// - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server): no call was
+///   executed, and a retry fails in the same way;
 /// - EPROTO: the peer broke the protocol;
 /// - EINVAL: an argument or a knob;
 /// - EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for `rpcrdma_server_start`.
@@ -63,7 +65,8 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 
 /// Makes a call, and blocks until its end.
 ///
-/// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), ENOTCONN, EAGAIN
+/// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), EKEYREJECTED (the server has
+/// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN
 /// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
 /// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
 /// malformed reply or another transport error), EINVAL.

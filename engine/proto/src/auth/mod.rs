@@ -13,7 +13,8 @@
 //!
 //! The ends take turns, one message per CONNPROP. The client starts, in its first CONNPROP. A CONNPROP without a
 //! message means that the peer does not authenticate or stops. Version 1, which has no properties, means the same. The
-//! [`AuthPolicy`] then decides about the connection.
+//! [`AuthPolicy`] then decides about the connection. A server that refuses a client says so with an empty message, also
+//! to a client that has not opened an exchange.
 //!
 //! # Protection and limits
 //! It proves which key the peer holds at the time of the exchange. It does **not** protect later traffic: headers,
@@ -91,7 +92,7 @@ pub enum AuthPolicy {
     Required(Arc<dyn Mechanism>),
 }
 
-/// Why a peer is not authenticated. The peer gets no reason: its connection ends.
+/// Why a peer is not authenticated. Its connection ends; a client learns that its server refuses it, but not why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthError {
@@ -119,6 +120,14 @@ pub enum AuthError {
     /// The system has no random numbers.
     #[error("getrandom: no random numbers from the system")]
     NoRandom,
+    /// The server requires a host key, and this client has none.
+    #[error("server requires a host key, and this side has none (wire.host_auth, or `--host-key FILE`)")]
+    KeyRequired,
+    /// The server refuses the host key of this client.
+    #[error(
+        "server refuses the host key of this side: another key, or another ID (wire.host_auth, or `--host-key FILE`)"
+    )]
+    KeyRefused,
 }
 
 #[derive(Debug)]
@@ -178,6 +187,10 @@ impl HostAuth {
     /// The connection must end.
     pub fn receive(&mut self, message: Option<&[u8]>) -> Result<Option<Vec<u8>>, AuthError> {
         let handshake = match (&mut self.state, message) {
+            (State::Off, Some([])) if self.role == Role::Client => return self.fail(AuthError::KeyRequired),
+            (State::Running(_) | State::Authenticated(_), Some([])) if self.role == Role::Client => {
+                return self.fail(AuthError::KeyRefused);
+            }
             (State::Off, _) | (State::Authenticated(_) | State::Unauthenticated, None) => return Ok(None),
             (State::Failed(error), _) => return Err(*error),
             (State::Authenticated(_) | State::Unauthenticated, Some(_)) => {

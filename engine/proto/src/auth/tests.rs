@@ -193,6 +193,22 @@ fn the_policy_decides_whether_an_unauthenticated_peer_may_go_on() {
 }
 
 #[test]
+fn an_empty_message_of_the_server_refuses_a_client() {
+    let mechanism: Arc<dyn Mechanism> = Arc::new(keys());
+    let mut off = HostAuth::new(&AuthPolicy::Off, Role::Client);
+    assert_eq!(off.receive(Some(&[])), Err(AuthError::KeyRequired));
+    assert!(!off.may_go_on());
+    for policy in [AuthPolicy::Optional(Arc::clone(&mechanism)), AuthPolicy::Required(mechanism)] {
+        let mut client = HostAuth::new(&policy, Role::Client);
+        open(&mut client);
+        assert_eq!(client.receive(Some(&[])), Err(AuthError::KeyRefused));
+        assert!(!client.may_go_on());
+    }
+    // A server ignores it, as it does any message without a policy.
+    assert_eq!(HostAuth::new(&AuthPolicy::Off, Role::Server).receive(Some(&[])), Ok(None));
+}
+
+#[test]
 fn a_peer_that_stops_half_way_is_not_authenticated() {
     let mut end = server(keys());
     answer(&mut end, &open(&mut client(keys())));

@@ -26,6 +26,7 @@ mod tests;
 
 use rpcrdma_mempool::{Buf, Pool};
 
+use super::close_reason::CloseReasonKind;
 use super::conn::Conn;
 use super::context::Context;
 use super::list::push;
@@ -410,8 +411,8 @@ impl Requester {
         }
     }
 
-    /// Ends all calls and exposures of a connection that closes for good.
-    pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    /// Ends all calls and exposures of a connection that closes for good, for a reason of this kind.
+    pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, kind: CloseReasonKind) {
         for index in conn.requests.exposures.ended() {
             let Some(ending) = conn.requests.exposures.ending(index) else { continue };
             let (memory, _) = conn.requests.exposures.recover(index, true, ending.result.is_ok());
@@ -427,6 +428,16 @@ impl Requester {
             self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
         while let Some((call, token, error)) = conn.proto.lost() {
+            let error = match error {
+                // Sent on an earlier connection.
+                CallError::ConnectionLost { .. } if conn.out_call(call).was_sent => {
+                    CallError::ConnectionLost { sent: true }
+                }
+                CallError::ConnectionLost { sent: false } if kind == CloseReasonKind::NotAuthenticated => {
+                    CallError::NotAuthenticated
+                }
+                other => other,
+            };
             let mut memory = conn.out_call(call).memory.take();
             let (sink, exposure, _) = conn.end_call(call);
             if let (true, Some(index)) = (memory.is_none(), exposure) {

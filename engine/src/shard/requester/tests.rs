@@ -96,7 +96,7 @@ fn a_call_ends_once_with_its_reply() {
     assert!(scene.ended().is_empty());
     scene.answer(&message(16, &reply(call.xid())), None);
     assert_eq!(scene.ended(), [(7, Ok(()))]);
-    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
+    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn, CloseReasonKind::Peer));
     assert!(scene.ended().is_empty(), "it has ended before the connection was lost");
 }
 
@@ -118,7 +118,7 @@ fn the_calls_of_a_lost_connection_end_and_no_other() {
     let mut scene = Scene::new();
     scene.start(1, None, None);
     scene.start(2, None, Some(256));
-    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
+    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn, CloseReasonKind::Peer));
     let mut ended = scene.ended();
     ended.sort_by_key(|&(token, _)| token);
     // The second call had to wait for the first one's credit.
@@ -138,7 +138,7 @@ fn a_call_that_was_to_be_sent_again_gives_its_memory_back_with_its_connection() 
         requester.retry(cx, conn, call, 5, error, None);
     });
     assert!(scene.ended().is_empty(), "what it exposes is to be revoked first");
-    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
+    scene.with(|requester, cx, conn| requester.connection_lost(cx, conn, CloseReasonKind::Peer));
     let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
     assert_eq!(ended.len(), 1);
     let failed = ended[0].result.as_mut().expect_err("it is over");
