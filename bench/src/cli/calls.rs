@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use rpcrdma::CreditMode;
-use rpcrdma_config::ConfigArgs;
+use rpcrdma_config::{ConfigArgs, HostKeyArgs};
 use serde::{Deserialize, Serialize};
 
 use super::{CommonArgs, EXIT_CODES, LatencyArgs, ThroughputArgs, parse_size};
@@ -194,6 +194,8 @@ pub(crate) struct EngineArgs {
     /// Idle time in milliseconds before a keep-alive probe; 0: never
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub(crate) keep_alive: u32,
+    #[command(flatten)]
+    pub(crate) host_key: HostKeyArgs,
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
 }

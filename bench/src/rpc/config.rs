@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpcrdma::config::DeviceConfig;
 use rpcrdma::{Config, CreditMode};
-use rpcrdma_config::Role;
+use rpcrdma_config::{HOST_KEY_ID, Role};
 
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
@@ -135,6 +135,7 @@ pub(crate) fn shared(
     }
     wire.reassemble_up_to = wire.reassemble_up_to.max(load.message + SLACK);
     wire.remote_invalidate = !args.no_remote_invalidate;
+    wire.host_auth = args.host_key.policy(HOST_KEY_ID).map_err(|error| Failure::Usage(format!("{error:#}")))?;
 
     config.device = DeviceConfig {
         name: device.ib_dev.clone(),

@@ -69,12 +69,11 @@ impl BlockClient {
         let mut config = ClientConfig::new(blockstore_v1::PROGRAM, blockstore_v1::VERSION);
         config.shard.memory.bulk_buffers = vec![(block, depth)];
         config.shard.limits.max_calls = depth;
-        let hint = if matches!(host_auth, AuthPolicy::Off) { "; the server may require --host-key" } else { "" };
         config.shard.wire.host_auth = host_auth;
         let client = LocalClient::connect(address, config)?;
         let mut this = Self { client, info: Info::default(), block, depth, buffers: Vec::new() };
         let reply = this.simple::<blockstore_v1::Info>(PATIENCE);
-        let reply = reply.with_context(|| format!("call of procedure INFO{hint}"))?;
+        let reply = reply.context("call of procedure INFO")?;
         this.info = reply.results()?.into_result()?;
         let most = this.info.block_max;
         ensure!(block <= most as usize, "blocks of {block} bytes: the store takes no more than {most}");

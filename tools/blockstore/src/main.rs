@@ -37,13 +37,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
-use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::config::{AcceptConfig, MemoryConfig, PollConfig, WireConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::program::{self, READY, VERSION, say};
-use rpcrdma_config::{ConfigArgs, Idle, secret_file};
+use rpcrdma_config::{ConfigArgs, HostKeyArgs, Idle};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -116,7 +115,7 @@ struct Serve {
     #[arg(long, value_name = "PATH")]
     stats: Option<PathBuf>,
     #[command(flatten)]
-    trust: Trust,
+    trust: HostKeyArgs,
     /// Stop when the process that started this one ends.
     #[arg(long, hide = true)]
     parent: Option<u32>,
@@ -133,26 +132,11 @@ struct Transfer {
     #[command(flatten)]
     shape: Shape,
     #[command(flatten)]
-    trust: Trust,
+    trust: HostKeyArgs,
 }
 
-/// Authentication of the peer.
-#[derive(Debug, Args)]
-struct Trust {
-    /// Pre-shared key of both ends, in a file (`openssl rand -out FILE 32` creates one). Peers without it are refused.
-    /// It does not encrypt.
-    #[arg(long, value_name = "FILE")]
-    host_key: Option<PathBuf>,
-}
-
-impl Trust {
-    fn policy(&self) -> anyhow::Result<AuthPolicy> {
-        let Some(path) = &self.host_key else { return Ok(AuthPolicy::Off) };
-        let key = secret_file::read(path).context("--host-key")?;
-        let key = PreSharedKey::new("blockstore", &key).with_context(|| format!("--host-key {}", path.display()))?;
-        Ok(AuthPolicy::Required(Arc::new(key)))
-    }
-}
+/// ID of a block store's host key.
+const HOST_KEY_ID: &str = "blockstore";
 
 #[derive(Clone, Copy, Debug, Args)]
 struct Shape {
@@ -260,7 +244,7 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
 fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result<(Config, AcceptConfig)> {
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
     let shard = Config {
-        wire: WireConfig { host_auth: options.trust.policy()?, ..WireConfig::default() },
+        wire: WireConfig { host_auth: options.trust.policy(HOST_KEY_ID)?, ..WireConfig::default() },
         memory: MemoryConfig { bulk_buffers, chunk_align: align.clamp(64, 4096), ..MemoryConfig::default() },
         poll: PollConfig { idle: options.idle.policy(), ..PollConfig::default() },
         ..Config::default()
@@ -298,7 +282,7 @@ fn open_source(path: &Path) -> anyhow::Result<(File, u64)> {
 fn copy(options: &Transfer) -> anyhow::Result<()> {
     let (source, size) = open_source(&options.source)?;
     let Shape { block, depth } = options.shape;
-    let mut client = BlockClient::connect(&options.address, block, depth.into(), options.trust.policy()?)?;
+    let mut client = BlockClient::connect(&options.address, block, depth.into(), options.trust.policy(HOST_KEY_ID)?)?;
     report("copied", &client.copy(&source, size)?, &options.address);
     say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     Ok(())
@@ -307,7 +291,7 @@ fn copy(options: &Transfer) -> anyhow::Result<()> {
 fn verify(options: &Verify) -> anyhow::Result<()> {
     let Transfer { source, address, shape: Shape { block, depth }, trust } = &options.transfer;
     let (source, size) = open_source(source)?;
-    let mut client = BlockClient::connect(address, *block, usize::from(*depth), trust.policy()?)?;
+    let mut client = BlockClient::connect(address, *block, usize::from(*depth), trust.policy(HOST_KEY_ID)?)?;
     let (figures, sum) = client.verify(&source, size, options.seed)?;
     report("verified", &figures, address);
     say(&format!("crc32 {sum:08x}, equal to the source's"));

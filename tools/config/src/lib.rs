@@ -23,12 +23,16 @@
 #[cfg(feature = "clap")]
 mod args;
 #[cfg(feature = "clap")]
+mod host_key;
+#[cfg(feature = "clap")]
 pub mod program;
 #[cfg(feature = "clap")]
 pub mod secret_file;
 
 #[cfg(feature = "clap")]
 pub use args::{ConfigArgs, Named, given};
+#[cfg(feature = "clap")]
+pub use host_key::{HOST_KEY_ID, HostKeyArgs};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

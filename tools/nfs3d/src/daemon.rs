@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
-use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
+use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig, WireConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::program::{self, READY, VERSION, say};
-use rpcrdma_config::{ConfigArgs, Idle, secret_file};
+use rpcrdma_config::{ConfigArgs, HOST_KEY_ID, HostKeyArgs, Idle, secret_file};
 use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -108,6 +108,8 @@ struct Cli {
     stats: Option<PathBuf>,
     #[command(flatten)]
     iwarp: IwarpOptions,
+    #[command(flatten)]
+    host_key: HostKeyArgs,
     #[command(flatten)]
     config: ConfigArgs,
 }
@@ -217,6 +219,7 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, Accept
             long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
             ..MemoryConfig::default()
         },
+        wire: WireConfig { host_auth: options.host_key.policy(HOST_KEY_ID)?, ..WireConfig::default() },
         iwarp: options.iwarp.config(&options.listen)?,
         ..Config::default()
     };

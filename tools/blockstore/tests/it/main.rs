@@ -215,7 +215,7 @@ fn only_holders_of_the_key_are_served() {
         succeeds(&[with, text(&source), &store.address, "--host-key", text(&key)]);
     }
     fails(&["copy", text(&source), &store.address, "--host-key", text(&other)], &["error"]);
-    fails(&["copy", text(&source), &store.address], &["procedure INFO", "--host-key"]);
+    fails(&["copy", text(&source), &store.address], &["requires a host key", "--host-key"]);
     fails(&["copy", text(&source), &store.address, "--host-key", text(&short)], &["--host-key", "15 bytes"]);
     // A server that does not prove who it is gets nothing.
     let open = Store::serve(&dir.path().join("open"), &["--size", "1M"]);

@@ -42,7 +42,7 @@ use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
-use rpcrdma_config::program;
+use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs, program};
 use rpcrdma_nfs3d::IwarpOptions;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{PROGRAM, VERSION, bindings};
 
@@ -80,6 +80,8 @@ struct Cli {
     no_invalidate: bool,
     #[command(flatten)]
     iwarp: IwarpOptions,
+    #[command(flatten)]
+    host_key: HostKeyArgs,
     /// Seconds for which calls are made again while the server is too busy to execute them (NFS3ERR_JUKEBOX); 0: none.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
     busy_timeout: u32,
@@ -232,6 +234,7 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
         wire: WireConfig {
             credit_mode: if options.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
             remote_invalidate: !options.no_invalidate,
+            host_auth: options.host_key.policy(HOST_KEY_ID)?,
             ..config.shard.wire
         },
         limits: LimitsConfig { max_calls: depth.max(16), ..config.shard.limits },
