@@ -78,7 +78,7 @@ pub(crate) fn measure(
     }
     if samples.count() == 0 {
         return Err(Failure::Run(
-            "no operation was done within the time that counts; use a longer -D or a smaller -m".into(),
+            "no operation was done within the time that counts; use a longer -D or a smaller -f".into(),
         ));
     }
     let (operations, seconds) = (samples.count(), (now - origin) as f64 / 1e9);

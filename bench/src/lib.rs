@@ -24,6 +24,7 @@ mod report;
 mod rpc;
 mod samples;
 mod serve;
+mod stop;
 mod suite;
 mod table;
 mod target;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -70,6 +71,8 @@ impl ServerProcess {
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // A signal of the terminal is for this process, which ends the server.
+            .process_group(0)
             .spawn()
             .map_err(|e| Failure::run(format!("--loopback: cannot start {}", program.display()), e))?;
         let stdout = child.stdout.take().expect("standard output is piped, three lines above");

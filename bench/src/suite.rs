@@ -15,6 +15,7 @@ use crate::probe::{self, Probes};
 use crate::process::ServerProcess;
 use crate::progress::Progress;
 use crate::report::{Entry, Report, SCHEMA, TestInfo};
+use crate::stop::{self, INTERRUPTED};
 use crate::target::{Length, Target};
 
 /// State of one invocation, except the target.
@@ -49,6 +50,7 @@ impl Suite {
         sizes: &[usize],
         mut connect: impl FnMut(usize) -> Result<T, Failure>,
     ) -> Result<(), Failure> {
+        stop::on_signals()?;
         self.output.begin(&self.info);
         let mut report = Report {
             schema: SCHEMA,
@@ -63,10 +65,16 @@ impl Suite {
                     missed.extend(entry.limits_missed.iter().cloned());
                     report.results.push(entry);
                 }
+                // Too short for a figure, or the signal has reached a server of another process, too.
+                Err(_) if stop::is_requested() => {}
                 Err(failure) => {
                     report.error = Some(self.explain(size, &failure));
                     break;
                 }
+            }
+            if stop::is_requested() {
+                report.error = Some(format!("{size} bytes: {INTERRUPTED}"));
+                break;
             }
         }
         self.output.end(&report)?;
@@ -98,7 +106,10 @@ impl Suite {
         };
         let theirs = match self.output.direction {
             Direction::Forward => None,
-            _ => Some(target.end_reverse()?),
+            _ => match target.end_reverse() {
+                Err(_) if stop::is_requested() && own.is_some() => None,
+                theirs => Some(theirs?),
+            },
         };
         drop(progress);
         entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::counters::Counters;
 use crate::failure::Failure;
 use crate::figures::Figures;
+use crate::stop;
 
 /// Runs operations: calls, or work requests of the bare fabric.
 ///
@@ -67,6 +68,7 @@ impl Length {
     /// True if another operation is to start.
     pub(crate) fn goes_on(self, started: u64, elapsed_ns: u64) -> bool {
         match self {
+            _ if stop::is_requested() => false,
             Self::Operations { counted, warm_up } => started < warm_up + counted,
             Self::Time { total, .. } => elapsed_ns < total,
         }

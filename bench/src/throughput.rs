@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::progress::Progress;
+use crate::stop;
 use crate::target::{Length, Target};
 
 /// Shortest slice of the peak rate.
@@ -71,6 +72,7 @@ pub(crate) fn measure(
 /// Operations that may start. A counted run starts none between the warm-up and its completion.
 fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> u64 {
     match length {
+        _ if stop::is_requested() => 0,
         Length::Operations { warm_up, .. } if started >= warm_up && done < warm_up => 0,
         Length::Operations { warm_up, .. } if started < warm_up => warm_up - started,
         Length::Operations { warm_up, counted } => warm_up + counted - started,

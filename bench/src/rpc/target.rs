@@ -23,6 +23,7 @@ use crate::cli::{Form, Named, RpcOp};
 use crate::counters::Counters;
 use crate::failure::Failure;
 use crate::figures::Figures;
+use crate::stop::{self, INTERRUPTED};
 use crate::target::Target;
 
 /// Longest sleep. It bounds the cost of a lost wake-up.
@@ -366,6 +367,9 @@ impl Target for RpcTarget {
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
         let mut patience = Duration::from_millis(1);
         let text = loop {
+            if stop::is_requested() {
+                return Err(Failure::Run(INTERRUPTED.into()));
+            }
             self.serve(patience);
             if let Some(text) = self.outcome().map_err(|error| Failure::run(ASKING, error))? {
                 break text;

@@ -530,3 +530,52 @@ fn a_server_listens_at_several_addresses() {
         assert_eq!(lat["test_info"]["address"], **address);
     }
 }
+
+/// Sends SIGINT to a run that has printed its titles; returns its exit code, standard output and JSON.
+fn interrupted(arguments: &[&str], name: &str) -> (Option<i32>, String, Value) {
+    let _cores = alone();
+    let file = scratch(name);
+    let path = file.to_str().expect("text");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+        .args([arguments, &["--loopback", "--json", path]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut text = lines.by_ref().map_while(Result::ok).find(|line| line.contains("#bytes"));
+    // The titles precede the operations; the run takes a minute.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+    assert!(kill.success());
+    lines.map_while(Result::ok).for_each(|line| text.get_or_insert_default().push_str(&line));
+    let status = child.wait().expect("our child");
+    let json = std::fs::read_to_string(&file).expect("the file");
+    let json = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error} in {json:?}"));
+    (status.code(), text.unwrap_or_default(), json)
+}
+
+#[test]
+fn an_interrupted_run_reports_what_it_has_measured() {
+    for arguments in [
+        &["lat", "-D", "60", "-f", "0"][..],
+        &["rate", "-D", "60", "-f", "0"],
+        &["bw", "-D", "60", "-f", "0"],
+        &["lat", "-D", "60", "-f", "0", "--rate", "100"],
+        &["raw-lat", "-D", "60", "-f", "0"],
+        &["raw-bw", "-D", "60", "-f", "0"],
+    ] {
+        let hgrm = scratch("interrupted.hgrm");
+        let with_hgrm = ["--hgrm", hgrm.to_str().expect("text")];
+        let arguments =
+            if arguments[0].ends_with("lat") { [arguments, &with_hgrm].concat() } else { arguments.to_vec() };
+        let (code, _, report) = interrupted(&arguments, "interrupted.json");
+        assert_eq!(code, Some(1), "{arguments:?}: {report}");
+        assert!(report["error"].as_str().is_some_and(|error| error.contains("interrupted by SIGINT")), "{report}");
+        assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{arguments:?}: {report}");
+        assert!(report["results"][0]["iters"].as_u64().is_some_and(|count| count > 0), "{report}");
+        if arguments.contains(&"--hgrm") {
+            assert!(std::fs::read_to_string(&hgrm).expect("the distribution").contains("Percentile"));
+        }
+    }
+}
