@@ -12,6 +12,7 @@ use rpcrdma::config::{ConnectConfig, LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::{Address, CallError, Config, CreditMode, LocalClient};
+use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -92,6 +93,10 @@ pub struct Args {
     #[arg(long, value_name = "auto|segment|longest")]
     pub fpdu: Option<FpduSize>,
 
+    /// The host key, if the server requires one
+    #[command(flatten)]
+    pub host_key: HostKeyArgs,
+
     /// Print no line for each call
     #[arg(short, long)]
     pub quiet: bool,
@@ -115,16 +120,20 @@ fn number(text: &str) -> Result<u32, String> {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
     if (args.crc.is_some() || args.fpdu.is_some()) && !matches!(args.address, Address::Iwarp(_)) {
         let text = format!("--crc and --fpdu are about iwarp: addresses, and {} is none", args.address);
         return Err(CommandError::Usage(text));
     }
     let address = locate(args)?;
-    let mut client = LocalClient::connect(&address, config(args)).map_err(failed)?;
+    let mut config = config(args);
+    let policy = args.host_key.policy(HOST_KEY_ID);
+    config.shard.wire.host_auth = policy.map_err(|error| CommandError::Failed(format!("{error:#}")))?;
+    let mut client = LocalClient::connect(&address, config).map_err(failed)?;
+    // From here on there are results, which a signal ends. Until then it ends the process.
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
     let mut report = Report::new(args, &address);
     report.connected(&client);
     if !args.no_chunk {
@@ -143,6 +152,10 @@ pub fn run(args: &Args) -> Outcome {
         report.call(&outcome);
         if lines {
             writeln!(out, "{}", report.line(&outcome))?;
+        }
+        // Closed for good, as after a restart of the server that requires a host key now.
+        if client.close_reason(client.first()).is_some() {
+            break;
         }
         if args.count.is_none_or(|count| report.calls < count) {
             idle(&mut client, begun + args.interval, &stop);

@@ -12,13 +12,13 @@ mod protocol {
 pub mod stream;
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::protocol::{Rpcb, RpcblistPtr};
-use crate::stream::{StreamClient, StreamError};
+use crate::stream::{StreamClient, StreamError, Timed};
 use rpcrdma_proto::wire::rpc::ProgramNumber;
 use rpcrdma_xdr::BadXdr;
 
@@ -176,10 +176,17 @@ pub fn locate(
     version: u32,
     timeout: Duration,
 ) -> Result<SocketAddr, RpcbindError> {
-    let unreachable = |source| RpcbindError::Unreachable { at: host.to_string(), source };
-    let mut rpcbind = StreamClient::connect(SocketAddr::new(host, PORT), timeout).map_err(unreachable)?;
-    let all = dump(&mut rpcbind)?;
+    let all = dump_at(SocketAddr::new(host, PORT), timeout)?;
     find(&all, host, transport.netid(host), program, version)
+}
+
+/// All entries of the rpcbind at this address. `timeout` limits connecting and the whole call together.
+fn dump_at(at: SocketAddr, timeout: Duration) -> Result<Vec<Mapping>, RpcbindError> {
+    let unreachable = |source| RpcbindError::Unreachable { at: at.ip().to_string(), source };
+    let end = Instant::now() + timeout;
+    let stream = TcpStream::connect_timeout(&at, timeout).map_err(unreachable)?;
+    let left = end.saturating_duration_since(Instant::now());
+    dump(&mut StreamClient::new(Timed::new(&stream, left)))
 }
 
 fn find(

@@ -1,5 +1,6 @@
 //! Against an rpcbind that is made here, on a socket of the test's own.
 
+use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
@@ -168,4 +169,26 @@ fn bad_answers_are_errors() {
     }
     let nobody = Registration::at_socket(Path::new("/nonexistent/socket"), vec![]).unwrap_err().to_string();
     assert!(nobody.contains("/nonexistent/socket") && nobody.contains("systemctl start rpcbind"), "{nobody}");
+}
+
+#[test]
+fn a_reply_in_small_pieces_does_not_extend_the_time_limit() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = listener.local_addr().expect("an address");
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        stream.set_nodelay(true).expect("a socket");
+        // A fragment of 64 KiB, whose bytes come until the client gives up.
+        let mut next: &[u8] = &[0, 1, 0, 0];
+        while stream.write_all(next).is_ok() {
+            next = &[0];
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let error = dump_at(at, Duration::from_millis(200)).expect_err("there is never a whole reply");
+    assert!(
+        matches!(&error, RpcbindError::Call(StreamError::Io(io)) if io.kind() == io::ErrorKind::TimedOut),
+        "{error:?}"
+    );
+    server.join().expect("no panic");
 }

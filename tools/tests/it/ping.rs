@@ -244,3 +244,46 @@ fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
     assert!(rest.contains("connections begun: ") && !rest.contains("connections begun: 1\n"), "{rest}");
     assert_eq!(child.wait().expect("it ends").code(), Some(1), "some calls failed");
 }
+
+#[test]
+fn a_signal_ends_an_attempt_to_connect() {
+    use std::os::unix::process::ExitStatusExt;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("iwarp:{}", listener.local_addr().expect("an address"));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+        .args(["ping", "-W", "600", &address])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    // Nobody answers this connection.
+    let _connection = listener.accept().expect("a client");
+    let pid = i32::try_from(child.id()).expect("a process ID").to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill").success());
+    assert_eq!(child.wait().expect("our child").signal(), Some(2));
+}
+
+#[test]
+fn the_host_key_of_a_server_is_an_option() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("key");
+    std::fs::write(&file, [7; 32]).expect("space");
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).expect("our file");
+    let key = rpcrdma::auth::PreSharedKey::new("rpcrdma", &[7; 32]).expect("a key");
+    let host_auth = rpcrdma::auth::AuthPolicy::Required(std::sync::Arc::new(key));
+    let address = address();
+    let server =
+        serve_with(&address, Config { wire: WireConfig { host_auth, ..WireConfig::default() }, ..Config::default() });
+    let file = file.to_str().expect("text");
+    let (status, said) = ping_json(&["-c", "2", "-i", "0", "--host-key", file, &address, "0x20000001", "3"]);
+    assert_eq!((status, &said["answered"]), (0, &2.into()), "{said}");
+    let (status, out, errors) = ping(&["-c", "2", "-i", "0", &address, "0x20000001", "3"]);
+    assert_eq!((status, out.as_str()), (1, ""), "{errors}");
+    assert!(errors.contains("requires a host key") && errors.contains("--host-key"), "{errors}");
+    assert!(errors.contains("no call was executed"), "{errors}");
+    let other = ["-c", "1", "--host-key", file, "--host-key-id", "other", &address, "0x20000001", "3"];
+    assert!(ping(&other).2.contains("refuses the host key"));
+    let calls: u64 = server.stats().iter().map(|shard| shard.calls).sum();
+    assert_eq!(calls, 3, "of the client with the key");
+}
