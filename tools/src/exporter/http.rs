@@ -1,17 +1,21 @@
 //! A minimal HTTP/1.1 server for scrapes, one request per connection.
 //!
-//! Clients are not authenticated, so all their resources are bounded: [`THREADS`] at a time, each for [`PATIENCE`] in
-//! total, with [`LONGEST`] bytes of request.
+//! Clients are not authenticated, so all their resources are bounded: [`THREADS`] connections at a time, of them
+//! [`PER_HOST`] of one host, each with [`PATIENCE`] for its request and for its response, and [`LONGEST`] bytes of
+//! request. Further connections are closed at once: none waits for silent ones of another host.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rpcrdma_rpcbind::stream::Timed;
 
-/// Concurrent requests. Others wait in the kernel's queue.
-const THREADS: usize = 4;
-/// Time limit for a request and its response.
+/// Most concurrent connections.
+const THREADS: usize = 64;
+/// Most concurrent connections of one host.
+const PER_HOST: usize = 4;
+/// Time limit for a request, and for its response.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest request, in bytes.
 const LONGEST: usize = 8 << 10;
@@ -25,26 +29,57 @@ pub(super) struct Page {
     pub(super) text: String,
 }
 
-/// Serves all clients, forever.
-///
-/// # Errors
-/// A thread cannot be started.
-pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> + Sync) -> io::Result<()> {
-    let page = &page;
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            std::thread::Builder::new().spawn_scoped(scope, move || {
-                loop {
-                    match listener.accept() {
-                        // A client that fails has only itself to tell.
-                        Ok((stream, _)) => drop(answer(&stream, page)),
-                        // Such as too many open files, which is so for a while.
-                        Err(_) => std::thread::sleep(Duration::from_millis(100)),
-                    }
-                }
-            })?;
+/// The host of each open connection.
+#[derive(Debug, Default)]
+struct Connections(Mutex<Vec<IpAddr>>);
+
+/// One open connection; its drop makes room for another.
+#[derive(Debug)]
+struct Slot<'a> {
+    of: &'a Connections,
+    host: IpAddr,
+}
+
+impl Connections {
+    /// Room for a connection of this host; `None` at the limits.
+    fn admit(&self, host: IpAddr) -> Option<Slot<'_>> {
+        let host = host.to_canonical();
+        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if hosts.len() >= THREADS || hosts.iter().filter(|one| **one == host).count() >= PER_HOST {
+            return None;
         }
-        Ok(())
+        hosts.push(host);
+        Some(Slot { of: self, host })
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        let mut hosts = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = hosts.iter().position(|host| *host == self.host) {
+            hosts.swap_remove(at);
+        }
+    }
+}
+
+/// Serves all clients, forever.
+pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> + Sync) -> ! {
+    let (page, connections) = (&page, &Connections::default());
+    std::thread::scope(|scope| {
+        loop {
+            let Ok((stream, from)) = listener.accept() else {
+                // Such as too many open files, which is so for a while.
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            };
+            let Some(slot) = connections.admit(from.ip()) else { continue };
+            // Without a thread, the connection closes.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, move || {
+                // A client that fails has only itself to tell.
+                drop(answer(&stream, page));
+                drop(slot);
+            });
+        }
     })
 }
 
@@ -159,6 +194,42 @@ mod tests {
         assert!(answered(b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         assert!(answered(b"PUT /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
         assert!(answered(b"\x00\x01").starts_with("HTTP/1.1 400 "));
+    }
+
+    #[test]
+    fn a_host_has_a_share_of_the_connections() {
+        let connections = Connections::default();
+        let host = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let mut slots: Vec<_> = (0..130).filter_map(|_| connections.admit(host(1))).collect();
+        assert_eq!(slots.len(), PER_HOST);
+        let mapped = "::ffff:10.0.0.1".parse().expect("an address");
+        assert!(connections.admit(mapped).is_none(), "the same host");
+        assert!(connections.admit(host(2)).is_some());
+        slots.pop();
+        slots.extend(connections.admit(host(1)));
+        assert_eq!(slots.len(), PER_HOST, "an ended connection makes room");
+        slots.extend((2..200).filter_map(|last| connections.admit(host(last))));
+        assert_eq!(slots.len(), THREADS);
+    }
+
+    #[test]
+    fn silent_connections_of_one_host_do_not_delay_another() {
+        // One port for both families: the other host connects by IPv6.
+        let Ok(listener) = TcpListener::bind("[::]:0") else { return println!("not run: no IPv6") };
+        let port = listener.local_addr().expect("an address").port();
+        std::thread::spawn(move || serve(&listener, |_: &str| Some(Page { kind: "text/x", text: "figures\n".into() })));
+        let silent: Vec<_> = (0..130).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("it listens")).collect();
+        let Ok(mut other) = TcpStream::connect(("::1", port)) else { return println!("not run: no IPv6") };
+        other.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("there is room");
+        let mut text = String::new();
+        other.read_to_string(&mut text).expect("it ends");
+        assert!(text.ends_with("figures\n"), "{text}");
+        // All but a few of the silent ones were closed before: they were accepted earlier.
+        let open = silent.iter().filter(|stream| {
+            stream.set_nonblocking(true).expect("a socket");
+            matches!((&mut &**stream).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+        });
+        assert!(open.count() <= PER_HOST);
     }
 
     #[test]

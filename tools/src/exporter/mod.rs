@@ -16,7 +16,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
-use crate::command::{CommandError, Ended, Outcome};
+use crate::command::{CommandError, Outcome};
 use crate::feed;
 use http::Page;
 pub(crate) use tables::REFUSALS;
@@ -59,8 +59,7 @@ pub fn run(args: &Args) -> Outcome {
     let mut out = std::io::stdout();
     writeln!(out, "listening on http://{address}/metrics")?;
     out.flush()?;
-    http::serve(&listener, |path| page(path, &args.stats))?;
-    Ok(Ended::Well)
+    http::serve(&listener, |path| page(path, &args.stats))
 }
 
 /// Contents of a path.
