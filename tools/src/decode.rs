@@ -1,5 +1,6 @@
 //! `rpcrdma decode`: messages of a capture or in hex.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use crate::command::{CommandError, Ended, Outcome};
 use crate::iwarp::{self, Found};
 use crate::json;
 use crate::message::Message;
+use crate::network;
 use crate::payload::{Rpc, RpcHeader};
 use crate::roce;
 
@@ -43,7 +45,8 @@ Examples:
   rpcrdma decode --json nfs.pcap | jq 'select(.error != null)'
   echo 00000001 00000001 00000020 00000000 00000000 00000000 00000000 | rpcrdma decode
 
-Exit status: 0 every message was decoded, 1 some were not or the input is bad, 2 wrong usage.")]
+Exit status: 0 every message was decoded, 1 some were not, bytes were skipped or cut short, or the input is bad,
+2 wrong usage.")]
 pub struct Args {
     /// Capture or hex text; `-` is standard input
     #[arg(default_value = "-", value_name = "FILE")]
@@ -87,6 +90,9 @@ pub fn run(args: &Args) -> Outcome {
     };
     let mut head = Vec::new();
     source.by_ref().take(HEAD).read_to_end(&mut head).map_err(|error| input_error(error.to_string()))?;
+    if let Some(reason) = unreadable(&head) {
+        return Err(input_error(reason));
+    }
     let is_capture = capture::is_capture(&head);
     let source = io::Cursor::new(head).chain(source);
 
@@ -102,6 +108,17 @@ pub fn run(args: &Args) -> Outcome {
     }
     decoder.output.flush()?;
     Ok(if decoder.failures == 0 { Ended::Well } else { Ended::WithFailures })
+}
+
+/// Why an input that starts with `head` cannot be decoded: it is empty or compressed.
+fn unreadable(head: &[u8]) -> Option<String> {
+    const COMPRESSED: [(&[u8], &str); 4] =
+        [(b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")];
+    if head.is_empty() {
+        return Some("empty, so there is no message: check that the capture has run and was closed".to_owned());
+    }
+    let (_, program) = COMPRESSED.iter().find(|(magic, _)| head.starts_with(magic))?;
+    Some(format!("compressed by {program}: use `{program} -dc FILE | rpcrdma decode`"))
 }
 
 impl From<CaptureError> for CommandError {
@@ -127,7 +144,11 @@ impl<'a, W: Write> Decoder<'a, W> {
         let mut roce = roce::Reassembler::default();
         let mut iwarp = iwarp::Reassembler::default();
         let mut sends: u64 = 0;
+        let mut unsupported: BTreeMap<String, u64> = BTreeMap::new();
         let packets = capture::read(source, |packet| {
+            if let Some(link) = network::unsupported(packet.link) {
+                *unsupported.entry(link).or_default() += 1;
+            }
             let of_roce = roce.packet(&packet).map(Found::Send);
             for found in of_roce.into_iter().chain(iwarp.packet(&packet)) {
                 match found {
@@ -162,6 +183,19 @@ impl<'a, W: Write> Decoder<'a, W> {
             eprintln!(
                 "rpcrdma: {count} directions of iWARP connections have bytes that the capture misses, and what follows is \
                  passed over: capture whole packets (tcpdump -s 0 -B 65536)"
+            );
+        }
+        for (link, count) in &unsupported {
+            eprintln!(
+                "rpcrdma: {count} packets passed over: link type {link}; capture at an interface with Ethernet, Linux \
+                 cooked or raw IP packets"
+            );
+        }
+        let skipped = roce.truncated() + roce.unfinished() + iwarp.broken() + unsupported.values().sum::<u64>();
+        if skipped > 0 {
+            self.failures += skipped;
+            eprintln!(
+                "rpcrdma: the decoded messages are incomplete: parts of the capture were cut short or passed over"
             );
         }
         match sends {

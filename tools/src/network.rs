@@ -45,7 +45,8 @@ impl<'a> Datagram<'a> {
 
 /// Skips VLAN tags.
 fn untagged(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
-    while matches!(ether_type, 0x8100 | 0x88A8) {
+    // IEEE 802.1Q, 802.1ad, and 802.1ad before its standard.
+    while matches!(ether_type, 0x8100 | 0x88A8 | 0x9100) {
         ether_type = be16(network, 2)?;
         network = network.get(4..)?;
     }
@@ -69,8 +70,49 @@ fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
     let header: &[u8; HEADER] = ip.first_chunk()?;
     let address = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*header.get(at..)?.first_chunk::<16>()?)));
     let len = usize::from(be16(header, 4)?);
-    let payload = without_padding(&ip[HEADER..], len);
-    Some(Datagram { source: address(8)?, destination: address(24)?, protocol: header[6], payload })
+    let (protocol, payload) = without_extensions(header[6], without_padding(&ip[HEADER..], len))?;
+    Some(Datagram { source: address(8)?, destination: address(24)?, protocol, payload })
+}
+
+/// Skips the extension headers of IPv6 (RFC 8200 §4). `None` for fragments, and for headers that are cut off.
+fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8])> {
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const AUTHENTICATION: u8 = 51;
+    const DESTINATION: u8 = 60;
+    loop {
+        let len = match next {
+            HOP_BY_HOP | ROUTING | DESTINATION => 8 * (usize::from(*bytes.get(1)?) + 1),
+            // In units of 4 bytes (RFC 4302 §2.2).
+            AUTHENTICATION => 4 * (usize::from(*bytes.get(1)?) + 2),
+            // Offset 0, and no more fragments: a whole datagram (RFC 6946).
+            FRAGMENT if be16(bytes, 2)? & 0xFFF9 == 0 => 8,
+            FRAGMENT => return None,
+            _ => return Some((next, bytes)),
+        };
+        next = *bytes.first()?;
+        bytes = bytes.get(len..)?;
+    }
+}
+
+/// Name of a link type whose packets are not decoded; `None` for a supported one.
+pub(crate) fn unsupported(link: Linktype) -> Option<String> {
+    let name = match link {
+        Linktype::ETHERNET
+        | Linktype::LINUX_SLL
+        | Linktype::LINUX_SLL2
+        | Linktype::RAW
+        | Linktype::IPV4
+        | Linktype::IPV6 => return None,
+        Linktype(0) => "NULL",
+        Linktype(105) => "IEEE802_11",
+        Linktype(108) => "LOOP",
+        Linktype(197) => "ERF",
+        Linktype(247) => "INFINIBAND",
+        Linktype(number) => return Some(format!("number {number}")),
+    };
+    Some(format!("{name} (number {})", link.0))
 }
 
 /// Removes the link's padding of a short packet. The length is zero in packets that the host's own adapter has not
@@ -81,4 +123,60 @@ fn without_padding(bytes: &[u8], len: usize) -> &[u8] {
 
 pub(crate) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A UDP datagram in IPv6 with these extension headers, the first of which has type `first`.
+    fn packet(tags: &[u16], first: u8, extensions: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 12];
+        tags.iter().for_each(|tag| bytes.extend([tag.to_be_bytes(), [0, 7]].concat()));
+        bytes.extend([0x86, 0xDD, 0x60, 0, 0, 0, 0, (extensions.len() + 8) as u8, first, 64]);
+        bytes.extend([1; 32]);
+        bytes.extend(extensions);
+        bytes.extend([9; 8]);
+        bytes
+    }
+
+    fn datagram(bytes: &[u8]) -> Option<(u8, usize)> {
+        let found = Datagram::of(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })?;
+        Some((found.protocol, found.payload.len()))
+    }
+
+    #[test]
+    fn tags_and_extension_headers_are_skipped() {
+        const OPTIONS: [u8; 16] = [UDP, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        for tags in [&[][..], &[0x8100], &[0x9100], &[0x88A8, 0x8100], &[0x9100, 0x9100, 0x8100]] {
+            assert_eq!(datagram(&packet(tags, UDP, &[])), Some((UDP, 8)), "{tags:x?}");
+        }
+        for first in [0, 43, 60] {
+            assert_eq!(datagram(&packet(&[], first, &OPTIONS)), Some((UDP, 8)), "{first}");
+        }
+        let authentication = [UDP, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(datagram(&packet(&[], 51, &authentication)), Some((UDP, 8)));
+        assert_eq!(datagram(&packet(&[], 44, &[UDP, 0, 0, 0, 0, 0, 0, 1])), Some((UDP, 8)), "a whole datagram");
+        for part in [[UDP, 0, 0, 1, 0, 0, 0, 1], [UDP, 0, 1, 0, 0, 0, 0, 1]] {
+            assert_eq!(datagram(&packet(&[], 44, &part)), None, "a fragment");
+        }
+        let chain = [&[44, 0, 0, 0, 0, 0, 0, 0], &[60, 0, 0, 0, 0, 0, 0, 1], &OPTIONS[..]].concat();
+        assert_eq!(datagram(&packet(&[], 0, &chain)), Some((UDP, 8)));
+        // Cut anywhere within the headers, there is none.
+        let whole = packet(&[0x9100], 0, &chain);
+        let headers = whole.len() - 8;
+        assert!((0..headers).all(|end| datagram(&whole[..end]).is_none_or(|found| found.1 == 0)));
+        assert_eq!(datagram(&whole[..headers + 1]), Some((UDP, 1)));
+        // A length beyond the packet.
+        assert_eq!(datagram(&packet(&[], 0, &[UDP, 255, 0, 0, 0, 0, 0, 0])), None);
+    }
+
+    #[test]
+    fn unsupported_link_types_have_a_name_and_a_number() {
+        assert_eq!(unsupported(Linktype::ETHERNET), None);
+        assert_eq!(unsupported(Linktype(0)).as_deref(), Some("NULL (number 0)"));
+        assert_eq!(unsupported(Linktype(197)).as_deref(), Some("ERF (number 197)"));
+        assert_eq!(unsupported(Linktype(247)).as_deref(), Some("INFINIBAND (number 247)"));
+        assert_eq!(unsupported(Linktype(9999)).as_deref(), Some("number 9999"));
+    }
 }
