@@ -341,7 +341,7 @@ pub(crate) struct LatencyArgs {
     /// Open loop: start this many operations per second, each timed from its due time
     #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
     pub(crate) rate: Option<f64>,
-    /// Write the percentile distribution (.hgrm); with several sizes (-a) one file per size: out.hgrm becomes out.64.hgrm
+    /// Write the percentile distribution (.hgrm); with -a one file per size: out.hgrm becomes out.64.hgrm
     #[arg(long, value_name = "FILE")]
     pub(crate) hgrm: Option<PathBuf>,
     /// Exit with 3 if the median is longer

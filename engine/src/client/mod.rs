@@ -114,7 +114,9 @@ pub enum ConnectError {
         /// Why.
         reason: CloseReason,
     },
-    /// A host key is missing or wrong: no call was executed, and a retry fails in the same way.
+    /// A host key is missing or wrong, at either side.
+    ///
+    /// No call was executed, and a retry fails in the same way.
     #[error("{address}: {reason}; no call was executed, and a retry fails in the same way")]
     NotAuthenticated {
         /// The server's.

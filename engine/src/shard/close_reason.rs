@@ -21,8 +21,9 @@ pub enum CloseReasonKind {
     Peer,
     /// The peer broke the protocol.
     PeerFault,
-    /// A host key is missing or wrong, at this side or at the peer: see
-    /// [`wire.host_auth`](crate::config::WireConfig::host_auth). A retry fails in the same way.
+    /// A host key is missing or wrong, at either side.
+    ///
+    /// See [`wire.host_auth`](crate::config::WireConfig::host_auth). A retry fails in the same way.
     NotAuthenticated,
     /// This side closed the connection, or its shard stopped.
     Local,

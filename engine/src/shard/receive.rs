@@ -158,8 +158,10 @@ impl<F: Fabric> Shard<F> {
     fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.cx.stats.peer_faults += 1;
         self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
-        if let (PeerFault::NotAuthenticated(_), Stage::Open, true) = (fault, conn.stage(), conn.proto.config().server) {
-            // The client learns why before the connection closes.
+        let refused = matches!(fault, PeerFault::NotAuthenticated(_)) && conn.proto.config().server;
+        let (waiting, sent) = conn.proto.ungranted();
+        if refused && conn.stage() == Stage::Open && waiting == sent {
+            // The client has granted a message: it learns why before the connection closes.
             return conn.drain();
         }
         conn.end_for(fault);

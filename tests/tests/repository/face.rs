@@ -14,7 +14,7 @@ const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdm
 /// Most modules, types, traits, functions, constants and methods.
 const MOST_ITEMS: usize = 352;
 /// Most fields and variants.
-const MOST_FIELDS: usize = 215;
+const MOST_FIELDS: usize = 216;
 const LIST: &str = "engine/api.txt";
 
 /// rustdoc's JSON of one crate.

@@ -428,16 +428,7 @@ impl Requester {
             self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
         while let Some((call, token, error)) = conn.proto.lost() {
-            let error = match error {
-                // Sent on an earlier connection.
-                CallError::ConnectionLost { .. } if conn.out_call(call).was_sent => {
-                    CallError::ConnectionLost { sent: true }
-                }
-                CallError::ConnectionLost { sent: false } if kind == CloseReasonKind::NotAuthenticated => {
-                    CallError::NotAuthenticated
-                }
-                other => other,
-            };
+            let error = outcome::of_closed(error, conn.out_call(call).was_sent, kind);
             let mut memory = conn.out_call(call).memory.take();
             let (sink, exposure, _) = conn.end_call(call);
             if let (true, Some(index)) = (memory.is_none(), exposure) {

@@ -10,7 +10,19 @@ use super::chunks::ChunkMemory;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
+use crate::shard::close_reason::CloseReasonKind;
 use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
+
+/// Error of a call whose connection has closed for good. `was_sent`: on an earlier connection.
+pub(super) fn of_closed(error: CallError, was_sent: bool, kind: CloseReasonKind) -> CallError {
+    match error {
+        CallError::ConnectionLost { .. } if was_sent => CallError::ConnectionLost { sent: true },
+        CallError::ConnectionLost { sent: false } if kind == CloseReasonKind::NotAuthenticated => {
+            CallError::NotAuthenticated
+        }
+        other => other,
+    }
+}
 
 /// Reply of a call; `Send`: any thread may keep and drop it.
 #[derive(Debug)]
