@@ -205,11 +205,12 @@ impl FromStr for Address {
         if rest.is_empty() {
             return Err(error("nothing follows the colon"));
         }
+        let at_host = |devices| host::check(rest, devices).map_err(error).map(|()| FabricAddress(rest.into()));
         match fabric {
             "soft" => Ok(Self::Soft(FabricAddress(rest.into()))),
-            "iwarp" => Ok(Self::Iwarp(FabricAddress(rest.into()))),
+            "iwarp" => at_host(false).map(Self::Iwarp),
             #[cfg(feature = "verbs")]
-            "verbs" => Ok(Self::Verbs(FabricAddress(rest.into()))),
+            "verbs" => at_host(true).map(Self::Verbs),
             #[cfg(not(feature = "verbs"))]
             "verbs" => Err(error("this build has no verbs fabric: build it with `--features verbs`")),
             _ => Err(error("the fabric is unknown")),
@@ -278,6 +279,15 @@ mod tests {
             ("soft", "no fabric"),
             ("soft:", "follows"),
             ("tcp:h:1", "unknown"),
+            ("iwarp:h:65536", "port"),
+            ("iwarp:h:", "port"),
+            ("iwarp:h:+1", "port"),
+            ("iwarp:[fd00::1]:65536", "port"),
+            ("iwarp: h:1", "space"),
+            ("iwarp:fd00::1", "brackets"),
+            ("iwarp:d@h:1", "only addresses of verbs"),
+            #[cfg(feature = "verbs")]
+            ("verbs:d/1@h:65536", "port"),
             #[cfg(not(feature = "verbs"))]
             ("verbs:h:1", "no verbs"),
         ] {

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
 
 use crate::{FabricAddress, FabricError, FabricErrorKind};
 
@@ -40,28 +41,44 @@ pub fn network(address: IpAddr) -> IpAddr {
 /// # Errors
 /// The part before the `@` is neither form.
 pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, FabricAddress), FabricError> {
-    let Some((device, rest)) = address.0.split_once('@') else { return Ok((None, address.clone())) };
-    let error = |detail: &str| {
+    let (device, rest) = device_and_rest(&address.0).map_err(|detail| {
         FabricError::address(
             &address.0,
             format!("{detail}; wanted DEVICE@HOST:PORT or DEVICE/GID@HOST:PORT, such as mlx5_0/3@10.0.0.1:20049"),
         )
-    };
+    })?;
+    Ok((device, FabricAddress(rest.to_owned())))
+}
+
+fn device_and_rest(text: &str) -> Result<(Option<NamedDevice>, &str), &'static str> {
+    let Some((device, rest)) = text.split_once('@') else { return Ok((None, text)) };
     let (name, gid) = device.split_once('/').map_or((device, None), |(name, gid)| (name, Some(gid)));
     if name.is_empty() {
-        return Err(error("no device is named in front of the @"));
+        return Err("no device is named in front of the @");
     }
-    let gid_index = gid.map(str::parse).transpose().map_err(|_| error("the index of the GID is no number"))?;
-    Ok((Some(NamedDevice { name: name.to_owned(), gid_index }), FabricAddress(rest.to_owned())))
+    let gid_index = gid.map(number).transpose().map_err(|_| "the index of the GID is no number")?;
+    Ok((Some(NamedDevice { name: name.to_owned(), gid_index }), rest))
+}
+
+/// Checks the form of an address, with an optional device if `devices`; looks up no name.
+///
+/// # Errors
+/// The defect.
+pub fn check(text: &str, devices: bool) -> Result<(), &'static str> {
+    let at = if devices { device_and_rest(text)?.1 } else { text };
+    split(at).map(|_| ())
+}
+
+/// Reads decimal digits, and no sign or space.
+fn number<T: FromStr>(text: &str) -> Result<T, ()> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten().ok_or(())
 }
 
 /// Reads `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; names are looked up.
 pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
     let error = |detail: String| FabricError::address(text, detail);
-    if text.contains('@') {
-        return Err(error("only addresses of verbs: name an RDMA device, in front of an @".to_owned()));
-    }
     let (host, port) = split(text).map_err(|detail| error(detail.to_owned()))?;
     // Another attempt may find it.
     let mut found = (host, port).to_socket_addrs().map_err(|e| {
@@ -87,9 +104,18 @@ fn is_link_local(ip: Ipv6Addr) -> bool {
 }
 
 fn split(text: &str) -> Result<(&str, u16), &'static str> {
-    let port = |text: &str| text.parse().map_err(|_| "the port is no number from 0 to 65535");
+    if text.contains('@') {
+        return Err("only addresses of verbs: name an RDMA device, in front of an @");
+    }
+    if text.contains(char::is_whitespace) {
+        return Err("it contains a space");
+    }
+    let port = |text: &str| number(text).map_err(|()| "the port is no number from 0 to 65535");
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or("a bracket is not closed")?;
+        if host.is_empty() {
+            return Err("the host is missing");
+        }
         return match rest.strip_prefix(':') {
             Some(number) => Ok((host, port(number)?)),
             None if rest.is_empty() => Ok((host, DEFAULT_PORT)),
@@ -152,6 +178,14 @@ mod tests {
             (":7", "missing"),
             ("10.0.0.1:", "no number"),
             ("10.0.0.1:65536", "no number"),
+            ("10.0.0.1:+7", "no number"),
+            ("10.0.0.1:-7", "no number"),
+            ("[fd00::1]:", "no number"),
+            ("[fd00::1]:+7", "no number"),
+            ("[]:7", "missing"),
+            ("10.0.0.1: 7", "space"),
+            (" 10.0.0.1:7", "space"),
+            ("10.0.0.1:7 ", "space"),
             ("fd00::1", "brackets"),
             ("[fd00::1", "not closed"),
             ("[fd00::1]7", "follows"),
@@ -160,7 +194,9 @@ mod tests {
         ] {
             let error = resolve(&FabricAddress(text.into())).expect_err(text).to_string();
             assert!(error.contains(why), "{text}: {error}");
+            assert!(text.contains("fe80") || check(text, false).is_err_and(|error| error.contains(why)), "{text}");
         }
+        assert_eq!(check("unknown.example:7", false), Ok(()), "no name is looked up");
     }
 
     #[test]
@@ -179,10 +215,14 @@ mod tests {
             ("/1@10.0.0.1", "no device"),
             ("rxe0/@10.0.0.1", "no number"),
             ("rxe0/first@10.0.0.1", "no number"),
+            ("rxe0/+1@10.0.0.1", "no number"),
         ] {
             let error = split(text).expect_err(text).to_string();
             assert!(error.contains(why) && error.contains("DEVICE/GID@HOST:PORT"), "{text}: {error}");
+            assert!(check(text, true).is_err_and(|error| error.contains(why)), "{text}");
         }
+        assert_eq!(check("rxe0/1@10.0.0.1:7", true), Ok(()));
+        assert!(check("rxe0/1@10.0.0.1:70000", true).is_err());
     }
 
     #[cfg(feature = "verbs")]
