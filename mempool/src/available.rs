@@ -43,6 +43,15 @@ impl AvailableMemory {
         Self { huge_1g, huge_2m, node, ordinary, bound }
     }
 
+    /// Bytes that are not set aside, in pages of this policy; `u64::MAX` if unknown.
+    pub fn bytes(&self, pages: PagePolicy) -> u64 {
+        match pages {
+            PagePolicy::Require(page @ PageSize::Huge1G) => self.huge_1g.free * page.bytes() as u64,
+            PagePolicy::Require(page @ PageSize::Huge2M) => self.huge_2m.free * page.bytes() as u64,
+            _ => self.ordinary,
+        }
+    }
+
     /// Sets aside an arena's memory, in the pages that it would get.
     ///
     /// # Errors
@@ -246,6 +255,7 @@ mod tests {
     fn required_pages_are_held_against_those_that_are_free() {
         let require = PagePolicy::Require(PageSize::Huge2M);
         let mut host = host(3, GIB);
+        assert_eq!((host.bytes(require), host.bytes(PagePolicy::Auto)), (6 << 20, GIB));
         host.set_aside(&arena(4 << 20, require)).unwrap();
         let error = host.set_aside(&arena(4 << 20, require)).unwrap_err().to_string();
         assert!(error.contains("2 2 MiB hugetlb pages are needed, 1 are free"), "{error}");

@@ -128,6 +128,7 @@ impl Config {
             pools.push(self.exposed_pool());
         }
         let mut available = AvailableMemory::now(self.memory.numa_node);
+        let free = available.bytes(self.memory.pages);
         let mut fit = || {
             let arenas = pools.iter().map(PoolConfig::own_arena).collect::<Result<Vec<_>, _>>()?;
             (0..shards).try_for_each(|_| arenas.iter().try_for_each(|arena| available.set_aside(arena)))
@@ -138,7 +139,8 @@ impl Config {
             let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0));
             let bytes: usize = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
             let text = format_args!(
-                "buffers of {shards} shards exceed the memory: {bytes} bytes each, of which {knob_bytes} ({knob})"
+                "buffers of {shards} shards exceed the {free} bytes of memory that are available: {bytes} bytes each, of \
+                 which {knob_bytes} ({knob})"
             );
             StartError::new(StartErrorKind::Memory, text).because(source)
         })

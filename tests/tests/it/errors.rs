@@ -103,6 +103,7 @@ fn more_memory_than_the_host_has_is_refused() {
     let text = chain(&error);
     assert_eq!(error.kind(), StartErrorKind::Memory, "{text}");
     assert!(text.starts_with("buffers of 1 shards exceed") && text.contains("`memory.bulk_buffers`"), "{text}");
+    assert!(text.contains(" bytes of memory that are available: "), "{text}");
     assert!(text.contains(" available: ") && text.contains('`'), "a limit, and a command: {text}");
     // Clients allocate this memory for their first chunk, and still return the error at once.
     for error in [
