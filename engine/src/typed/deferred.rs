@@ -66,6 +66,12 @@ impl<P: Signature> Deferred<P> {
         decode(&self.call.incoming()).expect("checked before the handler got the call")
     }
 
+    /// As [`DeferredCall::is_disconnected`].
+    #[must_use]
+    pub fn is_disconnected(&self) -> bool {
+        self.call.is_disconnected()
+    }
+
     /// As [`Answer::data`]. The memory stays in place: a device may fill it.
     ///
     /// # Errors

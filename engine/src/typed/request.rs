@@ -23,7 +23,7 @@ pub enum Error {
     #[error(transparent)]
     Call(FailedCall),
     /// The server refused it (RFC 5531 §9): accept and reject status.
-    #[error("refused: {0:?}")]
+    #[error("{}", CallError::Refused(*.0))]
     Refused(Refusal),
     /// The arguments exceed a bound of the protocol.
     ///

@@ -314,7 +314,10 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         let mut of = typed_v1::Client((&mut client, connection));
         assert_eq!(of.add(&(i32::MAX, 1)).expect("a reply").results().expect("a sum"), i32::MIN);
         // Unimplemented.
-        assert!(matches!(of.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
+        let absent = of.absent().expect_err("no such procedure");
+        assert!(matches!(absent, Error::Refused(Refusal::ProcedureUnavailable)));
+        let untyped = of.0.call(ClientCall::new(typed_v1::Absent::NUMBER)).expect_err("no such procedure");
+        assert_eq!(absent.to_string(), untyped.to_string(), "both forms have one text");
         // The handler refuses.
         let blob = Blob { name: b"n", data: b"data"[..].into(), checksum: 0 };
         assert!(matches!(of.store(&blob), Err(Error::Refused(Refusal::GarbageArguments))));
@@ -357,6 +360,32 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         let mut of = typed_v1::Client(client);
         assert!(matches!(of.add(&(1, 2)), Err(Error::Call(_))));
     }
+}
+
+#[test]
+fn a_deferred_call_reports_that_its_connection_has_closed() {
+    let mut world = World::new("typed-closed");
+    let (hold, held) = std::sync::mpsc::channel();
+    let mut services = standard_services();
+    let deferred = rpcrdma::Procedure::deferred(move |call| {
+        rpcrdma::typed::take::<FetchLater>(call, |call| hold.send(call).expect("a test"));
+    });
+    services.add(FetchLater::PROGRAM, FetchLater::VERSION, FetchLater::NUMBER, deferred);
+    let address = world.serve_with(small_server(), services);
+    let [config, _] = configs();
+    let mut client = world.client(&address, config);
+    let connection = client.first();
+    client.start(connection, ClientCall::new(FetchLater::NUMBER).args(vec![0; 8]), 0);
+    let mut call = None;
+    assert!(settles(|| {
+        client.poll(|_| {});
+        call = held.try_recv().ok();
+        call.is_some()
+    }));
+    let call: Deferred<FetchLater> = call.expect("a call");
+    assert!(!call.is_disconnected());
+    drop(client);
+    assert!(settles(|| call.is_disconnected()));
 }
 
 /// The buffer of a reply is longer than what is declared. Without this bound, version 1 would lack a Reply chunk for
