@@ -121,6 +121,7 @@ pub(crate) fn shared(
 
     let limits = &mut config.limits;
     (limits.credits, limits.reverse_credits, limits.max_calls) = (credits, reverse_credits, load.outstanding);
+    limits.max_credits = limits.max_credits.max(credits);
 
     // A waiting side relies on probes: some devices do not report a lost link.
     config.timeouts.keep_alive = Duration::from_millis(args.keep_alive.into());

@@ -137,11 +137,11 @@ impl Knobs {
         let shards = self.own.shards.or(cores).unwrap_or(addresses);
         let workers = Some(self.own.workers).filter(|count| *count > 0);
         let wrong = |text: String| Err(Failure::argument(text));
-        if shards < addresses || cores.is_some_and(|cores| cores < shards) {
+        if shards < addresses || cores.is_some_and(|cores| cores != shards) {
             let cores = cores.map_or_else(String::new, |cores| format!(", server.cores names {cores} cores"));
             return wrong(format!(
-                "server.shards is {shards}{cores}: a shard for each of {addresses} addresses, and a \
-                                  core for each shard"
+                "server.shards is {shards}{cores}: a shard for each of {addresses} addresses, and as \
+                                  many cores as shards"
             ));
         }
         if services.needs_workers() && workers.is_none() {

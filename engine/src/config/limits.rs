@@ -24,7 +24,7 @@ knobs! {
     pub credits: u32 = 64, between(MIN_CREDITS..=MAX_CREDITS);
     /// Highest credit limit of a busy connection, 4 to 32767. Default 256.
     ///
-    /// Less than [`credits`](Self::credits) counts as `credits`. A limit grows while three quarters of the receives are
+    /// At least [`credits`](Self::credits). A limit grows while three quarters of the receives are
     /// free. It shrinks again, except in version 1, when receives get short.
     pub max_credits: u32 = 256, between(MIN_CREDITS..=MAX_CREDITS);
     /// Outstanding reverse-direction calls in version 1, 0 to 32767. Default 8.
@@ -83,6 +83,10 @@ impl LimitsConfig {
             let reserve = receives - backed;
             let wanted = format!("{MIN_CREDITS} to {backed}, as memory.receives is {receives}, {reserve} in reserve");
             return Err(ConfigError::new("limits.credits", self.credits, wanted));
+        }
+        if self.max_credits < self.credits {
+            let wanted = format!("at least limits.credits, which is {}", self.credits);
+            return Err(ConfigError::new("limits.max_credits", self.max_credits, wanted));
         }
         if self.max_credits as usize > receives {
             let wanted = format!("{MIN_CREDITS} to {receives}, as memory.receives is {receives}");

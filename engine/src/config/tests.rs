@@ -1,4 +1,8 @@
+use std::sync::Arc;
+
 use super::*;
+use crate::auth::{AuthPolicy, PreSharedKey};
+use crate::proto::CreditMode;
 
 #[test]
 fn the_defaults_are_in_range() {
@@ -16,7 +20,11 @@ fn as_many_size_classes_as_are_allowed_make_a_pool() {
     config.pool(true).own_arena().expect("the pool takes them");
 }
 
-/// Sets one knob.
+fn required() -> AuthPolicy {
+    AuthPolicy::Required(Arc::new(PreSharedKey::new("host", &[7; 32]).expect("a key")))
+}
+
+/// Sets one knob, or two that contradict each other.
 type Change = fn(&mut Config);
 
 #[test]
@@ -36,6 +44,10 @@ fn each_knob_is_refused_by_name_value_and_range() {
             |c| (c.limits.credits, c.limits.max_credits) = (4000, 4096),
             "limits.credits is 4000: 4 to 3967, as memory.receives is 4096, 129 in reserve",
         ),
+        (
+            |c| (c.limits.credits, c.limits.max_credits) = (64, 32),
+            "limits.max_credits is 32: at least limits.credits, which is 64",
+        ),
         (|c| c.limits.max_credits = 4097, "limits.max_credits is 4097: 4 to 4096, as memory.receives is 4096"),
         (|c| c.limits.reverse_credits = 32768, "limits.reverse_credits is 32768: 0 to 32767"),
         (|c| c.limits.max_calls = 0, "limits.max_calls is 0: 1 to 65536"),
@@ -51,6 +63,26 @@ fn each_knob_is_refused_by_name_value_and_range() {
         (
             |c| c.wire.max_receive_size = 2 << 20,
             "wire.max_receive_size is 2097152: 0 to 1048576 bytes, a multiple of 4",
+        ),
+        (
+            |c| c.wire.max_receive_size = 4092,
+            "wire.max_receive_size is 4092: 0, or at least wire.receive_size, which is 4096",
+        ),
+        (
+            |c| (c.wire.credit_mode, c.wire.version_1) = (CreditMode::V1, false),
+            "wire.credit_mode is v1: a mode of version 2, or wire.version_1 true, which is false",
+        ),
+        (
+            |c| (c.wire.credit_mode, c.wire.host_auth) = (CreditMode::V1, required()),
+            "wire.credit_mode is v1: a mode of version 2, as wire.host_auth is required",
+        ),
+        (
+            |c| (c.wire.resize_on_request, c.wire.optional_operations) = (true, false),
+            "wire.resize_on_request is true: false, or wire.optional_operations true, which is false",
+        ),
+        (
+            |c| (c.wire.resize_on_request, c.wire.credit_mode) = (true, CreditMode::V1),
+            "wire.resize_on_request is true: false, as wire.credit_mode is v1",
         ),
         (|c| c.wire.reassemble_up_to = 2 << 30, "wire.reassemble_up_to is 2147483648: at most 1073741824 bytes"),
         (|c| c.device.name = Some(String::new()), "device.name is empty: the name of a device, or unset"),

@@ -23,7 +23,7 @@ knobs! {
 
     /// Preferred protocol version and credit accounting. Default: version 2, windowed.
     pub credit_mode: CreditMode = CreditMode::V2Windowed;
-    /// Accepts peers that speak only version 1. Default true.
+    /// Accepts peers that speak only version 1. Default true, as `credit_mode` `V1` needs.
     pub version_1: bool = true;
     /// Code points of version 2. Default: draft-ietf-nfsv4-rpcrdma-version-two-00.
     pub revision: Revision = Revision::Ietf00;
@@ -37,7 +37,7 @@ knobs! {
     /// Upper bound of [`receive_size`](Self::receive_size) while connected, bytes. Default 0.
     ///
     /// See [`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size). It also bounds Sends to a
-    /// peer with larger receives. Less than `receive_size` counts as `receive_size`.
+    /// peer with larger receives. 0 counts as `receive_size`, which it must not be less than otherwise.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub max_receive_size: usize = 0, |knob, bytes| {
         let possible = bytes <= 1 << 20 && bytes.is_multiple_of(4);
@@ -50,7 +50,7 @@ knobs! {
     /// Resizes receives when a peer asks for it. Default false.
     ///
     /// Within 4096 and [`max_receive_size`](Self::max_receive_size). For trusted peers: the size is the same for all of
-    /// them.
+    /// them. Needs `optional_operations`, and a `credit_mode` of version 2.
     pub resize_on_request: bool = false;
     /// Continues messages up to this length instead of using chunks, bytes.
     ///
@@ -68,7 +68,8 @@ knobs! {
     pub reverse: ReverseSupport = ReverseSupport::General;
     /// Host authentication, in version 2. Default off.
     ///
-    /// A shard's connections in both roles follow it. Not in configuration files: it has keys.
+    /// A shard's connections in both roles follow it. Where it is required, `credit_mode` is one of version 2. Not in
+    /// configuration files: it has keys.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub host_auth: AuthPolicy = AuthPolicy::Off;
     /// Send With Invalidate: clients offer a handle, servers use it. Default true.
@@ -82,9 +83,24 @@ impl WireConfig {
         let size = self.receive_size;
         let possible = (1024..=1 << 20).contains(&size) && size.is_multiple_of(4);
         check(possible, "wire.receive_size", size, "1024 to 1048576 bytes, a multiple of 4")?;
+        let version_2 = self.credit_mode != CreditMode::V1;
+        let no_version = "a mode of version 2, or wire.version_1 true, which is false: no version is left";
+        check(version_2 || self.version_1, "wire.credit_mode", "v1", no_version)?;
+        let no_authentication = "a mode of version 2, as wire.host_auth is required, and version 1 has no \
+                                 authentication of hosts; or host authentication that is off or optional";
+        let required = matches!(self.host_auth, AuthPolicy::Required(_));
+        check(version_2 || !required, "wire.credit_mode", "v1", no_authentication)?;
+        if self.max_receive_size != 0 && self.max_receive_size < size {
+            let wanted = format!("0, or at least wire.receive_size, which is {size}");
+            return Err(ConfigError::new("wire.max_receive_size", self.max_receive_size, wanted));
+        }
+        let resizes = "false, or wire.optional_operations true, which is false: a peer asks by such an operation";
+        check(!self.resize_on_request || self.optional_operations, "wire.resize_on_request", true, resizes)?;
+        let resizes = "false, as wire.credit_mode is v1: only a peer of version 2 asks for another size";
+        check(!self.resize_on_request || version_2, "wire.resize_on_request", true, resizes)?;
         let of_version_2 = "4096 to 1048576 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2), or \
                             wire.credit_mode v1";
-        check(self.credit_mode == CreditMode::V1 || size >= 4096, "wire.receive_size", size, of_version_2)
+        check(!version_2 || size >= 4096, "wire.receive_size", size, of_version_2)
     }
 
     /// Longest message sent or received, bytes.

@@ -30,7 +30,7 @@ const MAX_RING: usize = 1 << 16;
 pub struct WorkerConfig {
     /// Number of threads, 1 to 1024.
     pub count: usize,
-    /// Core of each thread. `None`: the system places them.
+    /// The cores of the threads: exactly one for each. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
     /// Outstanding jobs of one shard at one worker, 1 to 65536.
     ///
@@ -221,11 +221,13 @@ fn check(config: &WorkerConfig) -> Result<(), StartError> {
         }
     }
     let Some(cores) = &config.cores else { return Ok(()) };
-    if cores.len() < count {
-        let (most, knobs) = (cores.len(), "WorkerConfig::count, WorkerConfig::cores");
-        return Err(StartError::conflict(format_args!("{count} workers exceed {most} cores: {cores:?} ({knobs})")));
+    if cores.len() != count {
+        return Err(StartError::conflict(format_args!(
+            "`WorkerConfig::count` is {count}, `WorkerConfig::cores` names {} cores: as many cores as workers, or `None`",
+            cores.len()
+        )));
     }
-    for (worker, &core) in cores.iter().enumerate().take(count) {
+    for (worker, &core) in cores.iter().enumerate() {
         check_core(core).map_err(|source| unpinned(worker, source))?;
     }
     Ok(())

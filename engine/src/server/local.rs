@@ -63,6 +63,7 @@ impl LocalServer {
     /// # Errors
     /// The failed call, the exceeded limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
+        config.accept.validate()?;
         check(&config.shard, Some(&services), 1)?;
         if config.workers.is_none() {
             services.check_placement()?;
@@ -83,6 +84,7 @@ impl LocalServer {
         make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,
         config: &ServerConfig,
     ) -> Result<Self, StartError> {
+        config.accept.validate()?;
         if config.workers.is_some() {
             return Err(local_on_workers());
         }

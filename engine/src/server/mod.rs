@@ -63,7 +63,7 @@ pub struct ServerConfig {
     pub accept: AcceptConfig,
     /// Shards, each a thread with its own device, pool and connections. At least 1, and one for each address.
     pub shards: usize,
-    /// The cores of the shards, one each. `None`: the system places them.
+    /// The cores of the shards: exactly one for each. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
     /// Address of each shard, by index; 0 is the start address.
     ///
@@ -115,11 +115,11 @@ impl ServerConfig {
     fn check(&self, addresses: &[Address]) -> Result<(), StartError> {
         self.accept.validate()?;
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
-        if shards == 0 || cores.is_some_and(|cores| cores < shards) {
+        if shards == 0 || cores.is_some_and(|cores| cores != shards) {
             return Err(StartError::conflict(format_args!(
-                "`ServerConfig::shards` is {shards}, `ServerConfig::cores` names {} cores: at least one shard, and a core \
-                 for each, or `None`",
-                cores.unwrap_or(0)
+                "`ServerConfig::shards` is {shards}, `ServerConfig::cores` names {}: at least one shard, and as many cores \
+                 as shards, or `None`",
+                cores.map_or("none".into(), |cores| format!("{cores} cores"))
             )));
         }
         if addresses.len() > shards {

@@ -33,7 +33,7 @@ impl ServerConfig {
             return Ok(by_node(&vec![None; addresses.len()], &vec![None; self.shards]));
         }
         let devices: Vec<_> = addresses.iter().map(|address| address.node(&self.shard)).collect();
-        let cores: Vec<_> = cores.iter().take(self.shards).map(|&core| node_of(Path::new(CPUS), core)).collect();
+        let cores: Vec<_> = cores.iter().map(|&core| node_of(Path::new(CPUS), core)).collect();
         let serves = by_node(&devices, &cores);
         tell(addresses, &devices, &cores, &serves);
         Ok(serves)

@@ -484,6 +484,14 @@ fn configurations_that_cannot_work_are_explained() {
     }
     let two = rpcrdma::server::ServerConfig { shards: 2, cores: Some(vec![0]), ..small_server() };
     assert!(Server::start(&address, standard_services(), &two).is_err());
+    let more = rpcrdma::server::ServerConfig { shards: 1, cores: Some(vec![0, 0]), ..small_server() };
+    let error = Server::start(&address, standard_services(), &more).err().unwrap().to_string();
+    let named = "`ServerConfig::shards` is 1, `ServerConfig::cores` names 2 cores";
+    assert!(error.starts_with(named), "{error}");
+    let workers = rpcrdma::server::WorkerConfig { count: 1, cores: Some(vec![0, 0]), ..Default::default() };
+    let more = rpcrdma::server::ServerConfig { workers: Some(workers), ..small_server() };
+    let error = Server::start(&address, standard_services(), &more).err().unwrap().to_string();
+    assert!(error.starts_with("`WorkerConfig::count` is 1, `WorkerConfig::cores` names 2 cores"), "{error}");
     let none = rpcrdma::server::ServerConfig { shards: 0, ..small_server() };
     assert!(Server::start(&address, standard_services(), &none).is_err());
     let core = rpcrdma::server::ServerConfig { cores: Some(vec![100_000]), ..small_server() };

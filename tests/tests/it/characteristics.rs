@@ -374,8 +374,8 @@ fn characteristics_are_requested_answered_and_updated() {
 #[test]
 fn ends_that_do_not_offer_changes_make_none() {
     let mut world = World::new("not-offered");
-    let without = config().with(|c| c.wire.optional_operations = false);
-    let old = config().with(|c| c.wire.credit_mode = CreditMode::V1);
+    let without = config().with(|c| (c.wire.optional_operations, c.wire.resize_on_request) = (false, false));
+    let old = config().with(|c| (c.wire.credit_mode, c.wire.resize_on_request) = (CreditMode::V1, false));
     for (server, client) in [(&without, &config()), (&config(), &without), (&old, &config()), (&config(), &old)] {
         let address = serve(&mut world, server.clone());
         let mut client = LocalClient::connect(&address, small_client(client.clone())).expect("a connection");

@@ -283,8 +283,9 @@ impl Shape {
         let (mut config, mut connect) = (Config::default(), ConnectConfig::default());
         config.wire.credit_mode = scheme;
         config.wire.max_receive_size = max_receive_size;
-        config.wire.resize_on_request = r.once_in(2);
+        let resizes = r.once_in(2);
         config.wire.optional_operations = !r.once_in(5);
+        config.wire.resize_on_request = resizes && config.wire.optional_operations && scheme != CreditMode::V1;
         config.wire.host_auth = self.host_auth(r);
         config.wire.revision = self.revision;
         config.wire.receive_size = receive_size;
