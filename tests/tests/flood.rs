@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use rpcrdma::fabric::Access;
@@ -162,6 +163,94 @@ fn a_refused_call_is_named_at_level_info() {
     assert!(lines.iter().any(|line| line.ends_with(&what)), "{lines:?}");
 }
 
+/// One procedure fails all the time. The failure of another one, for the same cause, is logged all the same.
+#[test]
+fn a_noisy_procedure_hides_no_other() {
+    let mut world = World::new("noisy");
+    heard();
+    let mut services = standard_services();
+    for procedure in [20, 21] {
+        services.add(PROGRAM, VERSION, procedure, Procedure::new(|_| Err(Refusal::SystemError)));
+    }
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    for _ in 0..FEW {
+        let call = client.prepare(20, 0).expect("a buffer");
+        client.call(call).expect_err("it fails");
+    }
+    let call = client.prepare(21, 0).expect("a buffer");
+    client.call(call).expect_err("it fails");
+    let lines = heard();
+    assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("SYSTEM_ERR to procedure 21 ")), "{lines:?}");
+}
+
+/// A function, a future, and a task that block their shard.
+#[test]
+fn a_blocked_shard_is_logged_with_the_procedure() {
+    let block = || std::thread::sleep(Duration::from_millis(1200));
+    for idle in [rpcrdma::IdlePolicy::Event, rpcrdma::IdlePolicy::Poll] {
+        let mut world = World::new("blocked");
+        let mut services = standard_services();
+        let of_future = move |call: DeferredCall| async move {
+            block();
+            call.answer(Ok(()));
+        };
+        let of_function = Procedure::new(move |_| {
+            block();
+            Ok(())
+        });
+        services.add(PROGRAM, VERSION, 20, of_function);
+        services.add(PROGRAM, VERSION, 21, Procedure::asynchronous(of_future));
+        let address = world.serve_with(of_shard(small().with(|c| c.poll.idle = idle)), services);
+        let mut client = world.client(&address, small());
+        heard();
+        for procedure in [20, 21] {
+            let call = client.prepare(procedure, 0).expect("a buffer");
+            client.call(call).expect("a reply");
+            let mut lines = Vec::new();
+            let name = format!("procedure {procedure} of program 0x20000001, version 3");
+            let logged = settles(|| {
+                lines.append(&mut heard());
+                lines.iter().any(|line| line.starts_with("shard was blocked for 1.") && line.contains(&name))
+            });
+            assert!(logged, "{lines:?}");
+        }
+    }
+    let world = World::new("blocked-task");
+    let (address, wanted) = (world.address(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let starts = Arc::clone(&wanted);
+    let make = move |_: &rpcrdma::service::ShardSetup<'_>| {
+        let task = Blocker(Arc::clone(&wanted));
+        Ok(rpcrdma::service::Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
+    };
+    let server = rpcrdma::Server::start_with(&address, make, &small_server()).expect("a server");
+    heard();
+    starts.store(true, Ordering::SeqCst);
+    let mut lines = Vec::new();
+    assert!(settles(|| {
+        lines.append(&mut heard());
+        lines.iter().any(|line| line.starts_with("shard was blocked for 1.") && line.contains("by its task"))
+    }));
+    drop(server);
+}
+
+fn of_shard(shard: rpcrdma::Config) -> rpcrdma::server::ServerConfig {
+    rpcrdma::server::ServerConfig { shard, ..small_server() }
+}
+
+/// A task that blocks once, when it is told to.
+struct Blocker(Arc<std::sync::atomic::AtomicBool>);
+
+impl rpcrdma::service::ShardTask for Blocker {
+    fn poll(&mut self) -> bool {
+        let wanted = self.0.swap(false, Ordering::SeqCst);
+        if wanted {
+            std::thread::sleep(Duration::from_millis(1200));
+        }
+        wanted
+    }
+}
+
 /// Such calls run each time: nothing tells a retransmission from a new call.
 #[test]
 fn callers_without_an_identity_are_named_and_fill_no_log() {
@@ -181,7 +270,7 @@ fn callers_without_an_identity_are_named_and_fill_no_log() {
     drop(world.take_server());
     let lines = heard();
     assert!(
-        lines[0].contains("procedure 20 of program 0x20000001 is cached, but its caller has no identity"),
+        lines[0].contains("procedure 20 of program 0x20000001, version 3 is cached, but its caller has no identity"),
         "{lines:?}"
     );
     assert_few(&lines, CALLS);
@@ -221,7 +310,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         let call = client.prepare(procedure, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         assert_eq!(failed(&world), before + 1, "{procedure}");
-        let line = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001: ");
+        let line = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
         let lines = heard();
         let told = lines.iter().filter(|heard| heard.contains(&line) && heard.contains(cause)).count();
         assert_eq!((told, lines.len()), (1, 1), "{lines:?}");
@@ -229,12 +318,16 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     for procedure in [25, 26] {
         let call = client.prepare(procedure, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
-        let mut lines = heard();
-        lines.sort();
-        let answered = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001: ");
+        let lines = heard();
+        let answered = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
         assert_eq!(lines.len(), 2, "{lines:?}");
-        assert!(lines[0].ends_with("deferred handler panicked: of old age"), "{lines:?}");
-        assert!(lines[1].contains(&answered) && lines[1].ends_with("was dropped unanswered"), "{lines:?}");
+        let name = format!("procedure {procedure} of program 0x20000001, version 3");
+        let panicked = format!(": deferred handler of {name} panicked: of old age");
+        let (panics, drops): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.ends_with(&panicked));
+        let [panic, drop] = [&panics[..], &drops].map(|lines| lines.first().expect("both lines").as_str());
+        assert!(drop.contains(&answered) && drop.ends_with("was dropped unanswered"), "{lines:?}");
+        let peer = |line: &str| line.split(": ").next().map(str::to_owned);
+        assert_eq!(peer(panic), peer(drop), "both name the peer");
     }
     for _ in 0..CALLS {
         let call = client.prepare(23, 0).expect("a buffer");

@@ -2,7 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::fmt::Arguments;
+use std::convert::Infallible;
+use std::fmt::{Arguments, Display};
 use std::time::Instant;
 
 use log::Level;
@@ -11,33 +12,42 @@ use log::Level;
 pub const LINES: u32 = 8;
 /// Nanoseconds of an interval: 10 seconds.
 pub const INTERVAL: u64 = 10_000_000_000;
+/// Subjects whose lines are limited apart at a time. Those of further ones share the limit of their cause.
+pub const MAX_SUBJECTS: usize = 64;
 
 /// A rate-limited log for lines that peers can cause.
 ///
 /// The first [`LINES`] of each kind in an [`INTERVAL`] are written. The others are counted, and one line reports the
-/// count after the interval. A kind is a text of the program, such as `"connect requests refused"`, so there are few of
-/// them.
+/// count after the interval. A kind is a cause and an optional subject. The cause is a text of the program, such as
+/// `"connect requests refused"`, so there are few causes. The subject, such as a procedure, has lines of its own, so
+/// that one with many does not hide another. Peers must not choose subjects; if they do, [`MAX_SUBJECTS`] bounds them.
 ///
 /// Time is an argument, in nanoseconds of one monotonic clock. Nothing here is shared or locked.
 #[derive(Debug)]
-pub struct LogLimit {
+pub struct LogLimit<S: Subject = Infallible> {
     target: &'static str,
-    kinds: Vec<Kind>,
+    kinds: Vec<Kind<S>>,
     /// Counted lines not yet reported.
     held: u64,
 }
 
+/// A subject of log lines.
+pub trait Subject: Copy + Eq + Display {}
+
+impl<S: Copy + Eq + Display> Subject for S {}
+
 #[derive(Debug)]
-struct Kind {
+struct Kind<S> {
     level: Level,
     what: &'static str,
+    of: Option<S>,
     /// When the interval began.
     since: u64,
     written: u32,
     held: u64,
 }
 
-impl LogLimit {
+impl<S: Subject> LogLimit<S> {
     /// Creates a limit for lines with this target, such as `module_path!()`.
     pub fn new(target: &'static str) -> Self {
         Self { target, kinds: Vec::new(), held: 0 }
@@ -47,10 +57,14 @@ impl LogLimit {
     #[cold]
     #[inline(never)]
     pub fn log(&mut self, now: u64, level: Level, what: &'static str, line: Arguments<'_>) {
-        let at = self.kinds.iter().position(|kind| kind.what == what).unwrap_or_else(|| {
-            self.kinds.push(Kind { level, what, since: now, written: 0, held: 0 });
-            self.kinds.len() - 1
-        });
+        self.log_of(now, level, (what, None), line);
+    }
+
+    /// As [`log`](Self::log), of a kind that has a subject.
+    #[cold]
+    #[inline(never)]
+    pub fn log_of(&mut self, now: u64, level: Level, (what, of): (&'static str, Option<S>), line: Arguments<'_>) {
+        let at = self.place(now, level, what, of);
         let kind = &mut self.kinds[at];
         if now.saturating_sub(kind.since) >= INTERVAL {
             self.held -= kind.sum_up(self.target);
@@ -63,6 +77,26 @@ impl LogLimit {
             kind.held += 1;
             self.held += 1;
         }
+    }
+
+    /// Index of a kind; created if missing.
+    fn place(&mut self, now: u64, level: Level, what: &'static str, of: Option<S>) -> usize {
+        if let Some(at) = self.kinds.iter().position(|kind| kind.what == what && kind.of == of) {
+            return at;
+        }
+        if of.is_some() && self.subjects() >= MAX_SUBJECTS {
+            self.sum_up(now);
+            self.kinds.retain(|kind| kind.of.is_none() || now.saturating_sub(kind.since) < INTERVAL);
+            if self.subjects() >= MAX_SUBJECTS {
+                return self.place(now, level, what, None);
+            }
+        }
+        self.kinds.push(Kind { level, what, of, since: now, written: 0, held: 0 });
+        self.kinds.len() - 1
+    }
+
+    fn subjects(&self) -> usize {
+        self.kinds.iter().filter(|kind| kind.of.is_some()).count()
     }
 
     /// As [`log`](Self::log), a warning.
@@ -130,7 +164,7 @@ impl ClockedLog {
     }
 }
 
-impl Drop for LogLimit {
+impl<S: Subject> Drop for LogLimit<S> {
     fn drop(&mut self) {
         for kind in &mut self.kinds {
             kind.sum_up(self.target);
@@ -138,12 +172,15 @@ impl Drop for LogLimit {
     }
 }
 
-impl Kind {
+impl<S: Subject> Kind<S> {
     /// One line for all that were counted; how many they were.
     fn sum_up(&mut self, target: &str) -> u64 {
         let held = std::mem::take(&mut self.held);
         if held != 0 {
-            log::log!(target: target, self.level, "{held} more: {}", self.what);
+            match self.of {
+                Some(of) => log::log!(target: target, self.level, "{held} more: {}: {of}", self.what),
+                None => log::log!(target: target, self.level, "{held} more: {}", self.what),
+            }
         }
         held
     }
@@ -190,7 +227,7 @@ pub(crate) mod tests {
     #[test]
     fn a_flood_of_lines_is_a_few_and_a_number() {
         heard();
-        let mut limit = LogLimit::new(module_path!());
+        let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..1000 {
             limit.warn(5 * SECOND + n, "storms", format_args!("storm {n}"));
         }
@@ -211,7 +248,7 @@ pub(crate) mod tests {
     #[test]
     fn each_kind_of_line_has_its_own_share() {
         heard();
-        let mut limit = LogLimit::new(module_path!());
+        let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..100 {
             limit.warn(n, "storms", format_args!("storm {n}"));
         }
@@ -222,9 +259,38 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_next_interval_begins_with_the_sum_of_the_last() {
+    fn a_subject_with_many_lines_does_not_hide_those_of_another() {
         heard();
         let mut limit = LogLimit::new(module_path!());
+        for n in 0..100 {
+            limit.log_of(n, Level::Warn, ("storms", Some(1)), format_args!("storm {n}"));
+        }
+        limit.log_of(100, Level::Warn, ("storms", Some(2)), format_args!("another"));
+        let lines = heard();
+        assert_eq!((lines.len(), lines[LINES as usize].as_str()), (LINES as usize + 1, "WARN another"));
+        limit.sum_up(INTERVAL);
+        assert_eq!(heard(), ["WARN 92 more: storms: 1"]);
+    }
+
+    #[test]
+    fn subjects_are_bounded_and_the_rest_share_a_limit() {
+        heard();
+        let mut limit = LogLimit::new(module_path!());
+        for subject in 0..10_000 {
+            limit.log_of(subject, Level::Warn, ("storms", Some(subject)), format_args!("a storm"));
+        }
+        assert_eq!(limit.kinds.len(), MAX_SUBJECTS + 1);
+        assert_eq!(heard().len(), MAX_SUBJECTS + LINES as usize);
+        limit.log_of(3 * INTERVAL, Level::Warn, ("storms", Some(77_777)), format_args!("a late storm"));
+        assert_eq!(limit.subjects(), 1, "those of the past have left");
+        let more = 10_000 - MAX_SUBJECTS - LINES as usize;
+        assert_eq!(heard(), [format!("WARN {more} more: storms"), "WARN a late storm".into()]);
+    }
+
+    #[test]
+    fn the_next_interval_begins_with_the_sum_of_the_last() {
+        heard();
+        let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..20 {
             limit.warn(n, "storms", format_args!("storm {n}"));
         }

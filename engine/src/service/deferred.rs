@@ -16,6 +16,8 @@ use crate::proto::Refusal;
 
 /// Connection of deferred calls, while it is open.
 pub(crate) struct Origin {
+    /// The peer, as in log lines.
+    peer: Box<str>,
     way: WayHome<OwnedCall>,
     signal: Signal,
     over: AtomicBool,
@@ -28,6 +30,11 @@ impl Origin {
     pub(crate) fn end(&self) {
         // Relaxed: orders no other data.
         self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// The peer, as in log lines.
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -48,10 +55,10 @@ impl CallsHome {
         Self { home: Home::new(), signal }
     }
 
-    /// Creates the origin of one more connection's calls, which count against the quotas of `owner`.
-    pub(crate) fn origin(&self, owner: &Arc<str>) -> Arc<Origin> {
+    /// Creates the origin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
+    pub(crate) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<Origin> {
         let (way, signal, owner) = (self.home.way(), self.signal.clone(), Arc::clone(owner));
-        Arc::new(Origin { way, signal, over: AtomicBool::new(false), owner })
+        Arc::new(Origin { peer, way, signal, over: AtomicBool::new(false), owner })
     }
 
     /// Takes all returned calls, in their order.

@@ -305,7 +305,7 @@ impl<S: Sharing> Procedure<S> {
     /// Passes a call to the handler; returns its future, if any. If the handler panics, the call is dropped and
     /// answered as such; `panicked` gets the text.
     #[inline]
-    pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(&str)) -> Option<Task> {
+    pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(Box<str>)) -> Option<Task> {
         let take = || match &self.handler {
             Handler::Defer(take) => {
                 take(call);
@@ -315,7 +315,7 @@ impl<S: Sharing> Procedure<S> {
             Handler::Null | Handler::Run(_) => None,
         };
         caught(take).unwrap_or_else(|panic| {
-            panicked(&panic);
+            panicked(panic);
             None
         })
     }
@@ -354,6 +354,21 @@ impl<S: Sharing> Procedure<S> {
     pub fn max_reply(mut self, bytes: usize) -> Self {
         self.binding.max_reply = bytes;
         self
+    }
+}
+
+/// Program, version and number of a procedure, as log lines and errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcedureName {
+    pub(crate) program: u32,
+    pub(crate) version: u32,
+    pub(crate) procedure: u32,
+}
+
+impl fmt::Display for ProcedureName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { program, version, procedure } = *self;
+        write!(f, "procedure {procedure} of program {}, version {version}", ProgramNumber(program))
     }
 }
 
@@ -433,9 +448,9 @@ impl<S: Sharing> Services<S> {
     /// Checks each declaration by `check`.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<String>) -> Result<(), StartError> {
         let refused = self.procedures().find_map(|(program, version, procedure, entry)| {
-            let (cause, program) = (check(&self.entries[entry])?, ProgramNumber(program));
-            let text = format_args!("procedure {procedure} of program {program}, version {version}: {cause}");
-            Some(StartError::conflict(text))
+            let cause = check(&self.entries[entry])?;
+            let name = ProcedureName { program, version, procedure };
+            Some(StartError::conflict(format_args!("{name}: {cause}")))
         });
         refused.map_or(Ok(()), Err)
     }
@@ -447,6 +462,16 @@ impl<S: Sharing> Services<S> {
         };
         self.versions.iter().flat_map(move |version| {
             version.procedures.iter().enumerate().filter_map(move |procedure| of(version, procedure))
+        })
+    }
+
+    /// Name of an entry's procedure.
+    #[cold]
+    pub(crate) fn name_of(&self, entry: usize) -> Option<ProcedureName> {
+        self.procedures().find(|&(.., found)| found == entry).map(|(program, version, procedure, _)| ProcedureName {
+            program,
+            version,
+            procedure,
         })
     }
 

@@ -16,6 +16,12 @@ impl OwnTask {
         Self(task)
     }
 
+    /// Whether there is one.
+    #[inline]
+    pub(super) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Its descriptor. On a panic, pass the text to [`Shard::lose_task`].
     pub(super) fn descriptor(&self) -> Result<Option<BorrowedFd<'_>>, Box<str>> {
         self.0.as_ref().map_or(Ok(None), |task| caught(|| task.descriptor()))
@@ -41,7 +47,7 @@ impl<F: Fabric> Shard<F> {
     /// Whether there is one.
     #[inline]
     pub(super) fn has_task(&self) -> bool {
-        self.task.0.is_some()
+        self.task.is_some()
     }
 
     pub(super) fn turn_task(&mut self) -> bool {

@@ -30,6 +30,9 @@ impl SimulatedTime {
     }
 }
 
+/// Nanoseconds without a turn after which a shard counts as blocked: a second.
+const BLOCKED: u64 = 1_000_000_000;
+
 #[derive(Clone, Debug)]
 enum Source {
     Real(Instant),
@@ -45,6 +48,10 @@ pub(super) struct Clock {
     left: u32,
     /// The most of them after an idle turn.
     idle: u32,
+    /// The last reading at the start of a turn, or around a sleep, of a shard on its own thread.
+    turned: u64,
+    /// The longest time between two such readings.
+    longest: u64,
 }
 
 impl Clock {
@@ -57,12 +64,38 @@ impl Clock {
     }
 
     fn new(source: Source, now: u64) -> Self {
-        Self { source, now, left: TURNS, idle: IDLE_TURNS }
+        Self { source, now, left: TURNS, idle: IDLE_TURNS, turned: now, longest: 0 }
     }
 
     /// For a shard on its own thread: turns follow each other closely, so that idle ones need not read the clock.
     pub(super) fn spin(&mut self) {
         self.idle = TURNS;
+        self.woke();
+    }
+
+    /// Reads the time at the start of a turn or of a sleep, and measures the turns before it.
+    #[inline]
+    pub(super) fn measure(&mut self) {
+        let now = self.read();
+        self.longest = self.longest.max(now.saturating_sub(self.turned));
+        self.turned = now;
+    }
+
+    /// Ends a sleep, whose time is no turn's.
+    pub(super) fn woke(&mut self) {
+        self.turned = self.read();
+    }
+
+    /// Time of the last measurement.
+    pub(super) fn measured(&self) -> u64 {
+        self.turned
+    }
+
+    /// Nanoseconds for which turns stood still since the last call, if it was a second or more. `None` for a shard that
+    /// its owner polls, perhaps rarely.
+    pub(super) fn take_blocked(&mut self) -> Option<u64> {
+        let longest = std::mem::take(&mut self.longest);
+        (self.idle == TURNS && longest >= BLOCKED).then_some(longest)
     }
 
     /// Starts a turn; reads the clock in some of them.
@@ -71,7 +104,7 @@ impl Clock {
         self.left -= 1;
         if self.left == 0 {
             self.left = TURNS;
-            self.read();
+            self.measure();
         }
     }
 
@@ -137,5 +170,31 @@ mod tests {
         };
         assert_eq!([readings(true, false), readings(false, true), readings(true, true)], [2; 3]);
         assert_eq!(readings(false, false), 15, "each second turn after the first");
+    }
+
+    #[test]
+    fn time_without_turns_is_reported_once_and_sleep_does_not_count() {
+        let time = SimulatedTime::new();
+        let turns = |clock: &mut Clock| (0..TURNS).for_each(|_| clock.turn());
+        let mut polled = Clock::simulated(&time);
+        time.advance(Duration::from_secs(5));
+        turns(&mut polled);
+        assert_eq!(polled.take_blocked(), None, "its owner may poll rarely");
+        let mut clock = Clock::simulated(&time);
+        clock.spin();
+        time.advance(Duration::from_millis(999));
+        turns(&mut clock);
+        assert_eq!(clock.take_blocked(), None);
+        time.advance(Duration::from_secs(3));
+        // A handler that ends reads the clock for its reply.
+        clock.read();
+        turns(&mut clock);
+        assert_eq!((clock.take_blocked(), clock.take_blocked()), (Some(3_000_000_000), None));
+        time.advance(Duration::from_secs(2));
+        clock.measure();
+        time.advance(Duration::from_secs(7));
+        clock.woke();
+        turns(&mut clock);
+        assert_eq!(clock.take_blocked(), Some(2_000_000_000), "the turn before the sleep");
     }
 }

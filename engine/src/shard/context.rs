@@ -23,6 +23,7 @@ use super::table::ConnTable;
 use crate::config::{AcceptConfig, Config, ConnectConfig};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
+use crate::service::ProcedureName;
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
@@ -56,7 +57,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) stats: ShardStats,
     sampler: Sampler,
     /// Rate limit of log lines that peers cause.
-    log: LogLimit,
+    log: LogLimit<ProcedureName>,
     /// Posts by the number of work requests in them; the last entry counts all longer ones.
     batches: Box<[u64; MAX_BATCH + 1]>,
 }
@@ -304,6 +305,13 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn error(&mut self, what: &'static str, line: Arguments<'_>) {
         self.log.error(self.clock.read(), what, line);
+    }
+
+    /// As [`warn`](Self::warn), at a level, with lines of its own for each procedure. `of` is `None` for a procedure
+    /// that only the peer has named: this bounds the number of limits.
+    #[cold]
+    pub(super) fn log_of(&mut self, level: Level, what: &'static str, of: Option<ProcedureName>, line: Arguments<'_>) {
+        self.log.log_of(self.clock.read(), level, (what, of), line);
     }
 
     /// As above, for ordinary events.

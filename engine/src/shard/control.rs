@@ -223,7 +223,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.adapt(&mut self.fitting);
         self.watch.control(&mut self.cx);
         self.check_arrivals();
-        self.responder.control(&mut self.cx);
+        self.responder.control(&mut self.cx, self.task.is_some());
         self.check_negotiations();
         self.check_connecting();
         self.requester.resend_refused(&mut self.cx);

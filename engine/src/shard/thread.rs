@@ -228,8 +228,10 @@ impl<F: Fabric> Shard<F> {
     /// Sleeps until there may be work. Checks for work once more after arming.
     pub(crate) fn sleep(&mut self, longest: Duration) {
         if let Some(timeout) = self.arm(longest) {
+            self.cx.clock.measure();
             let slept = self.wait_with_task(timeout);
             self.wait(if slept { Duration::ZERO } else { timeout });
+            self.cx.clock.woke();
         }
         self.outside.sleeper().disarm();
     }

@@ -18,8 +18,8 @@ use std::net::IpAddr;
 
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 
-use super::NO_ENTRY;
 use super::writer::ResultWriter;
+use super::{NO_ENTRY, ProcedureName};
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::handoff::returns::{Link, Linked};
 use crate::proto::{Failing, InboundId, Refusal};
@@ -204,8 +204,14 @@ impl CallParts {
     }
 
     /// Program, version and procedure, as in its RPC header; zeroes before its arrival.
-    pub(crate) fn name(&self) -> (u32, u32, u32) {
-        (self.message.word(PROGRAM), self.message.word(VERSION), self.message.word(PROCEDURE))
+    pub(crate) fn name(&self) -> ProcedureName {
+        let [program, version, procedure] = [PROGRAM, VERSION, PROCEDURE].map(|at| self.message.word(at));
+        ProcedureName { program, version, procedure }
+    }
+
+    /// The same, if the services have such a procedure: callers choose any other.
+    pub(crate) fn known_name(&self) -> Option<ProcedureName> {
+        self.known_entry().map(|_| self.name())
     }
 
     /// Index of its procedure's entry in the services, once admitted.

@@ -1,9 +1,11 @@
 //! Calls away from the shard: at workers or waiting for them, deferred, futures.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use super::futures::Futures;
+use super::futures::{Futures, Panicked};
+use super::ran::Ran;
 use super::workers::{Job, Port, WorkKey, Workers};
 use crate::config::POLL_BATCH;
 use crate::handoff::parker::Signal;
@@ -32,10 +34,10 @@ pub(super) struct Away {
 pub(super) type Worked = (WorkKey, JobResult<Call<Answered>>);
 
 impl Away {
-    /// `signal` wakes the shard.
-    pub(super) fn new(signal: Signal) -> Self {
+    /// `signal` wakes the shard. `ran` gets the procedures whose futures are polled.
+    pub(super) fn new(signal: Signal, ran: Rc<Ran>) -> Self {
         let (backlog, worked) = (VecDeque::new(), Vec::new());
-        let futures = Futures::new(signal.clone());
+        let futures = Futures::new(signal.clone(), ran);
         let home = CallsHome::new(signal.clone());
         Self { futures, home, workers: None, backlog, held: 0, worked, count: 0, signal }
     }
@@ -116,9 +118,9 @@ impl Away {
         self.worked = worked;
     }
 
-    /// Origin of one more connection's calls, which count against the quotas of `owner`.
-    pub(super) fn origin(&self, owner: &Arc<str>) -> Arc<Origin> {
-        self.home.origin(owner)
+    /// Origin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
+    pub(super) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<Origin> {
+        self.home.origin(owner, peer)
     }
 
     /// Takes the answered deferred calls.
@@ -128,9 +130,9 @@ impl Away {
     }
 
     /// Starts the future of a deferred call.
-    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
+    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
         self.count += 1;
-        self.futures.begin(task, origin);
+        self.futures.begin(task, origin, entry);
     }
 
     /// Ends the futures of closed connections.
@@ -138,8 +140,8 @@ impl Away {
         self.futures.abandon();
     }
 
-    /// Polls woken futures; returns the number that ended. `panicked` gets the text of each panic.
-    pub(super) fn poll_futures(&mut self, panicked: impl FnMut(&str)) -> usize {
+    /// Polls woken futures; returns the number that ended. `panicked` gets those that panicked.
+    pub(super) fn poll_futures(&mut self, panicked: impl FnMut(Panicked)) -> usize {
         let ended = self.futures.poll(panicked);
         self.count -= ended;
         ended

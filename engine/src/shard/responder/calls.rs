@@ -1,5 +1,7 @@
 //! Handling of peers' calls: check, allocate, run, reply.
 
+use log::Level;
+
 use super::Responder;
 use super::header::{CallRefusal, Trouble, check_position_zero, read_lists, reply_body};
 use super::landing::Fetching;
@@ -15,7 +17,7 @@ use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::stage::Stage;
-use crate::wire::rpc::{OpaqueAuth, ProgramNumber, ReplyBody};
+use crate::wire::rpc::{OpaqueAuth, ReplyBody};
 use crate::wire::{ErrorBody, Head, HeaderType, Version, View};
 
 impl Responder {
@@ -220,13 +222,12 @@ impl Responder {
         match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call)) {
             Ok(None) => {}
             Ok(Some(Lookup::Nobody)) => {
-                let (peer, (program, _, procedure)) = (conn.who(), call.name());
-                let program = ProgramNumber(program);
+                let (peer, name) = (conn.who(), call.name());
                 let line = format_args!(
-                    "{peer}: procedure {procedure} of program {program} is cached, but its caller has no identity: a retransmission runs again \
+                    "{peer}: {name} is cached, but its caller has no identity: a retransmission runs again \
                      (ClientConfig::credential, or another function of Procedure::cached or typed::Cache)"
                 );
-                cx.warn("calls without an identity", line);
+                cx.log_of(Level::Warn, "calls without an identity", Some(name), line);
             }
             Ok(Some(known)) => {
                 let silent = entry.silent;
@@ -234,9 +235,9 @@ impl Responder {
             }
             // Its caller is unknown: it must not run, as it may have run before.
             Err(panic) => {
-                let (peer, (_, _, procedure)) = (conn.who(), call.name());
-                let line = format_args!("{peer}: procedure {procedure}: its caller's identification panicked: {panic}");
-                cx.error("panics of identification", line);
+                let (peer, name) = (conn.who(), call.name());
+                let line = format_args!("{peer}: {name}: its caller's identification panicked: {panic}");
+                cx.log_of(Level::Error, "panics of identification", Some(name), line);
                 let silent = entry.silent;
                 return self.run_before(cx, conn, call, Lookup::Lost, silent);
             }
@@ -361,13 +362,10 @@ impl Responder {
         }
         // The device would close the connection.
         if let Some(arena) = call.arenas().find(|&arena| !cx.knows(arena)) {
-            let (peer, (program, _, procedure)) = (conn.who(), call.name());
-            let program = ProgramNumber(program);
-            let line = format_args!(
-                "{peer}: SYSTEM_ERR to procedure {procedure} of program {program}: result in unregistered arena {arena} \
-                 (memory.arenas)"
-            );
-            cx.error("results in foreign arenas", line);
+            let (peer, name) = (conn.who(), call.name());
+            let line =
+                format_args!("{peer}: SYSTEM_ERR to {name}: result in unregistered arena {arena} (memory.arenas)");
+            cx.log_of(Level::Error, "results in foreign arenas", Some(name), line);
             return Err(Some(CallRefusal::Rpc(reply_body(Refusal::SystemError))));
         }
         if call.has_verifier() {

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use log::Level;
+
+use super::futures::Panicked;
 use super::parties::Sender;
 use super::workers::{Job, WorkKey};
 use super::{Responder, Served};
 use crate::fabric::{Fabric, QpId};
-use crate::service::{Answered, Call, CameHome, DeferredCall, Ready};
+use crate::service::{Answered, Call, CameHome, DeferredCall, LocalServices, Ready};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -18,7 +21,7 @@ impl Responder {
     pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         if conn.served.sender.is_none() {
             let account = self.shares.parties.account(conn);
-            let origin = self.away.origin(account.party());
+            let origin = self.away.origin(account.party(), conn.who());
             conn.served.sender = Some(Box::new(Sender { origin, account }));
         }
         if self.must_stay(cx, &conn.served, &call) {
@@ -90,8 +93,10 @@ impl Responder {
         }
         self.away.give();
         conn.served.taken += 1;
-        if let Some(task) = entry.take(DeferredCall::new(call, origin), |panic| tell_panic(cx, panic)) {
-            self.away.begin(task, origin);
+        let at = call.entry();
+        let panicked = |text| tell_panic(cx, Some(services), Panicked { origin: Arc::clone(origin), entry: at, text });
+        if let Some(task) = entry.take(DeferredCall::new(call, origin), panicked) {
+            self.away.begin(task, origin, at);
         }
     }
 
@@ -202,6 +207,10 @@ impl Responder {
 
 /// Logs a panic of a deferred handler, or of its future. Its calls are dropped, and reported as panics.
 #[cold]
-pub(super) fn tell_panic<F: Fabric>(cx: &mut Context<F>, panic: &str) {
-    cx.error("handlers that panicked", format_args!("deferred handler panicked: {panic}"));
+pub(super) fn tell_panic<F: Fabric>(cx: &mut Context<F>, services: Option<&LocalServices>, panicked: Panicked) {
+    let Panicked { origin, entry, text } = panicked;
+    let (peer, name) = (origin.peer(), services.and_then(|all| all.name_of(entry)));
+    let of = name.map_or_else(String::new, |name| format!(" of {name}"));
+    let line = format_args!("{peer}: deferred handler{of} panicked: {text}");
+    cx.log_of(Level::Error, "handlers that panicked", name, line);
 }

@@ -1,11 +1,13 @@
 //! Handlers as futures, polled on the shard and woken by any thread.
 
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::ran::Ran;
 use crate::handoff::bell::Bell;
 use crate::handoff::panics::caught;
 use crate::handoff::parker::Signal;
@@ -20,12 +22,24 @@ pub(super) struct Futures {
     begun: bool,
     /// Whether some may be of closed connections.
     abandoned: bool,
+    ran: Rc<Ran>,
 }
 
 /// Future of a call of a connection.
 struct Serving {
     task: Option<Task>,
     origin: Arc<Origin>,
+    /// Index of the procedure's entry in the services.
+    entry: usize,
+    /// Procedures whose futures were polled, by bits; see [`Ran`].
+    ran: Rc<Ran>,
+}
+
+/// A future that has panicked: its connection, the entry of its procedure, and the text.
+pub(super) struct Panicked {
+    pub(super) origin: Arc<Origin>,
+    pub(super) entry: usize,
+    pub(super) text: Box<str>,
 }
 
 impl Serving {
@@ -39,10 +53,10 @@ impl Serving {
 }
 
 impl Future for Serving {
-    /// Text of a panic.
-    type Output = Option<Box<str>>;
+    type Output = Option<Panicked>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.ran.add(self.entry);
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
         // A panic ends the future, and its call is dropped.
         let panic = match caught(|| task.as_mut().poll(context)) {
@@ -51,7 +65,8 @@ impl Future for Serving {
             Err(panic) => Some(panic),
         };
         let dropped = self.end();
-        Poll::Ready(panic.or(dropped.err()))
+        let panicked = |text| Panicked { origin: Arc::clone(&self.origin), entry: self.entry, text };
+        Poll::Ready(panic.or(dropped.err()).map(panicked))
     }
 }
 
@@ -63,16 +78,16 @@ impl Drop for Serving {
 }
 
 impl Futures {
-    /// `signal` wakes the shard.
-    pub(super) fn new(signal: Signal) -> Self {
+    /// `signal` wakes the shard. `ran` gets the procedures whose futures are polled.
+    pub(super) fn new(signal: Signal, ran: Rc<Ran>) -> Self {
         let bell = Arc::new(Bell::new(signal));
         let waker = Arc::clone(&bell).into();
-        Self { all: FuturesUnordered::new(), bell, waker, begun: false, abandoned: false }
+        Self { all: FuturesUnordered::new(), bell, waker, begun: false, abandoned: false, ran }
     }
 
     /// Adds a future, polled in this turn or the next.
-    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
-        self.all.push(Serving { task: Some(task), origin: Arc::clone(origin) });
+    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
+        self.all.push(Serving { task: Some(task), origin: Arc::clone(origin), entry, ran: Rc::clone(&self.ran) });
         self.begun = true;
     }
 
@@ -81,8 +96,8 @@ impl Futures {
         self.abandoned |= !self.all.is_empty();
     }
 
-    /// Polls woken futures; returns the number that ended. `panicked` gets the texts of panics.
-    pub(super) fn poll(&mut self, mut panicked: impl FnMut(&str)) -> usize {
+    /// Polls woken futures; returns the number that ended. `panicked` gets those that panicked.
+    pub(super) fn poll(&mut self, mut panicked: impl FnMut(Panicked)) -> usize {
         if self.all.is_empty() {
             return 0;
         }
@@ -99,14 +114,16 @@ impl Futures {
                 if !serving.origin.is_over() {
                     return Some(serving);
                 }
-                serving.end().err().as_deref().into_iter().for_each(&mut panicked);
+                if let Err(text) = serving.end() {
+                    panicked(Panicked { origin: Arc::clone(&serving.origin), entry: serving.entry, text });
+                }
                 None
             };
             self.all = all.into_iter().filter_map(goes_on).collect();
         }
         let mut context = Context::from_waker(&self.waker);
         while let Poll::Ready(Some(panic)) = self.all.poll_next_unpin(&mut context) {
-            panic.as_deref().into_iter().for_each(&mut panicked);
+            panic.into_iter().for_each(&mut panicked);
         }
         before - self.all.len()
     }

@@ -107,6 +107,13 @@ pub(super) struct Found {
     entry: usize,
 }
 
+impl Found {
+    /// Index of the procedure's entry in the services.
+    pub(super) fn entry(&self) -> usize {
+        self.entry
+    }
+}
+
 impl Responder {
     /// Decodes the RPC header of a call without chunks in this message, if it is ordinary: AUTH_NONE, and the procedure
     /// called last. `None` for any other call, which needs a [full decode](Self::read_rpc).
@@ -190,6 +197,7 @@ impl Responder {
         }
         let name = message.get(NAME).and_then(<[u8]>::first_chunk);
         self.last = name.map(|&name| Found { name, entry });
+        self.ran.add(entry);
         Ok(Header { entry, len })
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 
 use arrayvec::ArrayVec;
+use log::Level;
 use rpcrdma_mempool::{Buf, Lent};
 
 use super::Responder;
@@ -16,7 +17,6 @@ use crate::service::{
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::wire::Segment;
-use crate::wire::rpc::ProgramNumber;
 
 /// A call with RDMA Reads.
 #[derive(Debug)]
@@ -169,10 +169,9 @@ impl Responder {
         // The Reads of a long call use pool memory.
         let Fetching::Ready(call) = call else { return };
         cx.stats.read_targets_refused += 1;
-        let (peer, (program, _, procedure)) = (conn.who(), call.name());
-        let program = ProgramNumber(program);
-        let line = format_args!("{peer}: SYSTEM_ERR to procedure {procedure} of program {program}: Read chunk: {why}");
-        cx.error("Read chunks that cannot land", line);
+        let (peer, name) = (conn.who(), call.name());
+        let line = format_args!("{peer}: SYSTEM_ERR to {name}: Read chunk: {why}");
+        cx.log_of(Level::Error, "Read chunks that cannot land", Some(name), line);
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::SystemError)));
     }
 
@@ -208,14 +207,12 @@ impl Responder {
         call: Call<Ready>,
         Miscounted { chunk, word }: Miscounted,
     ) {
-        let (peer, (program, _, procedure)) = (conn.who(), call.name());
-        let program = ProgramNumber(program);
+        let (peer, name) = (conn.who(), call.name());
         let word = word.map_or_else(|| "no count".to_owned(), |word| format!("count {word}"));
         let line = format_args!(
-            "{peer}: GARBAGE_ARGS to procedure {procedure} of program {program}: {word} before a Read chunk of {chunk} \
-             bytes (Procedure::uncounted, unless its reduced arguments are opaque<> or string<>)"
+            "{peer}: GARBAGE_ARGS to {name}: {word} before a Read chunk of {chunk} bytes (Procedure::uncounted, unless its reduced arguments are opaque<> or string<>)"
         );
-        cx.warn("Read chunks that are not what the word in front of them counts", line);
+        cx.log_of(Level::Warn, "Read chunks that are not what the word in front of them counts", Some(name), line);
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::GarbageArguments)));
     }
 
@@ -268,7 +265,7 @@ fn choose_read_target<F: Fabric>(
             return wrong(format!("none was chosen, and no buffer of `memory.bulk_buffers` has {len} bytes"));
         }
         Ok(None) => return lend(cx.alloc_chunk(len)),
-        Err(panic) => return wrong(format!("whoever chooses it panicked: {panic}")),
+        Err(panic) => return wrong(format!("the `Procedure::place_reads_in` callback panicked: {panic}")),
     };
     if buf.len() < len {
         return wrong(format!("a buffer of {} bytes for {len}", buf.len()));

@@ -10,6 +10,8 @@
 
 use std::fmt;
 
+use log::Level;
+
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
 use super::lines::Waiting;
@@ -19,7 +21,6 @@ use crate::service::{CallParts, Unready};
 use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::wire::rpc::ProgramNumber;
 
 /// Most calls of one line tried or refused in a turn.
 const BATCH: usize = 16;
@@ -179,12 +180,9 @@ impl Responder {
         all: usize,
         what_for: impl fmt::Display,
     ) {
-        let (program, _, procedure) = call.name();
-        let program = ProgramNumber(program);
-        let line = format_args!(
-            "{peer}: call of procedure {procedure} of program {program} has waited for 1 s, {all} calls wait: {what_for}"
-        );
-        cx.warn("calls that wait for memory for a second", line);
+        let name = call.name();
+        let line = format_args!("{peer}: call of {name} has waited for 1 s, {all} calls wait: {what_for}");
+        cx.log_of(Level::Warn, "calls that wait for memory for a second", call.known_name(), line);
     }
 
     /// Whether a call in this size's line waits in vain; false unless a check is due.

@@ -7,6 +7,7 @@
 //! | `calls` | handling of a call: memory, run, reply |
 //! | `header` | decoder of a call, and check against its procedure's declaration |
 //! | `landing` | Read chunks: RDMA Reads, and their target memory |
+//! | `ran` | procedures that may have blocked the shard |
 //! | `reads` | limits of a connection's outstanding RDMA Reads |
 //! | `needs` | buffers that a call needs, and those that are missing |
 //! | `memory` | calls that wait for memory |
@@ -32,6 +33,7 @@ mod lines;
 mod memory;
 mod needs;
 mod parties;
+mod ran;
 mod reads;
 mod refusals;
 mod replies;
@@ -62,6 +64,7 @@ use landing::PendingReads;
 use lines::{Lines, Waiting};
 pub(super) use parties::Account;
 use parties::Sender;
+use ran::Ran;
 use shares::Shares;
 use tally::Tally;
 pub use workers::SimulatedWorkers;
@@ -71,6 +74,8 @@ pub(super) struct Responder {
     services: Option<LocalServices>,
     /// Procedure called last.
     last: Option<Found>,
+    /// Procedures that have run lately.
+    ran: Rc<Ran>,
     boxes: CallBoxes,
     /// Calls away from the shard.
     away: Away,
@@ -193,11 +198,13 @@ impl Served {
 impl Responder {
     /// `signal` wakes the shard; at most `most_away` calls are away.
     pub(super) fn new(services: Option<LocalServices>, signal: Signal, most_away: usize) -> Self {
+        let ran = Rc::<Ran>::default();
         Self {
             services,
             last: None,
             boxes: CallBoxes::default(),
-            away: Away::new(signal),
+            away: Away::new(signal, Rc::clone(&ran)),
+            ran,
             repeats: VecDeque::new(),
             waiters: Lines::default(),
             shares: Shares::new(most_away),
@@ -243,7 +250,8 @@ impl Responder {
     }
 
     fn collect_away<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let ended = self.away.poll_futures(|panic| tell_panic(cx, panic));
+        let services = self.services.as_ref();
+        let ended = self.away.poll_futures(|panicked| tell_panic(cx, services, panicked));
         ended + self.collect_worked(cx) + self.collect_taken(cx)
     }
 
@@ -300,8 +308,10 @@ impl Responder {
         served
     }
 
-    /// Part of a control-plane run: retries work that waits for other connections.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    /// Part of a control-plane run: retries work that waits for other connections, and reports a blocked shard, which
+    /// `has_task` or not.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>, has_task: bool) {
+        self.report_blocked(cx, has_task);
         self.resume_all(cx);
         if !self.waiters.is_empty() {
             cx.request_completions();

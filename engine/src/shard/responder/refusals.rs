@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use log::Level;
+
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
 use super::replies::reply_headroom;
@@ -10,7 +12,7 @@ use crate::proto::Refusal;
 use crate::service::{Answered, Call, Refused};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::wire::rpc::{AcceptStat, ProgramNumber, ReplyBody};
+use crate::wire::rpc::{AcceptStat, ReplyBody};
 use crate::wire::{ErrorBody, Version};
 
 impl Responder {
@@ -32,14 +34,14 @@ impl Responder {
         self.tally.refused(&call, &refusal);
         let id = call.id();
         if let CallRefusal::Undeclared { error, .. } = refusal {
-            let (program, _, procedure) = call.name();
-            let program = ProgramNumber(program);
+            let name = call.name();
             let (peer, read, writes) = (conn.who(), call.chunks().read_bytes(), call.chunks().results());
             let line = format_args!(
-                "{peer}: {error} to procedure {procedure} of program {program}: {read} bytes in Read chunks and {writes} \
-                 Write chunks exceed its declaration (Procedure::read_chunks, Procedure::write_chunks)"
+                "{peer}: {error} to {name}: {read} bytes in Read chunks and {writes} Write chunks exceed its declaration \
+                 (Procedure::read_chunks, Procedure::write_chunks)"
             );
-            cx.warn("calls whose chunks their procedures do not declare", line);
+            // The services have the procedure.
+            cx.log_of(Level::Warn, "calls whose chunks their procedures do not declare", Some(name), line);
         }
         let body = match refusal {
             CallRefusal::Rpc(body) => {
@@ -80,10 +82,8 @@ impl Responder {
         what: &'static str,
         why: &dyn fmt::Display,
     ) {
-        let (peer, (program, version, procedure)) = (conn.who(), call.name());
-        let program = ProgramNumber(program);
-        let line = format_args!("{peer}: refused procedure {procedure} of program {program}, version {version}: {why}");
-        cx.info(what, line);
+        let (peer, name) = (conn.who(), call.name());
+        cx.log_of(Level::Info, what, call.known_name(), format_args!("{peer}: refused {name}: {why}"));
     }
 
     /// Whether the client has to retransmit such a call. Version 1 has no temporary error: ERR_CHUNK and SYSTEM_ERR
@@ -125,11 +125,9 @@ impl Responder {
         let (what, why) = trouble.words();
         let peer = conn.who();
         let line = format_args!("{peer}: ERR_SYSTEM to a call: {why}");
-        match trouble {
-            // As intended.
-            Trouble::Draining => cx.info(what, line),
-            _ => cx.warn(what, line),
-        }
+        // A drain is intended.
+        let level = if trouble == Trouble::Draining { Level::Info } else { Level::Warn };
+        cx.log_of(level, what, call.known_name(), line);
         conn.proto.reply_error(call.id(), ErrorBody::System);
         self.boxes.put(call);
     }
@@ -146,12 +144,11 @@ impl Responder {
             (None, _) if call.was_dropped() => {
                 ("calls dropped unanswered", "its DeferredCall was dropped unanswered".to_owned())
             }
+            (None, Err(refusal @ Refusal::Failed { .. })) => ("results that could not be sent", refusal.cause()),
             (None, Err(refusal)) => ("calls that handlers refused", refusal.cause()),
             (None, Ok(())) => return,
         };
-        let (peer, (program, _, procedure)) = (conn.who(), call.name());
-        let program = ProgramNumber(program);
-        let line = format_args!("{peer}: SYSTEM_ERR to procedure {procedure} of program {program}: {why}");
-        cx.error(what, line);
+        let (peer, name) = (conn.who(), call.name());
+        cx.log_of(Level::Error, what, Some(name), format_args!("{peer}: SYSTEM_ERR to {name}: {why}"));
     }
 }

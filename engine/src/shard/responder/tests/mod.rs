@@ -327,7 +327,7 @@ fn a_host_that_reconnects_waits_for_its_own_calls() {
     scene.cx.conns.insert(other);
     held.truncate(5);
     scene.responder.collect(&mut scene.cx);
-    scene.responder.control(&mut scene.cx);
+    scene.responder.control(&mut scene.cx, false);
     assert_eq!(scene.held.try_iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1]);
     drop(held);
     while scene.responder.collect(&mut scene.cx) > 0 {}
