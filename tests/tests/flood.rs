@@ -184,6 +184,60 @@ fn a_noisy_procedure_hides_no_other() {
     assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("SYSTEM_ERR to procedure 21 ")), "{lines:?}");
 }
 
+/// A client that leaves amid its calls has the right to, and its server says nothing of it above level info.
+#[test]
+fn a_client_dropped_during_calls_causes_no_warning() {
+    let mut world = World::new("leaves-amid");
+    let (hold, held) = std::sync::mpsc::channel();
+    let mut services = standard_services();
+    let take = move |call: DeferredCall| hold.send(call).expect("a test");
+    services.add(
+        PROGRAM,
+        VERSION,
+        20,
+        Procedure::deferred(take).uncounted().read_chunks(1, 1 << 20).write_chunks(1, 1 << 20),
+    );
+    let address = world.serve_with(small_server(), services);
+    heard();
+    for round in 0..40 {
+        let mut client = world.client(&address, small());
+        let first = client.first();
+        for token in 0..8 {
+            let mut call = client.prepare(if token == 0 { 20 } else { ECHO }, 4).expect("a buffer");
+            if token == 0 && round % 2 == 0 {
+                let lent = client.alloc(first, 60_000).expect("a buffer");
+                call = call.read_chunk(4, lent).write_chunk(60_000);
+            }
+            client.start(first, call, token);
+        }
+        client.flush();
+        let mut answers = 0;
+        for _ in 0..round {
+            client.poll(|_| answers += 1);
+        }
+        if round % 4 < 2 {
+            // The call of the procedure that holds calls has arrived.
+            let mut taken = None;
+            assert!(settles(|| {
+                client.poll(|_| answers += 1);
+                taken = held.try_recv().ok();
+                taken.is_some()
+            }));
+            drop(client);
+            // Its answer comes too late.
+            taken.expect("a call").answer(Ok(()));
+        } else {
+            drop(client);
+        }
+    }
+    assert!(settles(|| {
+        held.try_iter().for_each(|call| call.answer(Ok(())));
+        world.server().stats()[0].connections == 0
+    }));
+    drop(world.take_server());
+    assert_eq!(heard(), [""; 0]);
+}
+
 /// A function, a future, and a task that block their shard.
 #[test]
 fn a_blocked_shard_is_logged_with_the_procedure() {

@@ -367,6 +367,10 @@ impl Qp {
         }
         let claim = self.peer_windows.as_ref().and_then(|w| w.claim(remote.rkey, remote.address, left as u64, write));
         let Some(claim) = claim else {
+            // A peer that leaves shuts its socket down, and then revokes its windows: it has refused nothing.
+            if matches!(self.read_socket(common), Ok(false)) {
+                return Status::Flushed;
+            }
             common.stats.access_refused += 1;
             return Status::RemoteAccess;
         };
