@@ -11,7 +11,7 @@ use rpcrdma::fabric::Access;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment};
-use rpcrdma::{CallError, Knob, Procedure, Refusal, Services};
+use rpcrdma::{CallError, CreditMode, Knob, Procedure, Refusal, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -236,6 +236,65 @@ fn a_client_dropped_during_calls_causes_no_warning() {
     }));
     drop(world.take_server());
     assert_eq!(heard(), [""; 0]);
+}
+
+/// A server that answers nothing of one procedure: the log names it, waiting calls fail with the cause, and only a new
+/// connection frees the credits.
+#[test]
+fn calls_without_an_answer_are_logged_and_end_their_connection() {
+    const CREDITS: u32 = 4;
+    for (max_abandoned, scheme) in [(32, CreditMode::V1), (32, CreditMode::V2Windowed), (2, CreditMode::V2Windowed)] {
+        let mut world = World::new("withheld");
+        let (hold, held) = std::sync::mpsc::channel();
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = hold.send(call)));
+        let shard = small().with(|c| {
+            (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS);
+            c.wire.credit_mode = scheme;
+        });
+        let address = world.serve_with(of_shard(shard.clone()), services);
+        let config = small_client(shard).with(|c| {
+            c.connect.reconnect_attempts = 3;
+            c.shard.limits.max_abandoned = max_abandoned;
+            c.shard.timeouts.progress = Duration::from_secs(2);
+        });
+        let mut client = world.client(&address, config);
+        let first = client.first();
+        echo(&mut client, b"before").expect("a reply");
+        heard();
+        // The peer's credits, and calls that wait for one.
+        let mut ended = Vec::new();
+        for token in 0..u64::from(2 * CREDITS) {
+            let call = client.prepare(20, 0).expect("a buffer").timeout(Duration::from_millis(1300));
+            client.start(first, call, token);
+        }
+        let mut lines = Vec::new();
+        assert!(settles(|| {
+            client.poll(|done| ended.push(done.result.map(drop).map_err(CallError::from)));
+            lines.append(&mut heard());
+            ended.len() == 2 * CREDITS as usize
+        }));
+        let unsent: Vec<_> = ended.iter().filter(|end| **end != Err(CallError::TimedOut { sent: true })).collect();
+        assert!(!unsent.is_empty(), "{ended:?}");
+        for end in unsent {
+            let Err(CallError::NoCredits { unanswered, .. }) = end else { panic!("{ended:?}") };
+            assert!((1..=CREDITS as usize).contains(unanswered), "{ended:?}");
+        }
+        // This one waits for a credit, and gets one by the new connection.
+        let call = client.prepare(ECHO, 0).expect("a buffer");
+        client.start(first, call, 99);
+        let mut answered = false;
+        assert!(settles(|| {
+            client.poll(|done| answered |= done.token == 99 && done.result.is_ok());
+            lines.append(&mut heard());
+            answered
+        }));
+        assert!(client.is_established(first));
+        let has = |text: &str| assert!(lines.iter().any(|line| line.contains(text)), "{text}: {lines:?}");
+        has(&format!("calls of procedure 20 of program {PROGRAM:#x}, version {VERSION} have had no answer"));
+        has("connection ended: peer does not answer calls that their callers abandoned");
+        drop(held);
+    }
 }
 
 /// A function, a future, and a task that block their shard.

@@ -114,7 +114,7 @@ impl From<CallError> for Failure {
 /// The code of a failed call.
 pub(crate) fn code_of(error: &CallError) -> Errno {
     match error {
-        CallError::TimedOut { .. } => Errno::TIMEDOUT,
+        CallError::TimedOut { .. } | CallError::NoCredits { .. } => Errno::TIMEDOUT,
         CallError::Cancelled { .. } => Errno::CANCELED,
         CallError::ConnectionLost { .. } => Errno::CONNRESET,
         CallError::NotAuthenticated => Errno::KEYREJECTED,

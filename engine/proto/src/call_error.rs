@@ -1,5 +1,7 @@
 //! Failures of a call: sent or not, safe to retry or not, cause.
 
+use std::time::Duration;
+
 use crate::binding::BindingError;
 use crate::fault::{Knob, Refusal};
 use crate::wire::ErrorBody;
@@ -12,6 +14,7 @@ use crate::wire::ErrorBody;
 /// | --- | --- | --- | --- |
 /// | `TimedOut { sent: false }` | no | yes | connection: no credit, or not connected in time |
 /// | `TimedOut { sent: true }` | unanswered | if idempotent | peer |
+/// | `NoCredits` | no | yes | peer: it leaves calls unanswered |
 /// | `Cancelled { sent: false }` | no | yes | caller |
 /// | `Cancelled { sent: true }` | unanswered | if idempotent | caller |
 /// | `ConnectionLost { sent: false }` | no | yes, once connected | connection |
@@ -42,6 +45,20 @@ pub enum CallError {
     TimedOut {
         /// It was sent: the server may have executed it.
         sent: bool,
+    },
+    /// Its time-out has expired while unanswered calls held all credits.
+    ///
+    /// A call whose caller has given up keeps its credit until the server answers it or the connection ends; see
+    /// `limits.max_abandoned`.
+    #[error(
+        "call timed out (not sent): all credits are in use by {unanswered} unanswered calls, the first of them \
+         abandoned by its caller {oldest:.1?} ago (limits.max_abandoned, limits.credits of the server)"
+    )]
+    NoCredits {
+        /// Calls that were sent and have no answer.
+        unanswered: usize,
+        /// Time since the first of them was abandoned.
+        oldest: Duration,
     },
     /// The caller cancelled it.
     #[error("call cancelled ({})", sent_text(*.sent))]
@@ -150,6 +167,7 @@ impl CallError {
             },
             Self::NotAuthenticated
             | Self::Closed
+            | Self::NoCredits { .. }
             | Self::TooManyCalls { .. }
             | Self::NoMemory { .. }
             | Self::TooLong { .. }
@@ -200,6 +218,7 @@ impl CallError {
             | Self::Invalid(_) => Fault::Caller,
             Self::NoMemory { .. } | Self::NoReplyBuffer { .. } => Fault::Host,
             Self::TimedOut { sent: true }
+            | Self::NoCredits { .. }
             | Self::NoReverse
             | Self::MalformedReply(_)
             | Self::Transport(ErrorBody::System | ErrorBody::Unknown(_) | ErrorBody::Vers { .. })
@@ -307,13 +326,14 @@ mod tests {
     /// One of each, with its row in the table of [`CallError`].
     fn all() -> Vec<(CallError, Sent, bool, Fault)> {
         use CallError::{
-            Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoMemory, NoReplyBuffer, NoReverse,
+            Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoCredits, NoMemory, NoReplyBuffer, NoReverse,
             NotAuthenticated, Refused, TimedOut, TooLong, TooManyCalls, Transport,
         };
         let (needed, knob) = (70_000, Knob::BULK_BUFFERS);
         vec![
             (TimedOut { sent: false }, Sent::No, true, Fault::Connection),
             (TimedOut { sent: true }, Sent::Unanswered, false, Fault::Peer),
+            (NoCredits { unanswered: 64, oldest: Duration::from_secs(7) }, Sent::No, true, Fault::Peer),
             (Cancelled { sent: false }, Sent::No, true, Fault::Caller),
             (Cancelled { sent: true }, Sent::Unanswered, false, Fault::Caller),
             (ConnectionLost { sent: false }, Sent::No, true, Fault::Connection),

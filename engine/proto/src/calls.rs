@@ -43,9 +43,17 @@ struct Slot {
     state: State,
     /// Sent before, on a lost connection or refused; possibly executed.
     tried: bool,
+    /// Its age, in calls of [`age`](CallTable::age).
+    age: u8,
+    /// What [`start`](CallTable::start) calls its name.
+    name: u16,
     token: u64,
+    /// Of an abandoned call: when it was abandoned.
     deadline: u64,
 }
+
+/// Age of a call that is reported, in calls of [`CallTable::age`].
+const OLD: u8 = 2;
 
 /// The meaning of a reply's XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +76,9 @@ pub(super) struct CallTable {
     waiting: VecDeque<CallId>,
     /// Whether no more calls are accepted.
     closed: bool,
+    /// Abandoned calls without an answer, and late answers so far.
+    abandoned: usize,
+    late: u32,
     /// A lower bound of deadlines, among scanned slots while a scan is under way.
     earliest: u64,
     /// The next slot to scan for a deadline; 0 between scans.
@@ -88,6 +99,8 @@ impl CallTable {
             xid: (seed & !(size - 1)) | i,
             state: State::Free,
             tried: false,
+            age: 0,
+            name: 0,
             token: 0,
             deadline: u64::MAX,
         };
@@ -98,6 +111,8 @@ impl CallTable {
             waiting: VecDeque::with_capacity(capacity + 1),
             // Without slots no call can start.
             closed: capacity == 0,
+            abandoned: 0,
+            late: 0,
             earliest: u64::MAX,
             looked_at: 0,
             any_from: 0,
@@ -136,6 +151,62 @@ impl CallTable {
             return Err(CallError::Closed);
         }
         self.insert_as(State::Sent, token, deadline).ok_or_else(|| self.all_in_use())
+    }
+
+    /// Gives a call a name, for [`age`](Self::age).
+    #[inline(always)]
+    pub(super) fn set_name(&mut self, call: CallId, name: u16) {
+        self.slots[(call.0 & self.mask) as usize].name = name;
+    }
+
+    /// Makes all calls older; returns the names of those that have been unanswered since the call before the last one.
+    /// Each is returned once.
+    pub(super) fn age(&mut self) -> Vec<u16> {
+        let mut old = Vec::new();
+        if self.is_empty() {
+            return old;
+        }
+        for slot in self.slots.iter_mut().filter(|slot| matches!(slot.state, State::Sent | State::Abandoned)) {
+            if slot.age < OLD {
+                slot.age += 1;
+                if slot.age == OLD {
+                    old.push(slot.name);
+                }
+            }
+        }
+        old
+    }
+
+    /// Abandoned calls without an answer.
+    pub(super) fn abandoned(&self) -> usize {
+        self.abandoned
+    }
+
+    /// Answers to abandoned calls so far; wraps.
+    pub(super) fn late(&self) -> u32 {
+        self.late
+    }
+
+    /// Calls that wait for a credit, calls that were sent and have no answer, and when the first of the abandoned ones
+    /// was abandoned.
+    pub(super) fn unanswered(&self) -> (usize, usize, Option<u64>) {
+        let count = |state| self.slots.iter().filter(|slot| slot.state == state).count();
+        let abandoned = self.slots.iter().filter(|slot| slot.state == State::Abandoned);
+        let since = abandoned.map(|slot| slot.deadline).min();
+        (count(State::Queued), count(State::Sent) + self.abandoned, since)
+    }
+
+    /// Ends a call for its caller, at this time. Returns its token, and whether it was ever sent; `None` if it has
+    /// ended before. The answer to a sent one may still arrive, as [`Match::Late`].
+    pub(super) fn abandon(&mut self, call: CallId, now: u64) -> Option<(u64, bool)> {
+        let slot = self.live(call)?;
+        if slot.state != State::Sent {
+            return self.remove(call);
+        }
+        (slot.state, slot.deadline) = (State::Abandoned, now);
+        let token = slot.token;
+        self.abandoned += 1;
+        Some((token, true))
     }
 
     #[cold]
@@ -214,7 +285,7 @@ impl CallTable {
         let slot = &mut self.slots[index as usize];
         slot.xid = slot.xid.wrapping_add(self.mask + 1);
         slot.state = state;
-        slot.tried = false;
+        (slot.tried, slot.age) = (false, 0);
         slot.token = token;
         slot.deadline = deadline;
         self.earliest = self.earliest.min(deadline);
@@ -245,6 +316,8 @@ impl CallTable {
             State::Abandoned if slot.xid == xid => {
                 slot.state = State::Free;
                 self.free.push(xid & self.mask);
+                self.abandoned -= 1;
+                self.late = self.late.wrapping_add(1);
                 Match::Late(CallId(xid))
             }
             _ => Match::Unknown,
@@ -267,7 +340,7 @@ impl CallTable {
     pub(super) fn retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         (slot.state == State::Sent && slot.xid == xid).then(|| {
-            (slot.state, slot.tried) = (State::Queued, true);
+            (slot.state, slot.tried, slot.age) = (State::Queued, true, 0);
             (CallId(xid), slot.token)
         })
     }
@@ -285,11 +358,13 @@ impl CallTable {
                 }
                 State::Queued | State::Sent => {
                     slot.tried |= slot.state == State::Sent;
+                    slot.age = 0;
                     calls.push((CallId(slot.xid), slot.tried));
                     slot.state = State::Queued;
                 }
             }
         }
+        self.abandoned = 0;
         self.waiting.clear();
         self.waiting.extend(calls.iter().map(|&(call, _)| call));
         calls
@@ -301,19 +376,14 @@ impl CallTable {
         slot.state == State::Queued && slot.xid == call.0
     }
 
-    /// Ends a call. Returns its token, and whether it was ever sent; `None` if it has ended before. With `reply_owed`
-    /// its reply may still arrive, as [`Match::Late`].
+    /// Ends a call, whose reply will not arrive. Returns its token, and whether it was ever sent; `None` if it has
+    /// ended before.
     #[inline]
-    pub(super) fn remove(&mut self, call: CallId, reply_owed: bool) -> Option<(u64, bool)> {
+    pub(super) fn remove(&mut self, call: CallId) -> Option<(u64, bool)> {
         let slot = self.live(call)?;
-        let owed = slot.state == State::Sent;
-        let (token, sent) = (slot.token, owed || slot.tried);
-        if owed && reply_owed {
-            slot.state = State::Abandoned;
-        } else {
-            slot.state = State::Free;
-            self.free.push(call.0 & self.mask);
-        }
+        let (token, sent) = (slot.token, slot.state == State::Sent || slot.tried);
+        slot.state = State::Free;
+        self.free.push(call.0 & self.mask);
         Some((token, sent))
     }
 

@@ -1,5 +1,7 @@
 //! Input of a connection's owner: time, loss, calls and replies.
 
+use std::time::Duration;
+
 use super::{CallError, CallId, ConnConfig, Connection, CreditMode, Event, InboundId, Outgoing, PeerFault, Rejected};
 use crate::wire::ErrorBody;
 
@@ -13,8 +15,41 @@ impl Connection {
     /// Ends one call whose deadline has passed; returns it with its token. Call again until `None`.
     pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
         let call = self.calls.expired(now)?;
-        let (token, sent) = self.calls.remove(call, true)?;
+        let (token, sent) = self.calls.abandon(call, now)?;
         Some((call, token, CallError::TimedOut { sent }))
+    }
+
+    /// The error of a call that could not be sent until now, if abandoned calls hold the credits.
+    pub fn lack_of_credits(&self, now: u64) -> Option<CallError> {
+        if self.calls.abandoned() == 0 || self.credits.available() > 0 {
+            return None;
+        }
+        let (_, unanswered, since) = self.calls.unanswered();
+        let oldest = Duration::from_nanos(now.saturating_sub(since?));
+        Some(CallError::NoCredits { unanswered, oldest })
+    }
+
+    /// Whether the peer leaves too many calls unanswered: `most` of them are abandoned, or abandoned ones hold all
+    /// credits while others wait. Then returns the number of late answers so far, which wraps.
+    pub fn withheld_answers(&self, most: usize) -> Option<u32> {
+        let abandoned = self.calls.abandoned();
+        let hold_all = || {
+            let (queued, unanswered, _) = self.calls.unanswered();
+            queued > 0 && unanswered == abandoned && self.credits.available() == 0
+        };
+        (abandoned > 0 && (abandoned >= most || hold_all())).then(|| self.calls.late())
+    }
+
+    /// Gives a call a name, for [`age_calls`](Self::age_calls).
+    #[inline(always)]
+    pub fn name_call(&mut self, call: CallId, name: u16) {
+        self.calls.set_name(call, name);
+    }
+
+    /// Call it at intervals: returns the names of calls that have been without an answer for one interval at least, and
+    /// for two at most. Each call is returned once.
+    pub fn age_calls(&mut self) -> Vec<u16> {
+        self.calls.age()
     }
 
     /// Reports the current time, in nanoseconds; call it at intervals.
@@ -44,7 +79,7 @@ impl Connection {
         self.outbox.clear();
         self.calls.stop();
         let call = self.calls.any()?;
-        let (token, sent) = self.calls.remove(call, false)?;
+        let (token, sent) = self.calls.remove(call)?;
         Some((call, token, CallError::ConnectionLost { sent }))
     }
 
@@ -111,7 +146,7 @@ impl Connection {
 
     /// Ends a call that [may be retried](Event::Retryable). `None` if it has ended meanwhile, else its token.
     pub fn give_up(&mut self, call: CallId) -> Option<u64> {
-        self.calls.remove(call, false).map(|(token, _)| token)
+        self.calls.remove(call).map(|(token, _)| token)
     }
 
     /// As [`reply`](Self::reply), bypassing the queue if possible. True if the reply may go out at once: it is not
@@ -132,8 +167,8 @@ impl Connection {
     }
 
     /// Abandons a call. `None` if it has ended before. A late reply is dropped and counted.
-    pub fn cancel(&mut self, call: CallId) -> Option<(u64, CallError)> {
-        let (token, sent) = self.calls.remove(call, true)?;
+    pub fn cancel(&mut self, call: CallId, now: u64) -> Option<(u64, CallError)> {
+        let (token, sent) = self.calls.abandon(call, now)?;
         Some((token, CallError::Cancelled { sent }))
     }
 

@@ -391,7 +391,7 @@ fn a_reply_without_memory_for_its_parts_fails_with_that_error() {
 fn calls_sent_on_an_earlier_connection_count_as_sent() {
     let (mut client, call) = settled_client();
     assert_eq!(client.interrupt(), [(call, true)]);
-    assert_eq!(client.cancel(call), Some((1, CallError::Cancelled { sent: true })));
+    assert_eq!(client.cancel(call, 0), Some((1, CallError::Cancelled { sent: true })));
 }
 
 #[test]

@@ -223,6 +223,7 @@ impl<F: Fabric> LocalClient<F> {
         if self.first == ConnRef::NONE {
             self.first = conn;
         }
+        self.shard.set_program(conn, self.config.program, self.config.version);
         Connection(conn)
     }
 

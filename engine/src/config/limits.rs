@@ -10,6 +10,7 @@ knobs! {
     /// |---|---|
     /// | `credits`, `max_credits`: calls wait, throughput falls | few connections share the receives |
     /// | `max_calls`, `reverse_credits`: [`TooManyCalls`](crate::CallError::TooManyCalls) | about 100 bytes each |
+    /// | `max_abandoned`: connections are closed for answers that are merely late | abandoned calls hold the credits of others |
     /// | `max_deferred`, `max_reads`, `max_read_bytes`, `max_write_bytes`: calls wait | one peer takes the buffers of others |
     /// | `min_rate`: slow peers hold memory for long | slow peers that are honest are disconnected |
     /// | `max_unsolicited_per_second`: honest peers are disconnected | a hostile peer costs CPU time |
@@ -35,6 +36,15 @@ knobs! {
     /// Outstanding calls of a client connection, 1 to 65536. Default 128. Each costs about 100 bytes.
     #[doc(alias = "queue depth")]
     pub max_calls: usize = 128, between(1..=1 << 16);
+    /// Abandoned calls that a peer may leave unanswered, at least 1. Default 32.
+    ///
+    /// They are counted for each connection. A call that has timed out or was cancelled keeps its credit until it is
+    /// answered, because only its server or the end of the connection frees it. With so many of them, or while they
+    /// hold all credits and other calls wait, the server has to answer one within
+    /// [`progress`](super::TimeoutConfig::progress). Otherwise the connection is closed, and made again if
+    /// [`reconnect_attempts`](super::ConnectConfig::reconnect_attempts) permits. It also applies to calls of a server
+    /// in the reverse direction.
+    pub max_abandoned: usize = 32, positive;
     /// Deferred calls of one connection, at least 1. Default 1024.
     ///
     /// Further calls of [deferred](crate::service::DeferredCall) procedures wait. A deferred or waiting call keeps its

@@ -51,6 +51,7 @@ fn each_knob_is_refused_by_name_value_and_range() {
         (|c| c.limits.max_credits = 4097, "limits.max_credits is 4097: 4 to 4096, as memory.receives is 4096"),
         (|c| c.limits.reverse_credits = 32768, "limits.reverse_credits is 32768: 0 to 32767"),
         (|c| c.limits.max_calls = 0, "limits.max_calls is 0: 1 to 65536"),
+        (|c| c.limits.max_abandoned = 0, "limits.max_abandoned is 0: at least 1"),
         (|c| c.limits.max_deferred = 0, "limits.max_deferred is 0: at least 1"),
         (|c| c.limits.max_reads = Some(0), "limits.max_reads is 0: at least 1, or unset for no limit"),
         (|c| c.limits.max_read_bytes = Some(0), "limits.max_read_bytes is 0: at least 1"),

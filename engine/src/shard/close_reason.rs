@@ -234,6 +234,8 @@ pub(super) enum Stall {
     Grant,
     /// The rest of a message.
     Message,
+    /// Answers to calls that this side has abandoned.
+    Answers,
 }
 
 impl Stall {
@@ -245,6 +247,10 @@ impl Stall {
             Self::Reads => "peer answers RDMA Reads too slowly, or not at all",
             Self::Grant => "peer grants too few credits, or none, for replies or for the rest of a message",
             Self::Message => "peer sends the rest of a message too slowly, or not at all",
+            Self::Answers => {
+                "peer does not answer calls that their callers abandoned and that hold its credits \
+                              (limits.max_abandoned)"
+            }
         }
     }
 }

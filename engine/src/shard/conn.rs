@@ -417,7 +417,7 @@ impl Conn {
     }
 
     /// Duties of the peer. `in_device`: the device holds memory of this connection.
-    pub(super) fn owed(&self, in_device: bool) -> Owed {
+    pub(super) fn owed(&self, in_device: bool, max_abandoned: usize) -> Owed {
         // A busy peer may delay work that costs this side nothing.
         let holds = in_device || !self.sends.is_empty() || self.proto.has_replies();
         let (sends, left) = self.sends.numbers();
@@ -433,6 +433,7 @@ impl Conn {
             granted,
             waiting: if replies == granted { 0 } else { self.served.waiting_bytes() },
             half_sent: self.proto.half_sent(),
+            withheld: self.proto.withheld_answers(max_abandoned),
         }
     }
 

@@ -227,6 +227,7 @@ impl<F: Fabric> Shard<F> {
         self.check_negotiations();
         self.check_connecting();
         self.requester.resend_refused(&mut self.cx);
+        self.requester.check_unanswered(&mut self.cx);
         if self.cx.conns.has_parked() {
             self.reconnect();
         }

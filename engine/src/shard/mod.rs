@@ -344,6 +344,11 @@ impl<F: Fabric> Shard<F> {
         self.requester.fail_call(&mut self.cx, sink, token, failed)
     }
 
+    /// Sets the program of this side's calls on a connection, for log lines.
+    pub(crate) fn set_program(&mut self, conn: ConnRef, program: u32, version: u32) {
+        self.with_ref(conn, |_, conn| conn.requests.set_program(program, version));
+    }
+
     /// Cancels a call. Its memory returns when the peer can no longer reach it.
     pub(crate) fn cancel_call(&mut self, conn: ConnRef, call: CallId) {
         self.with_ref(conn, |shard, conn| shard.requester.cancel(&mut shard.cx, conn, call));

@@ -466,7 +466,7 @@ impl<'a> Story<'a> {
                 self.end.ended(call, token);
             }
             _ => {
-                let (said, _) = self.end.both(|end| end.cancel(call)).expect("it had not ended");
+                let (said, _) = self.end.both(|end| end.cancel(call, 0)).expect("it had not ended");
                 assert_eq!(said, token);
                 self.end.ended(call, token);
             }

@@ -12,9 +12,9 @@ use serde_json::Value;
 /// The crates that export items. The first is the checked one.
 const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdma-mempool"];
 /// Most modules, types, traits, functions, constants and methods.
-const MOST_ITEMS: usize = 353;
+const MOST_ITEMS: usize = 356;
 /// Most fields and variants.
-const MOST_FIELDS: usize = 216;
+const MOST_FIELDS: usize = 218;
 const LIST: &str = "engine/api.txt";
 
 /// rustdoc's JSON of one crate.

@@ -5,8 +5,8 @@ fn a_late_reply_never_matches_another_call() {
     let mut table = CallTable::new(2, 0xFFFF_FFFF);
     let first = table.insert(1, u64::MAX).unwrap();
     assert!(table.mark_sent(first));
-    assert_eq!(table.remove(first, true), Some((1, true)));
-    assert_eq!(table.remove(first, true), None, "a call ends once");
+    assert_eq!(table.abandon(first, 0), Some((1, true)));
+    assert_eq!(table.abandon(first, 0), None, "a call ends once");
     let second = table.insert(2, u64::MAX).unwrap();
     assert!(table.insert(3, u64::MAX).is_none(), "the slot of the given up call is not free");
     assert!(table.mark_sent(second));
@@ -30,7 +30,7 @@ fn the_slot_of_a_given_up_call_is_freed_by_its_own_reply_only() {
     let mut table = CallTable::new(2, 0);
     let call = table.insert(1, u64::MAX).unwrap();
     table.mark_sent(call);
-    table.remove(call, true).unwrap();
+    table.abandon(call, 0).unwrap();
     assert_eq!(table.answered(call.xid().wrapping_add(2)), Match::Unknown);
     assert_eq!(table.answered(call.xid()), Match::Late(call));
 }
@@ -41,9 +41,30 @@ fn a_refused_call_may_have_run_and_the_next_in_its_slot_has_not() {
     let call = table.insert(1, u64::MAX).unwrap();
     table.mark_sent(call);
     assert_eq!(table.retryable(call.xid()), Some((call, 1)));
-    assert_eq!(table.remove(call, false), Some((1, true)));
+    assert_eq!(table.remove(call), Some((1, true)));
     let next = table.insert(2, u64::MAX).unwrap();
-    assert_eq!(table.remove(next, false), Some((2, false)));
+    assert_eq!(table.remove(next), Some((2, false)));
+}
+
+#[test]
+fn calls_without_an_answer_grow_old_once_and_abandoned_ones_are_counted() {
+    let mut table = CallTable::new(4, 0);
+    let calls = [1, 2].map(|token| table.start_sent(token, u64::MAX).unwrap());
+    table.set_name(calls[0], 7);
+    table.set_name(calls[1], 9);
+    let queued = table.start(3, u64::MAX).unwrap();
+    assert_eq!(table.age(), []);
+    assert_eq!(table.abandon(calls[1], 50), Some((2, true)));
+    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (1, 0, (1, 2, Some(50))));
+    assert_eq!((table.age(), table.age()), (vec![7, 9], vec![]), "each once; the queued call was not sent");
+    assert_eq!(table.answered(calls[1].xid()), Match::Late(calls[1]));
+    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (0, 1, (1, 1, None)));
+    assert_eq!(table.abandon(queued, 60), Some((3, false)), "its slot is free");
+    assert_eq!(table.abandoned(), 0);
+    // The next call of the slot is young.
+    assert!(matches!(table.answered(calls[0].xid()), Match::Call(..)));
+    table.start_sent(4, u64::MAX).unwrap();
+    assert_eq!(table.age(), []);
 }
 
 #[test]
@@ -51,7 +72,7 @@ fn calls_that_were_given_up_end_with_their_connection() {
     let mut table = CallTable::new(1, 0);
     let call = table.insert(1, u64::MAX).unwrap();
     table.mark_sent(call);
-    table.remove(call, true).unwrap();
+    table.abandon(call, 0).unwrap();
     assert!(table.insert(2, u64::MAX).is_none());
     assert_eq!(table.interrupt(), []);
     assert!(table.insert(2, u64::MAX).is_some());
@@ -66,11 +87,11 @@ fn deadlines_come_out_once_due_and_only_then() {
     assert_eq!(table.earliest_deadline(), 20);
     assert_eq!(table.expired(19), None);
     assert_eq!(table.expired(20), Some(b));
-    table.remove(b, false).unwrap();
+    table.remove(b).unwrap();
     assert_eq!(table.expired(20), None);
     assert_eq!(table.earliest_deadline(), 50);
     assert_eq!(table.expired(60), Some(a));
-    table.remove(a, false).unwrap();
+    table.remove(a).unwrap();
     assert_eq!(table.expired(60), None);
     assert_eq!(table.earliest_deadline(), u64::MAX);
     assert_eq!(table.len(), 1);
@@ -87,7 +108,7 @@ fn all_calls_at_once_end_with_one_look_at_each_slot() {
     while let Some(call) = table.expired(10) {
         assert!(table.looks.get() <= 1 << 16, "it goes on behind the last one");
         assert_eq!(table.earliest_deadline(), 0, "more may have to be ended now");
-        table.remove(call, false).unwrap();
+        table.remove(call).unwrap();
         ended += 1;
     }
     assert_eq!((ended, table.len(), table.earliest_deadline()), (1 << 15, 1 << 15, 11));
@@ -95,7 +116,7 @@ fn all_calls_at_once_end_with_one_look_at_each_slot() {
     while let Some(call) = table.any() {
         // One at the slot of the last one, too.
         assert!(table.looks.get() <= 2 << 16, "it goes on behind the last one");
-        table.remove(call, false).unwrap();
+        table.remove(call).unwrap();
     }
     assert!(table.is_empty());
 }
@@ -107,11 +128,11 @@ fn a_call_that_is_made_amid_a_look_at_deadlines_has_its_own() {
     table.insert(2, 10).unwrap();
     table.insert(3, 50).unwrap();
     assert_eq!(table.expired(10), Some(first));
-    table.remove(first, false).unwrap();
+    table.remove(first).unwrap();
     let again = table.insert(4, 20).unwrap();
     assert_eq!(table.slot(again), table.slot(first));
     let second = table.expired(10).unwrap();
-    table.remove(second, false).unwrap();
+    table.remove(second).unwrap();
     assert_eq!(table.expired(10), None);
     assert_eq!(table.earliest_deadline(), 20);
     assert_eq!(table.expired(20), Some(again));

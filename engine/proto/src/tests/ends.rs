@@ -33,8 +33,8 @@ fn a_cancelled_call_ends_once() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     let before = pair.server.counters().received;
     let call = pair.client.start_call(7, u64::MAX).unwrap();
-    assert_eq!(pair.client.cancel(call), Some((7, CallError::Cancelled { sent: false })));
-    assert_eq!(pair.client.cancel(call), None);
+    assert_eq!(pair.client.cancel(call, 0), Some((7, CallError::Cancelled { sent: false })));
+    assert_eq!(pair.client.cancel(call, 0), None);
     pair.turn();
     assert_eq!(pair.server.counters().received, before, "it was never sent");
 }

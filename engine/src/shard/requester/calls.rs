@@ -122,7 +122,9 @@ impl Requester {
         if !now || started.is_some() || !matches!(sink, Sink::Polled) {
             let out = conn.out_call(call);
             (out.sink, out.started) = (sink, started);
+            conn.requests.program = program_of(&message);
         }
+        conn.proto.name_call(call, procedure_of(&message));
         if now {
             set_xid(&mut message, call);
             self.transmit_rest(cx, conn, call, message, receives_ok);
@@ -161,6 +163,8 @@ impl Requester {
             Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
         };
         let at = conn.proto.call_slot(call);
+        conn.proto.name_call(call, procedure_of(&message));
+        conn.requests.program = program_of(&message);
         let out = conn.out_call(call);
         (out.sink, out.started) = (sink, started);
         (out.max_reply, out.retries, out.refusals) = (max_reply, 0, 0);
@@ -417,6 +421,18 @@ fn set_xid(message: &mut Buf, call: CallId) {
     if let Some(word) = message.first_chunk_mut() {
         *word = call.xid().to_be_bytes();
     }
+}
+
+/// Procedure number of a call (RFC 5531 §9), modulo 2^16.
+#[inline(always)]
+fn procedure_of(message: &[u8]) -> u16 {
+    message.first_chunk::<24>().map_or(0, |header| u16::from_be_bytes([header[22], header[23]]))
+}
+
+/// Program and version of a call.
+fn program_of(message: &[u8]) -> (u32, u32) {
+    let word = |at: usize| message.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_be_bytes(*word));
+    (word(12), word(16))
 }
 
 /// Whether a call is too long for one message.

@@ -4,6 +4,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `abandoned` | calls that end for their caller before their reply |
 //! | `calls` | start of a call: exposes its memory, sends its message |
 //! | `forms` | forms of calls, with their chunks, and new forms after a refusal |
 //! | `refused` | calls that wait for their retransmission after a refusal |
@@ -12,7 +13,9 @@
 //! | `exposures` | memory exposed by a connection to its peer |
 //! | `lists` | chunk lists of the current call |
 //! | `outcome` | outcomes of calls, and their receivers |
+//! | `unanswered` | log of calls without an answer |
 
+mod abandoned;
 mod calls;
 mod chunks;
 mod exposures;
@@ -23,6 +26,7 @@ mod refused;
 mod replies;
 #[cfg(test)]
 mod tests;
+mod unanswered;
 
 use rpcrdma_mempool::{Buf, Pool};
 
@@ -45,6 +49,7 @@ use lists::Lists;
 pub(crate) use outcome::Sink;
 use outcome::Untaken;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
+use unanswered::Checks;
 
 pub(super) struct Requester {
     /// Ended calls, for the shard's owner.
@@ -59,6 +64,7 @@ pub(super) struct Requester {
     put_off: Vec<(u64, QpId, CallId)>,
     /// Lower bound of all deadlines, in nanoseconds.
     next_deadline: u64,
+    checks: Checks,
 }
 
 /// This side's calls on one connection.
@@ -76,6 +82,8 @@ pub(super) struct Requests {
     keeps_all: bool,
     /// Whether a call was answered since the connection was made.
     answered: bool,
+    /// Program and version of a call that was started, zeroes before; most connections have one.
+    program: (u32, u32),
 }
 
 /// A call whose message waits to be sent, or for its reply: a reused slot.
@@ -166,6 +174,11 @@ impl Requests {
     /// Resets for a reconnect.
     pub(super) fn begin_anew(&mut self) {
         self.answered = false;
+    }
+
+    /// Sets the program of the calls, for log lines.
+    pub(super) fn set_program(&mut self, program: u32, version: u32) {
+        self.program = (program, version);
     }
 
     /// A buffer exposed to this peer only, if that pool exists and has one.
@@ -295,6 +308,7 @@ impl Requester {
             untaken: Untaken::default(),
             put_off: Vec::new(),
             next_deadline: u64::MAX,
+            checks: Checks::default(),
         }
     }
 
@@ -345,42 +359,6 @@ impl Requester {
     ) -> Option<CallId> {
         self.deliver(cx, sink, token, Err(failed));
         None
-    }
-
-    /// Ends calls whose deadline has passed.
-    #[inline(never)]
-    pub(super) fn expire<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
-        let mut next = u64::MAX;
-        let mut expire = |cx: &mut Context<F>, conn: &mut Conn| {
-            while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
-                self.abandon(cx, conn, call, token, error);
-            }
-            next = next.min(conn.proto.next_timeout());
-        };
-        cx.with_each(&mut expire);
-        for conn in cx.conns.take_parked() {
-            cx.lend(conn, &mut expire);
-        }
-        self.next_deadline = next;
-    }
-
-    /// Cancels a call. Its memory returns when the peer can no longer reach it.
-    pub(super) fn cancel<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
-        if let Some((token, error)) = conn.proto.cancel(call) {
-            self.abandon(cx, conn, call, token, error);
-        }
-    }
-
-    /// Ends a call for its caller before its reply. The record stays, with its exposure, until the reply arrives or the
-    /// connection closes: the peer may be about to revoke a window by Send With Invalidate, and a second revocation
-    /// would break the connection.
-    fn abandon<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
-        let out = conn.out_call(call);
-        let sink = std::mem::replace(&mut out.sink, Sink::Polled);
-        // Present unless exposed.
-        let memory = out.memory.take();
-        out.forget();
-        self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
     }
 
     /// Ends a call that cannot be sent (again), with its refusal or the missing resources.
