@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::Decode;
+use crate::boxed::MAX_DEPTH;
 use crate::bulk::{Bulk, Received};
 
 /// An item that is invalid XDR, such as a truncated one.
@@ -20,6 +22,8 @@ pub struct Decoder<'a> {
     bytes: &'a [u8],
     at: usize,
     is_strict: bool,
+    /// Values of recursive types around the present one.
+    depth: u8,
     /// Items that arrived in chunks.
     received: Option<&'a dyn Received>,
     /// Index of the next item that may have arrived in a chunk.
@@ -40,7 +44,7 @@ impl<'a> Decoder<'a> {
     /// A cursor at byte `at`. Errors count from the start of `bytes`.
     #[must_use]
     pub const fn starting_at(bytes: &'a [u8], at: usize) -> Self {
-        Self { bytes, at, is_strict: false, received: None, item: 0, chunks: 0, apart: 0 }
+        Self { bytes, at, is_strict: false, depth: 0, received: None, item: 0, chunks: 0, apart: 0 }
     }
 
     /// A cursor over a message whose DDP-eligible items may have arrived in chunks.
@@ -211,6 +215,22 @@ impl<'a> Decoder<'a> {
             }
             Some(_) => Err(bad),
         }
+    }
+
+    /// The bytes of a `T` inside another one, checked.
+    ///
+    /// # Errors
+    /// They are no `T`, or more than [`MAX_DEPTH`] are inside each other.
+    #[inline(never)]
+    pub(crate) fn nested<T: Decode<'a>>(&mut self) -> Result<&'a [u8], BadXdr> {
+        let at = self.at;
+        if usize::from(self.depth) == MAX_DEPTH {
+            return Err(BadXdr { what: "nesting of values, too deep", at });
+        }
+        self.depth += 1;
+        T::decode(self)?;
+        self.depth -= 1;
+        Ok(self.since(at))
     }
 
     /// `unsigned int<>` in encoded form.

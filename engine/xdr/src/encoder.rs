@@ -30,6 +30,8 @@ pub enum Lack {
     Placed,
     /// A switch of the default arm's own.
     Switch,
+    /// Levels of a recursive type.
+    Depth,
 }
 
 impl NoSpace {
@@ -57,6 +59,12 @@ impl NoSpace {
         Self { needed: 4, available: 0, what: Lack::Switch }
     }
 
+    /// Values of a recursive type have more than `limit` levels.
+    #[must_use]
+    pub const fn depth(limit: usize) -> Self {
+        Self { needed: limit + 1, available: limit, what: Lack::Depth }
+    }
+
     /// What is lacking.
     #[must_use]
     pub const fn lack(&self) -> Lack {
@@ -68,6 +76,7 @@ impl NoSpace {
         match what {
             Lack::Space => format!("needs {needed} bytes of space, found {available}"),
             Lack::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
+            Lack::Depth => format!("more than {available} values of a recursive type inside each other"),
             Lack::Switch => "`Default` with a switch of another arm".to_owned(),
             Lack::Placed if *available == 0 => format!("`Bulk::placed` of {needed} bytes without a buffer or chunk"),
             Lack::Placed if *needed == 0 => {

@@ -12,17 +12,21 @@
 //! | `opaque x<>`, `string x<>` | `&[u8]` |
 //! | `T x[n]`, `T x<>`, `T *x` | `[T; n]`, [`Array`], [`Option`] |
 //! | a list by optional pointers | [`List`] |
+//! | a value inside one of its own type, other than a list | [`Boxed`] |
 //! | `opaque x<>` that may travel as a chunk (RFC 8166 §6.1) | [`Bulk`] |
 //!
-//! Decoding checks each length before use, and takes time linear in the bytes. Lists need no recursion.
+//! Decoding checks each length before use, and takes time linear in the bytes. Lists need no recursion; other
+//! values inside values of their own type have at most [`MAX_DEPTH`] levels.
 #![forbid(unsafe_code)]
 
+mod boxed;
 mod bulk;
 mod decoder;
 mod encoder;
 mod sequence;
 mod values;
 
+pub use boxed::{Boxed, MAX_DEPTH};
 pub use bulk::{Bulk, Place, Placed, Received};
 pub use decoder::{BadXdr, Decoder};
 pub use encoder::{Encoder, Lack, NoSpace};

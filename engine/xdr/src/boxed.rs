@@ -1,0 +1,87 @@
+//! Values inside values of their own type.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::{BadXdr, Decode, Decoder, Encode, Encoder, NoSpace, encode};
+
+/// Most values of a recursive type inside each other.
+///
+/// Decoding refuses more, so that no message exhausts the stack.
+pub const MAX_DEPTH: usize = 64;
+
+/// A value inside one of its own type, such as a branch of a tree: a view of its encoding.
+///
+/// The view takes the place of a `Box`: nothing is allocated when a message is decoded, nothing is dropped, and a
+/// value is encoded without recursion. [`get`](Self::get) decodes one level. At most [`MAX_DEPTH`] such values are
+/// inside each other.
+pub struct Boxed<'a, T> {
+    /// Checked bytes of the value.
+    bytes: &'a [u8],
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Boxed<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Boxed<'_, T> {}
+
+impl<'a, T: Decode<'a>> Boxed<'a, T> {
+    /// Encodes `value` into `memory`, and returns the view of it. The former content of `memory` is lost.
+    ///
+    /// # Errors
+    /// A length in `value` exceeds its bound in the protocol, or it has more than [`MAX_DEPTH`] values inside each
+    /// other. The content of `memory` is then unspecified.
+    pub fn new(value: &T, memory: &'a mut Vec<u8>) -> Result<Self, NoSpace>
+    where
+        T: Encode,
+    {
+        memory.clear();
+        let bytes = encode(value)?;
+        *memory = bytes;
+        match Decoder::new(memory).nested::<T>() {
+            Ok(bytes) if bytes.len() == memory.len() => Ok(Self { bytes, of: PhantomData }),
+            _ => Err(NoSpace::depth(MAX_DEPTH)),
+        }
+    }
+
+    /// The value.
+    ///
+    /// # Panics
+    /// `T` decodes the same bytes in two ways, which no generated type does.
+    #[must_use]
+    pub fn get(&self) -> T {
+        T::decode(&mut Decoder::new(self.bytes)).expect("the bytes were checked when the view was made")
+    }
+}
+
+impl<'a, T: Decode<'a>> Decode<'a> for Boxed<'a, T> {
+    fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
+        Ok(Self { bytes: from.nested::<T>()?, of: PhantomData })
+    }
+}
+
+impl<T> Encode for Boxed<'_, T> {
+    fn encoded_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+        to.bytes(self.bytes)
+    }
+}
+
+impl<'a, T: Decode<'a> + fmt::Debug> fmt::Debug for Boxed<'a, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl<'a, T: Decode<'a> + PartialEq> PartialEq for Boxed<'a, T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
