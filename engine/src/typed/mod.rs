@@ -48,6 +48,9 @@ pub trait Signature: 'static {
     /// Most bytes of eligible results in a reply without Write chunk.
     #[doc(hidden)]
     const MAX_INLINE_RESULT: usize;
+    /// Whether calls have no reply, as those of [`Procedure::one_way`].
+    #[doc(hidden)]
+    const ONE_WAY: bool = false;
     /// Arguments.
     type Args<'a>: Decode<'a> + Encode;
     /// Results.
@@ -91,9 +94,10 @@ pub fn run<P: Signature>(
     handler(info, args, Answer::new(out, 0)).map(|_| ())
 }
 
-/// Sets a procedure's binding, and the room of its reply.
+/// Sets a procedure's binding, and the room of its reply, if any.
 pub fn bound<P: Signature, S: Sharing>(procedure: Procedure<S>) -> Procedure<S> {
-    procedure.with_binding(P::BINDING).max_reply(longest_reply::<P>(true))
+    let procedure = procedure.with_binding(P::BINDING).max_reply(longest_reply::<P>(true));
+    if P::ONE_WAY { procedure.one_way() } else { procedure }
 }
 
 /// Most bytes of inline results, with or without the eligible ones; each of those may have padding.

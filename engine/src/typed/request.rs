@@ -177,6 +177,9 @@ impl<P: Signature> Request<P> {
         let mut call = prepared.map_err(|error| Error::Call(FailedCall::without_memory(error)))?;
         let rooms = self.buffers.as_ref().map_or(0, |buffers| buffers.rooms.len());
         call = call.expect_reply(longest_reply::<P>(P::BINDING.results.count > rooms));
+        if P::ONE_WAY {
+            call = call.one_way();
+        }
         if let Some(time) = self.timeout {
             call = call.timeout(time);
         }
