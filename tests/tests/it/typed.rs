@@ -34,6 +34,8 @@ const LENS: [usize; 7] = [0, 1, 1021, 2999, 3001, 9001, 100_003];
 struct Blobs {
     blobs: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Numbers of one-way calls.
+    notes: Mutex<Vec<u32>>,
 }
 
 /// A checksum.
@@ -105,6 +107,16 @@ impl typed_v1::Server for Arc<Blobs> {
     fn fetch_async(&self, call: Deferred<FetchAsync>) -> impl Future<Output = ()> + 'static {
         let blobs = Arc::clone(self);
         async move { blobs.answer_in_place(call) }
+    }
+
+    fn note(&self, _: CallInfo<'_>, number: u32, answer: Answer<'_, typed_v1::Note>) -> Result<Sent, Refusal> {
+        self.notes.lock().expect("no panic").push(number);
+        answer.send(&())
+    }
+
+    fn note_later(&self, call: Deferred<typed_v1::NoteLater>) {
+        // The call ends when it is dropped. One with a reply would get SYSTEM_ERR.
+        self.notes.lock().expect("no panic").push(call.args());
     }
 
     fn sum(&self, _: CallInfo<'_>, blob: Blob<'_>, answer: Answer<'_, typed_v1::Sum>) -> Result<Sent, Refusal> {
@@ -455,6 +467,26 @@ fn unwritten_arguments_are_sent_as_zeroes() {
             assert_eq!(short.results().expect("a sum"), 0, "{n}");
         }
     }
+}
+
+#[test]
+fn one_way_procedures_run_and_have_no_reply() {
+    let mut world = World::new("typed-one-way");
+    let (address, blobs) = serve(&mut world);
+    let [v1, v2] = configs();
+    let mut of = typed_v1::Client(Client::connect(&address, v2).expect("a connection"));
+    let responses = [of.note(&1).expect("sent").into_reply(), of.note_later(&2).expect("sent").into_reply()];
+    assert!(responses.iter().all(|reply| reply.results().is_empty()));
+    // Its reply arrives behind the calls.
+    assert_eq!(of.add(&(1, 2)).expect("a reply").results().expect("a sum"), 3);
+    assert!(settles(|| blobs.notes.lock().expect("no panic").len() == 2));
+    let mut notes = blobs.notes.lock().expect("no panic").clone();
+    notes.sort_unstable();
+    assert_eq!(notes, [1, 2]);
+
+    let mut of = typed_v1::Client(Client::connect(&address, v1).expect("a connection"));
+    let Err(Error::Call(failed)) = of.note(&1) else { panic!("version 1 has no one-way calls") };
+    assert_eq!(failed.error, Defect::NotOneWay.into());
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Generated types in use: names, bounds, unions, lists and eligible items.
 
-use rpcrdma_xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace, Place, Placed, Received, decode, encode};
+use rpcrdma_xdr::{
+    BadXdr, Boxed, Bulk, Decode, Decoder, Encode, Encoder, MAX_DEPTH, NoSpace, Place, Placed, Received, decode, encode,
+};
 use rpcrdma_xdrgen_tests::every::*;
 
 /// Encodes a value, and checks that its bytes are `words`, and that they are this value.
@@ -104,6 +106,51 @@ fn lists_have_no_pointers() {
     assert!(directory.entries.iter().eq(entries) && directory.eof);
     assert_eq!(bytes.len(), 2 * (4 + 4 + 4 + 36) + 4 + 4);
     is(&Chains::default(), &[word(0), word(0)]);
+}
+
+#[test]
+fn recursive_values_are_views_with_a_limited_depth() {
+    let deepest = |depth: usize| {
+        let mut words = Vec::new();
+        (0..depth).for_each(|level| words.extend([word(level as u32), word(1)]));
+        // The last one, and the right branches of all.
+        words.extend([[0; 4]; 3]);
+        words.extend(vec![[0; 4]; depth]);
+        words
+    };
+    let words = deepest(MAX_DEPTH);
+    let mut tree: Tree<'_> = decode(words.as_flattened()).expect("as many levels as allowed");
+    assert_eq!(encode(&tree).expect("within bounds"), words.as_flattened());
+    for level in 0..MAX_DEPTH {
+        assert_eq!((tree.value as usize, tree.right), (level, None));
+        tree = tree.left.expect("a branch").get();
+    }
+    assert_eq!(tree, Tree::default());
+
+    for depth in [MAX_DEPTH + 1, 1_000_000] {
+        let words = deepest(depth);
+        let error = decode::<Tree<'_>>(words.as_flattened()).expect_err("too deep");
+        assert_eq!(error.what, "nesting of values, too deep");
+    }
+}
+
+#[test]
+fn recursive_values_are_made_from_the_leaves() {
+    let (mut memory, mut last) = (vec![Vec::new(); MAX_DEPTH], Vec::new());
+    let mut term = Term::Default(9);
+    for memory in &mut memory {
+        term = Term::Case1(Some(Boxed::new(&term, memory).expect("within the limit")));
+    }
+    let bytes = encode(&term).expect("within bounds");
+    assert_eq!(decode(&bytes), Ok(term));
+    let deeper = Boxed::new(&term, &mut last);
+    assert_eq!(deeper.expect_err("too deep"), NoSpace::depth(MAX_DEPTH));
+
+    let mut leaf = Vec::new();
+    let leaf = Boxed::new(&Forest { id: 7, ..Forest::default() }, &mut leaf).expect("a tree");
+    is(&Forest { id: 1, trees: [leaf; 2][..].into() }, &[1, 2, 7, 0, 7, 0].map(word));
+    assert!(encode(&Forest { id: 1, trees: [leaf; 4][..].into() }).is_err());
+    assert_eq!(format!("{leaf:?}"), "Forest { id: 7, trees: [] }");
 }
 
 /// One chunk, with the second eligible item.

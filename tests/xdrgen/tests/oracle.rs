@@ -30,7 +30,7 @@ fn rust_and_c_encode_each_value_of_each_type_the_same() {
         let source = Source { name: file.name.into(), text: file.text.into() };
         let schema = parse(&source, None).expect("it was compiled");
         let is_narrow = ["char", "short"].iter().any(|ty| file.text.contains(ty));
-        let mut random = Random { schema: &schema, rng: fastrand::Rng::with_seed(1), is_narrow };
+        let mut random = Random { schema: &schema, rng: fastrand::Rng::with_seed(1), is_narrow, depth: 0 };
         let mut values = Vec::new();
         for (index, again) in file.types {
             let name = &schema.types[*index].name.text;
@@ -65,11 +65,18 @@ struct Random<'s> {
     rng: fastrand::Rng,
     /// The file has C types narrower than a word.
     is_narrow: bool,
+    /// Values of recursive types around the present one.
+    depth: usize,
 }
 
 impl Random<'_> {
     fn word(&mut self, word: u32, to: &mut Vec<u8>) {
         to.extend_from_slice(&word.to_be_bytes());
+    }
+
+    /// Whether a value of a recursive type ends here.
+    fn is_deep(&self, ty: &Type) -> bool {
+        matches!(ty, Type::Boxed(_)) && self.depth >= 6
     }
 
     /// A number of elements.
@@ -134,12 +141,12 @@ impl Random<'_> {
             }
             Type::FixedArray(of, count) => (0..*count).for_each(|_| self.value(of, to)),
             Type::Array(of, max) => {
-                let count = self.count(*max, 3);
+                let count = if self.is_deep(of) { 0 } else { self.count(*max, 3) };
                 self.word(count, to);
                 (0..count).for_each(|_| self.value(of, to));
             }
             Type::Optional(of) => {
-                let is_some = self.rng.bool();
+                let is_some = !self.is_deep(of) && self.rng.bool();
                 self.word(is_some.into(), to);
                 if is_some {
                     self.value(of, to);
@@ -153,6 +160,11 @@ impl Random<'_> {
                 self.word(0, to);
             }
             Type::Named(id) => self.named(*id, to),
+            Type::Boxed(id) => {
+                self.depth += 1;
+                self.named(*id, to);
+                self.depth -= 1;
+            }
         }
     }
 }

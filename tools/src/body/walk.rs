@@ -14,7 +14,7 @@ const OPAQUE: usize = 64;
 /// Bytes of a string that are kept.
 const TEXT: usize = 255;
 /// Nesting of types, at most.
-const DEPTH: usize = 64;
+const DEPTH: usize = 256;
 
 /// Data of a message that travels in chunks.
 #[derive(Debug, Default)]
@@ -185,7 +185,7 @@ impl<'s, 'b> Walk<'s, 'b> {
             }
             Type::Optional(inner) => return if self.bool()? { self.value(inner) } else { Some(Value::Null) },
             Type::List(element) => self.list(*element),
-            Type::Named(id) => return self.named(*id),
+            Type::Named(id) | Type::Boxed(id) => return self.named(*id),
         })
     }
 

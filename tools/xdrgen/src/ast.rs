@@ -68,6 +68,8 @@ pub(crate) struct Declaration {
 pub(crate) enum Base {
     Builtin(Type),
     Opaque,
+    /// `zcopaque` of libevpl: opaque data that may travel in a chunk.
+    ZeroCopyOpaque,
     Text,
     Named(Name),
     /// A type of its own, without name.

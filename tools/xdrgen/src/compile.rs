@@ -96,8 +96,8 @@ fn watched(path: &Path, out: &Path) -> Option<PathBuf> {
 /// # Errors
 /// A file is invalid or not readable.
 pub fn load(path: &Path, placement: Option<&Path>) -> Result<Schema, CompileError> {
-    let read = |path: &Path| match fs::read_to_string(path) {
-        Ok(text) => Ok(Source { name: path.display().to_string(), text }),
+    let read = |path: &Path| match fs::read(path) {
+        Ok(bytes) => Ok(Source { name: path.display().to_string(), text: text(&bytes) }),
         Err(source) => Err(CompileError::File { path: path.into(), source }),
     };
     let beside = placement_of(path);
@@ -109,6 +109,16 @@ pub fn load(path: &Path, placement: Option<&Path>) -> Result<Schema, CompileErro
         schema.warnings.extend(misnamed(path).map(warning));
     }
     Ok(schema)
+}
+
+/// The text of a file. A byte that is not UTF-8 is read as Latin-1, which comments of old files have.
+///
+/// Outside of comments, these characters are errors like any other one that is not ASCII.
+fn text(bytes: &[u8]) -> String {
+    let chunk = |chunk: std::str::Utf8Chunk<'_>| {
+        chunk.valid().chars().chain(chunk.invalid().iter().map(|&byte| char::from(byte))).collect::<String>()
+    };
+    bytes.utf8_chunks().map(chunk).collect()
 }
 
 /// Files that look like the missing placement file of `path`: of no specification, or with its name alone.
@@ -138,6 +148,17 @@ mod tests {
         fs::write(&placement, "").expect("written");
         assert_eq!(watched(&x, out.path()), Some(placement));
         assert_eq!(directory(Path::new("a.x")), Path::new("."));
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf8_are_for_comments_only() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let x = dir.path().join("a.x");
+        fs::write(&x, b"/* Andr\xe9, \xc3\xa9 */\nstruct a { int x; };\n").expect("written");
+        assert_eq!(load(&x, None).expect("a schema").types[0].name.doc, ["Andr\u{e9}, \u{e9}"]);
+        fs::write(&x, b"/* Andr\xe9 */\nstruct a {\n    int \xe9; };\n").expect("written");
+        let error = load(&x, None).expect_err("not UTF-8").to_string();
+        assert!(error.contains("unexpected character `\u{e9}`") && error.contains("a.x:3:9"), "{error}");
     }
 
     #[test]

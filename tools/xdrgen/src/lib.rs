@@ -6,13 +6,21 @@
 //! # Language
 //!
 //! RFC 4506 §6 and RFC 5531 §12, without `quadruple`. Comments in front of an item, or behind it on its line, are its
-//! documentation. Recursion is supported as a list: `NAME *next;` as the last field of `struct NAME`, also by a typedef
-//! of the pointer. Beyond the RFCs, the compiler reads:
+//! documentation. `NAME *next;` as the last field of `struct NAME`, also by a typedef of the pointer, makes a list of
+//! any length. Any other type inside a value of itself is a `Boxed` view, with at most 64 levels.
+//!
+//! Beyond the RFCs, the compiler reads:
 //! - `unsigned` alone, `char`, `short`, `long`, and the integers of C headers, such as `u_int` and `uint64_t`;
-//! - `netobj`, `des_block`, `MAXNETNAMELEN` of Sun's RPC library;
+//! - `netobj`, `des_block`, `MAXNETNAMELEN` of Sun's RPC library, `opaque_auth`, `authsys_parms`, and the flavors of
+//!   authentication, such as `AUTH_NONE`, `AUTH_SYS` and `RPCSEC_GSS`;
 //! - `struct NAME`, `union NAME` and `enum NAME` as types;
 //! - enum values without number: one more than the last one;
-//! - several arguments, and `string` and `opaque` without bounds as arguments and results;
+//! - no argument, several arguments, and arguments with names; `string` and `opaque` without bounds as arguments and
+//!   results, and `string` without bounds as a field;
+//! - `zcopaque` (libevpl): `opaque` that may travel in a chunk, unless it is inside an array, list, optional or
+//!   recursive data;
+//! - `namespace NAME { … }` (xdrpp): all names are those of one file, and must differ;
+//! - `pragma …;` (the Linux kernel), without effect, and `struct NAME;` ahead of the definition;
 //! - names of procedures as numbers (RFC 1833 §2.1);
 //! - `struct *NAME { … }`, a pointer to a structure (RFC 1833 §3.1);
 //! - a name behind the last brace of a type (RFC 5531 §9), and constants that are texts: both have no effect.
@@ -28,6 +36,7 @@
 //!   `RPC_TBL` are unknown, and the lines that `rpcgen` copies to one of its outputs are skipped.
 //! - `#if` takes a number, a name, `defined(NAME)`, and `!` before these.
 //! - `#include` is dropped, with a warning. The other directives are dropped.
+//! - A byte that is not UTF-8 is read as Latin-1, and may be in a comment.
 //! - Lines with `%` in front are C code and dropped, but for `%#define NAME value`: the file may use the value.
 //!
 //! # Placement file
@@ -37,14 +46,17 @@
 //! # Items that the upper-layer binding allows in chunks (RFC 8166 §6): variable opaque or string.
 //! eligible = ["READ3resok.data"]      # TYPE.FIELD, or a typedef
 //! # Bounds that the specification leaves open, in bytes or elements: of a typedef or TYPE.FIELD.
+//! # A bound of the specification is narrowed by naming it: clients may send more, which is then refused.
 //! [bounds]
 //! filename3 = 255
 //! "READ3resok.data" = 1_048_576
+//! "LOOKUP3args.name" = { from = 1024, to = 255 }
 //! # A procedure, by the names of its version and its own. Where two programs have the version: [PROGRAM.VERSION.NAME].
 //! [NFS_V3.NFSPROC3_READ]
 //! max_call = 80                       # most bytes of arguments, eligible items left out (default: computed)
 //! max_reply = 104                     # the same of results
 //! max_inline_result = 3940            # most bytes of eligible results in a reply without Write chunk
+//! one_way = false                     # calls have no reply: for `void` results; version 2 of RPC-over-RDMA only
 //! cached = false                      # run once, by the duplicate request cache
 //! run = "shard"                       # or "workers", "deferred", "async"
 //! ```
@@ -57,6 +69,7 @@ mod errors;
 mod generate;
 mod hoist;
 mod lexer;
+mod library;
 mod limits;
 mod parser;
 mod placement;
@@ -98,11 +111,13 @@ pub fn parse(xdr: &Source, placement: Option<&Source>) -> Result<Schema, Errors>
 fn stages(xdr: &Source, placement: Option<&Source>, problems: &mut Problems) -> Option<Schema> {
     let (tokens, preprocessor) = lexer::lex(&xdr.text, problems);
     problems.is_empty().then_some(())?;
-    let definitions = parser::parse(&tokens, problems);
+    let mut definitions = parser::parse(&tokens, problems);
     problems.is_empty().then_some(())?;
+    library::add_used(&tokens, &mut definitions, problems);
     let mut schema = resolver::resolve(hoist::hoist(definitions), preprocessor, problems);
     problems.is_empty().then_some(())?;
     recursion::find_lists(&mut schema, problems);
+    recursion::box_recursion(&mut schema);
     recursion::check(&schema, problems);
     problems.is_empty().then_some(())?;
     limits::check(&schema, problems);

@@ -1,5 +1,7 @@
 //! Limits of what Rust holds by value, and of elements without bytes.
 
+use std::collections::HashSet;
+
 use crate::errors::Problems;
 use crate::schema::{Form, Name, Schema, Type, TypeDef, TypeId};
 
@@ -7,6 +9,10 @@ use crate::schema::{Form, Name, Schema, Type, TypeDef, TypeId};
 const MAX_BYTES: u64 = 32 << 10;
 /// Most bytes of a type and of the types nested in it, each level once: all are on the stack at once.
 const MAX_NESTED: u64 = 4 * MAX_BYTES;
+/// Most bytes of a type that contains itself, and of the types nested in it: all levels are on the stack at once.
+const MAX_RECURSIVE: u64 = MAX_NESTED / MAX_DEPTH;
+/// Most levels of such values: `rpcrdma_xdr::MAX_DEPTH`.
+const MAX_DEPTH: u64 = 64;
 /// Most arguments of a procedure: the longest tuple that `rpcrdma-xdr` encodes.
 const MAX_ARGUMENTS: usize = 12;
 
@@ -41,10 +47,14 @@ impl Extent {
 /// Reports types, and arguments, beyond the limits. The schema has no recursion.
 pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
     let mut known = Extents { schema, known: vec![None; schema.types.len()] };
+    let recursive: HashSet<TypeId> = schema.types.iter().flat_map(|def| def.form.boxed()).collect();
     for (index, def) in schema.types.iter().enumerate() {
         let Extent { rust, nested, .. } = known.named(TypeId(index));
         let (what, bytes, most) = match rust > MAX_BYTES {
             true => ("is", rust, MAX_BYTES),
+            false if recursive.contains(&TypeId(index)) => {
+                ("contains itself, and with the types in it is", nested.saturating_add(rust), MAX_RECURSIVE)
+            }
             false => ("and the types in it are", nested.saturating_add(rust), MAX_NESTED),
         };
         if bytes > most {
@@ -113,6 +123,8 @@ impl Extents<'_> {
                 of.within(of.xdr.saturating_mul(count), of.rust.saturating_mul(count))
             }
             Type::Named(id) => self.named(*id),
+            // Its switch, count or pointer at least.
+            Type::Boxed(_) => Extent::of(4, 24),
         }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! Made with winnow, as `toml` brings it into the workspace already and its errors can be our own.
 
+use std::ops::Range;
+
 use winnow::combinator::opt;
 use winnow::error::ParserError;
 use winnow::prelude::*;
@@ -34,9 +36,18 @@ type Parsed<T> = Result<T, Unexpected>;
 pub(crate) fn parse(tokens: &[Token<'_>], problems: &mut Problems) -> Vec<Definition> {
     let mut definitions = Vec::new();
     let mut input = TokenSlice::new(tokens);
-    while !input.is_empty() {
+    let mut namespaces: Vec<Range<usize>> = Vec::new();
+    while let Some(first) = input.first() {
         let start = tokens.len() - input.len();
-        match definition.parse_next(&mut input) {
+        let found = match first.text {
+            "namespace" => {
+                namespaces.push(first.at.clone());
+                namespace(&mut input)
+            }
+            "}" if namespaces.pop().is_some() => end_of_namespace(&mut input),
+            _ => definition(&mut input),
+        };
+        match found {
             Ok(found) => definitions.extend(found),
             Err(error) => {
                 let at = tokens.len() - error.left;
@@ -48,6 +59,9 @@ pub(crate) fn parse(tokens: &[Token<'_>], problems: &mut Problems) -> Vec<Defini
                 input = TokenSlice::new(&tokens[recover(tokens, start, at)..]);
             }
         }
+    }
+    if let Some(at) = namespaces.first() {
+        problems.add(at, "this namespace has no `}`");
     }
     definitions
 }
@@ -177,13 +191,33 @@ fn definition(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
         }
         "enum" | "struct" | "union" => named_type(input)?,
         "program" => vec![program(input)?],
+        "pragma" => return pragma(input),
         _ => return expected(input, "a definition"),
     };
     let tokens = read(&start, input);
     // Behind the first brace of a type or program.
     let brace = tokens.iter().position(|token| token.text == "{").filter(|_| next(&start) != "typedef");
-    found[0].name.doc = doc(&tokens[..brace.map_or(tokens.len(), |brace| brace + 1)]);
+    let Some(first) = found.first_mut() else { return Ok(found) };
+    first.name.doc = doc(&tokens[..brace.map_or(tokens.len(), |brace| brace + 1)]);
     Ok(found)
+}
+
+/// Start of `namespace NAME { … }` of xdrpp. Its definitions are those of the file.
+fn namespace(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
+    (any, name, word("{")).map(|_| Vec::new()).parse_next(input)
+}
+
+fn end_of_namespace(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
+    (any, opt(word(";"))).map(|_| Vec::new()).parse_next(input)
+}
+
+/// `pragma …;` of the Linux kernel's compiler. It says what that compiler writes, and does not change the encoding.
+fn pragma(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
+    any(input)?;
+    while next(input) != ";" {
+        name(input)?;
+    }
+    any.map(|_| Vec::new()).parse_next(input)
 }
 
 fn constant(input: &mut Tokens<'_>) -> Parsed<Definition> {
@@ -197,6 +231,10 @@ fn constant(input: &mut Tokens<'_>) -> Parsed<Definition> {
 fn named_type(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     let keyword = any(input)?.text;
     let (pointer, mut name) = (opt(word("*")), name).parse_next(input)?;
+    // A declaration ahead of the definition.
+    if pointer.is_none() && keyword != "enum" && opt(word(";")).parse_next(input)?.is_some() {
+        return Ok(Vec::new());
+    }
     let body = type_body(keyword, 0, input)?;
     (opt(self::name), word(";")).parse_next(input)?;
     if pointer.is_none() {
@@ -277,19 +315,41 @@ fn arm<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Arm> {
 fn declaration<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Declaration> {
     move |input| {
         let base = base(depth, input)?;
-        let is_bytes = matches!(base, Base::Opaque | Base::Text);
-        let pointer = if is_bytes { None } else { opt(word("*")).parse_next(input)? };
+        let is_pointer = !base.is_bytes() && opt(word("*")).parse_next(input)?.is_some();
         let name = name(input)?;
-        let shape = match (next(input), &base) {
-            _ if pointer.is_some() => Shape::Pointer,
-            ("[", Base::Text) => return expected(input, "`<`"),
-            ("[", _) => (any, value, word("]")).map(|(_, value, _)| Shape::Fixed(value)).parse_next(input)?,
-            ("<", _) => bound(input)?,
-            (_, Base::Text) => return expected(input, "`<`"),
-            (_, Base::Opaque) => return expected(input, "`[` or `<`"),
-            _ => Shape::Single,
-        };
+        let shape = shape(&base, is_pointer, input)?;
+        if matches!((&base, &shape), (Base::Opaque, Shape::Single)) {
+            return expected(input, "`[` or `<`");
+        }
+        let shape = shape.of_bytes(&base);
         Ok(Declaration { name, base, shape })
+    }
+}
+
+/// What stands behind the name of a declaration.
+fn shape(base: &Base, is_pointer: bool, input: &mut Tokens<'_>) -> Parsed<Shape> {
+    match (next(input), base) {
+        _ if is_pointer => Ok(Shape::Pointer),
+        ("[", Base::Text) => expected(input, "`<`"),
+        ("[", _) => (any, value, word("]")).map(|(_, value, _)| Shape::Fixed(value)).parse_next(input),
+        ("<", _) => bound(input),
+        _ => Ok(Shape::Single),
+    }
+}
+
+impl Base {
+    fn is_bytes(&self) -> bool {
+        matches!(self, Self::Opaque | Self::ZeroCopyOpaque | Self::Text)
+    }
+}
+
+impl Shape {
+    /// The shape, where bytes without one are of any length.
+    fn of_bytes(self, base: &Base) -> Self {
+        match self {
+            Self::Single if base.is_bytes() => Self::Variable(None),
+            shape => shape,
+        }
     }
 }
 
@@ -319,6 +379,7 @@ fn base(depth: usize, input: &mut Tokens<'_>) -> Parsed<Base> {
             }));
         }
         "opaque" => return any.value(Base::Opaque).parse_next(input),
+        "zcopaque" => return any.value(Base::ZeroCopyOpaque).parse_next(input),
         "string" => return any.value(Base::Text).parse_next(input),
         "quadruple" => return refuse(input, "`quadruple` is not supported: Rust has no such type"),
         "void" => return refuse(input, "`void` is no type of a named item"),
@@ -354,9 +415,10 @@ fn version(input: &mut Tokens<'_>) -> Parsed<Version> {
 fn procedure(input: &mut Tokens<'_>) -> Parsed<Procedure> {
     let start = input.clone();
     let (results, mut name, _) = (parameter, name, word("(")).parse_next(input)?;
-    let mut arguments = Vec::from_iter(parameter(input)?);
+    let first = if next(input) == ")" { None } else { argument(input)? };
+    let mut arguments = Vec::from_iter(first);
     while !arguments.is_empty() && opt(word(",")).parse_next(input)?.is_some() {
-        match parameter(input)? {
+        match argument(input)? {
             Some(argument) => arguments.push(argument),
             None => return refuse(input, "`void` is no further argument"),
         }
@@ -364,6 +426,26 @@ fn procedure(input: &mut Tokens<'_>) -> Parsed<Procedure> {
     let (_, _, number, _) = (word(")"), word("="), value, word(";")).parse_next(input)?;
     name.doc = doc(read(&start, input));
     Ok(Procedure { name, number, arguments, results })
+}
+
+/// An argument, with or without a name: `None` for `void`.
+fn argument(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
+    let Some(mut argument) = parameter(input)? else { return Ok(None) };
+    let is_named = input.first().is_some_and(|token| token.kind == Kind::Word);
+    if is_named {
+        let is_pointer = matches!(argument.shape, Shape::Pointer);
+        // `opaque<4> x` and `int<> x` have their bound already.
+        let has_bound = match argument.shape {
+            Shape::Variable(Some(_)) => true,
+            Shape::Variable(None) => !argument.base.is_bytes(),
+            _ => false,
+        };
+        name(input)?;
+        if !has_bound {
+            argument.shape = shape(&argument.base, is_pointer, input)?.of_bytes(&argument.base);
+        }
+    }
+    Ok(Some(argument))
 }
 
 /// An argument or result, without name: `None` for `void`.
@@ -379,8 +461,7 @@ fn parameter(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
     let shape = match (next(input), &base) {
         ("<", _) => bound(input)?,
         ("*", _) => any.value(Shape::Pointer).parse_next(input)?,
-        (_, Base::Opaque | Base::Text) => Shape::Variable(None),
-        _ => Shape::Single,
+        _ => Shape::Single.of_bytes(&base),
     };
     Ok(Some(Declaration { name: Name::new("", at), base, shape }))
 }

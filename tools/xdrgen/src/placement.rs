@@ -22,6 +22,19 @@ type Table<V> = BTreeMap<Spanned<String>, V>;
 /// Entries of procedures, by the place of their version in the specification.
 type Entries = BTreeMap<usize, Table<Entry>>;
 
+/// A bound that the file gives.
+#[derive(Default, Deserialize)]
+#[serde(untagged, expecting = "expected a number, or `{ from = the specification's bound, to = a smaller one }`")]
+enum Bound {
+    /// The specification has none.
+    Missing(u32),
+    /// Less than the specification's.
+    Narrowed { from: u32, to: u32 },
+    #[default]
+    #[serde(skip)]
+    Invalid,
+}
+
 /// What the file says of a procedure.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -30,6 +43,7 @@ struct Entry {
     max_reply: Option<Spanned<u32>>,
     max_inline_result: Option<Spanned<u32>>,
     cached: Option<Spanned<bool>>,
+    one_way: Option<Spanned<bool>>,
     run: Run,
 }
 
@@ -122,7 +136,8 @@ impl Reader<'_> {
         }
     }
 
-    fn bounds(&mut self, schema: &mut Schema, bounds: Table<Spanned<u32>>) {
+    fn bounds(&mut self, schema: &mut Schema, bounds: Table<Spanned<Bound>>) {
+        let mut specified = schema.clone();
         let mut bounds: Vec<_> = bounds.into_iter().collect();
         // Fields of a typedef's type get its bound first.
         bounds.sort_by_key(|(key, _)| key.get_ref().contains('.'));
@@ -133,11 +148,50 @@ impl Reader<'_> {
                 self.error(&key.span(), format!("`{key_text}` is no opaque, string or array of variable length"));
                 continue;
             };
-            if let Some(max) = max.filter(|max| max < bound.get_ref()) {
-                self.error(&bound.span(), format!("{} exceeds {max}, the specification's bound", bound.get_ref()));
+            let at = bound.span();
+            let bound = match (self.bound_of(&mut specified, key_text), bound.into_inner()) {
+                (_, Bound::Invalid) => continue,
+                (None, Bound::Missing(bound)) => bound,
+                (Some(max), Bound::Missing(bound)) if bound == max => bound,
+                (Some(max), Bound::Missing(bound)) if bound > max => {
+                    self.error(&at, format!("{bound} exceeds {max}, the specification's bound"));
+                    continue;
+                }
+                (Some(max), Bound::Missing(bound)) => {
+                    self.problems
+                        .add_placement(&at, format!("`{key_text}` has the bound {max} in the specification"))
+                        .help(format!(
+                            "to accept less than the protocol allows, write `{{ from = {max}, to = {bound} }}`"
+                        ));
+                    continue;
+                }
+                (None, Bound::Narrowed { from, .. }) => {
+                    self.error(&at, format!("`{key_text}` has no bound in the specification, not {from}"));
+                    continue;
+                }
+                (Some(max), Bound::Narrowed { from, .. }) if from != max => {
+                    self.error(&at, format!("`{key_text}` has the bound {max} in the specification, not {from}"));
+                    continue;
+                }
+                (_, Bound::Narrowed { from, to }) if to >= from => {
+                    self.error(&at, format!("{to} is not less than {from}, the specification's bound"));
+                    continue;
+                }
+                (_, Bound::Narrowed { to, .. }) => to,
+            };
+            if let Some(max) = max.filter(|max| *max < bound) {
+                self.error(&at, format!("{bound} exceeds {max}, the bound of its typedef"));
             }
-            *max = Some(bound.into_inner());
+            *max = Some(bound);
             set_item(schema, key_text, &ty);
+        }
+    }
+
+    /// The bound that the specification has for an item of variable length.
+    fn bound_of(&mut self, specified: &mut Schema, key: &str) -> Option<u32> {
+        match self.item(specified, key, &(0..0))?.1 {
+            Type::Opaque { max, .. } | Type::Text { max, .. } | Type::Array(_, max) => max,
+            _ => None,
         }
     }
 
@@ -181,6 +235,7 @@ impl Reader<'_> {
     /// Limits of all procedures.
     fn procedures(&mut self, schema: &mut Schema, mut versions: Entries) {
         let mut programs = std::mem::take(&mut schema.programs);
+        self.keep_inline(schema);
         let mut sizes = Sizes::new(schema);
         for version in programs.iter_mut().flat_map(|program| &mut program.versions) {
             let mut entries = versions.remove(&version.name.at.start).unwrap_or_default();
@@ -200,6 +255,25 @@ impl Reader<'_> {
         schema.programs = programs;
     }
 
+    /// Makes each `zcopaque` inside an array, list, optional or recursive data one that does not travel in a chunk.
+    fn keep_inline(&mut self, schema: &mut Schema) {
+        let listed: Vec<TypeId> = self.eligible.iter().map(|(_, owner, _)| *owner).collect();
+        let mut sizes = Sizes::new(schema);
+        (0..schema.types.len()).for_each(|id| drop(sizes.of(&Type::Named(TypeId(id)))));
+        let inside = sizes.inside_repeated();
+        for (id, def) in schema.types.iter_mut().enumerate().filter(|(id, _)| inside[*id]) {
+            // The placement file's own are errors.
+            if listed.contains(&TypeId(id)) {
+                continue;
+            }
+            for ty in def.form.types_mut() {
+                if let Type::Opaque { is_bulk, .. } = ty {
+                    *is_bulk = false;
+                }
+            }
+        }
+    }
+
     /// Limits of a procedure, and what its entry says.
     fn procedure(&mut self, sizes: &mut Sizes<'_>, procedure: &Procedure, entry: &Entry, version: &str) -> Placement {
         let call = sizes.sequence(&procedure.arguments);
@@ -214,14 +288,28 @@ impl Reader<'_> {
         if let Some(cached) = entry.cached.as_ref().filter(|cached| *cached.get_ref() && results.is_some()) {
             self.error(&cached.span(), "a procedure with eligible results cannot be cached");
         }
+        let one_way = entry.one_way.as_ref().filter(|one_way| *one_way.get_ref());
+        let is_cached = entry.cached.as_ref().is_some_and(|cached| *cached.get_ref());
+        if let Some(one_way) = one_way {
+            let why = match &procedure.results {
+                results if *results != Type::Void => Some("results"),
+                _ if call.count > 0 => Some("eligible arguments"),
+                _ if is_cached => Some("cached replies"),
+                _ => None,
+            };
+            if let Some(what) = why {
+                self.error(&one_way.span(), format!("a one-way procedure has no {what}"));
+            }
+        }
         Placement {
+            one_way: one_way.is_some(),
             arguments: self.items(&call, procedure, "calls"),
             results,
             max_inline_result: entry.max_inline_result.as_ref().map(|max| *max.get_ref()),
             max_call: self.limit(["calls", "max_call"], entry.max_call.as_ref(), &call, procedure, version),
             max_reply: self.limit(["replies", "max_reply"], entry.max_reply.as_ref(), &reply, procedure, version),
             head: u32::try_from(reply.head).unwrap_or(u32::MAX),
-            cached: entry.cached.as_ref().is_some_and(|cached| *cached.get_ref()),
+            cached: is_cached,
             run: entry.run,
         }
     }

@@ -1,5 +1,6 @@
-//! Lists by optional pointers, and the end of all other recursion.
+//! Lists by optional pointers, and all other recursion.
 
+use std::mem;
 use std::ops::Range;
 
 use crate::errors::Problems;
@@ -32,42 +33,100 @@ impl Schema {
 
 /// Finds structures whose last field points to the next one, and makes pointers to them lists.
 pub(crate) fn find_lists(schema: &mut Schema, problems: &mut Problems) {
-    for i in 0..schema.types.len() {
+    let mut values = vec![None; schema.types.len()];
+    each_type(schema, &mut |ty, at| {
+        if let Some(id) = value(ty) {
+            values[id.0] = Some(at.clone());
+        }
+    });
+    for (i, value_at) in values.into_iter().enumerate() {
         let Form::Struct { fields, .. } = &schema.types[i].form else { continue };
-        let Some(last) = fields.last() else { continue };
+        let Some((last, rest)) = fields.split_last() else { continue };
         let Type::Optional(next) = schema.resolve(&last.ty) else { continue };
-        if **next == Type::Named(TypeId(i))
-            && let Form::Struct { fields, is_list } = &mut schema.types[i].form
-        {
+        if **next != Type::Named(TypeId(i)) || contains(schema, rest, TypeId(i)) {
+            continue;
+        }
+        if let Some(at) = value_at {
+            let name = &schema.types[i].name.text;
+            let message = format!(
+                "`{name}` is one value here, not only a list by `{name} *`: at most {MAX_DEPTH} of them follow each other"
+            );
+            problems.warn(&at, message);
+        } else if let Form::Struct { fields, is_list } = &mut schema.types[i].form {
             fields.pop();
             *is_list = true;
         }
     }
     let lists: Vec<bool> = (0..schema.types.len()).map(|i| schema.is_list(TypeId(i))).collect();
-    let names: Vec<String> = schema.types.iter().map(|def| def.name.text.clone()).collect();
-    each_type(schema, &mut |ty, at| {
-        if let Some(id) = make_lists(ty, &lists) {
-            let message = format!("`{}` is an element of a list, not a type of one value", names[id.0]);
-            problems.add(at, message).help(format!("a pointer is the list: `{} *`", names[id.0]));
-        }
-    });
+    each_type(schema, &mut |ty, _| make_lists(ty, &lists));
 }
 
-/// Replaces pointers to elements by lists. Returns an element without pointer.
-fn make_lists(ty: &mut Type, lists: &[bool]) -> Option<TypeId> {
-    match ty {
-        Type::Named(id) => lists[id.0].then_some(*id),
-        Type::Optional(inner) => {
-            let id = make_lists(inner, lists)?;
-            if matches!(**inner, Type::Named(_)) {
-                *ty = Type::List(id);
-                return None;
-            }
-            Some(id)
+/// Boxes each type inside a value of itself that is no list.
+///
+/// The circle is cut where a structure or union is inside itself, so that typedefs of pointers to it stay pointers.
+pub(crate) fn box_recursion(schema: &mut Schema) {
+    let mut states = vec![State::New; schema.types.len()];
+    let is_alias = |schema: &Schema, i: usize| matches!(schema.types[i].form, Form::Alias(_));
+    let (first, last): (Vec<usize>, Vec<usize>) = (0..schema.types.len()).partition(|&i| !is_alias(schema, i));
+    for i in first.into_iter().chain(last) {
+        box_inside(schema, TypeId(i), 0, &mut states);
+    }
+}
+
+fn box_inside(schema: &mut Schema, id: TypeId, depth: usize, states: &mut [State]) {
+    // More levels are an error of their own.
+    if depth > MAX_DEPTH || !matches!(states[id.0], State::New) {
+        return;
+    }
+    states[id.0] = State::Open;
+    let mut form = mem::replace(&mut schema.types[id.0].form, Form::Enum(Vec::new()));
+    for ty in form.types_mut() {
+        let Some(named) = ty.named_mut() else { continue };
+        let (Type::Named(inner) | Type::List(inner)) = *named else { continue };
+        match (&states[inner.0], &named) {
+            (State::Open, Type::Named(_)) => *named = Type::Boxed(inner),
+            _ => box_inside(schema, inner, depth + 1, states),
         }
+    }
+    schema.types[id.0].form = form;
+    states[id.0] = State::Height(0);
+}
+
+/// Replaces pointers to elements by lists.
+fn make_lists(ty: &mut Type, lists: &[bool]) {
+    match ty {
+        Type::Optional(inner) => match **inner {
+            Type::Named(id) if lists[id.0] => *ty = Type::List(id),
+            _ => make_lists(inner, lists),
+        },
         Type::FixedArray(inner, _) | Type::Array(inner, _) => make_lists(inner, lists),
+        _ => {}
+    }
+}
+
+/// The type of one value in `ty`: without a pointer around it.
+fn value(ty: &Type) -> Option<TypeId> {
+    match ty {
+        Type::Named(id) => Some(*id),
+        Type::Optional(inner) if matches!(**inner, Type::Named(_)) => None,
+        Type::FixedArray(inner, _) | Type::Array(inner, _) | Type::Optional(inner) => value(inner),
         _ => None,
     }
+}
+
+/// Whether `fields` contain the type `id` at any depth.
+fn contains(schema: &Schema, fields: &[Field], id: TypeId) -> bool {
+    let mut seen = vec![false; schema.types.len()];
+    let mut left: Vec<TypeId> = fields.iter().filter_map(|field| field.ty.named()).collect();
+    while let Some(next) = left.pop() {
+        if next == id {
+            return true;
+        }
+        if !mem::replace(&mut seen[next.0], true) {
+            left.extend(schema.types[next.0].form.contained());
+        }
+    }
+    false
 }
 
 /// Calls `f` for each written type, with a place of its name.
@@ -91,6 +150,35 @@ pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
     let mut check = Check { schema, problems, heights: vec![State::New; schema.types.len()] };
     for i in 0..schema.types.len() {
         check.visit(TypeId(i), 0);
+    }
+    for i in endless(schema) {
+        let name = &schema.types[i].name;
+        let help = "a pointer, an array of variable length or an arm without it ends the recursion";
+        problems.add(&name.at, format!("each `{}` contains another one without end", name.text)).help(help);
+    }
+}
+
+/// Types whose values all contain another one of the same type.
+fn endless(schema: &Schema) -> Vec<usize> {
+    let mut ends = vec![false; schema.types.len()];
+    loop {
+        let has_end = |ty: &Type| match ty.elements() {
+            Type::Named(id) | Type::Boxed(id) => ends[id.0],
+            _ => true,
+        };
+        let form_ends = |form: &Form| match form {
+            Form::Union(union) => {
+                let arms =
+                    union.arms.iter().map(|arm| arm.field.as_ref()).chain(union.default.iter().map(Option::as_ref));
+                arms.into_iter().any(|field| field.is_none_or(|field| has_end(&field.ty)))
+            }
+            form => form.types().into_iter().all(has_end),
+        };
+        let new: Vec<usize> = (0..ends.len()).filter(|&i| !ends[i] && form_ends(&schema.types[i].form)).collect();
+        if new.is_empty() {
+            return (0..ends.len()).filter(|&i| !ends[i]).collect();
+        }
+        new.into_iter().for_each(|i| ends[i] = true);
     }
 }
 
@@ -116,8 +204,8 @@ impl Check<'_> {
         match self.heights[id.0] {
             State::Height(height) => return height,
             State::Open => {
-                let help = "recursion is supported as a list only: `NAME *next;` as the last field of `struct NAME`";
-                self.problems.add(&def.name.at, format!("`{}` contains itself", def.name.text)).help(help);
+                // A list inside its own elements.
+                self.problems.add(&def.name.at, format!("`{}` contains itself", def.name.text));
                 // Reported once.
                 self.heights[id.0] = State::Height(0);
                 return 0;
@@ -166,7 +254,20 @@ impl Form {
         }
     }
 
-    /// The named types that a type contains.
+    /// What [`types`](Self::types) returns, to be changed.
+    pub(crate) fn types_mut(&mut self) -> Vec<&mut Type> {
+        match self {
+            Self::Alias(ty) => vec![ty],
+            form => form.fields_mut().into_iter().map(|field| &mut field.ty).collect(),
+        }
+    }
+
+    /// The types that are boxed in a type.
+    pub(crate) fn boxed(&self) -> Vec<TypeId> {
+        self.types().into_iter().filter_map(Type::boxed).collect()
+    }
+
+    /// The named types that a type contains, without boxed ones.
     pub(crate) fn contained(&self) -> impl Iterator<Item = TypeId> {
         self.types().into_iter().filter_map(Type::named)
     }
@@ -179,6 +280,31 @@ impl Type {
             Self::Named(id) | Self::List(id) => Some(*id),
             Self::FixedArray(inner, _) | Self::Array(inner, _) | Self::Optional(inner) => inner.named(),
             _ => None,
+        }
+    }
+
+    /// The innermost type of arrays and pointers, if it is a named one.
+    fn named_mut(&mut self) -> Option<&mut Self> {
+        match self {
+            Self::Named(_) | Self::List(_) => Some(self),
+            Self::FixedArray(inner, _) | Self::Array(inner, _) | Self::Optional(inner) => inner.named_mut(),
+            _ => None,
+        }
+    }
+
+    fn boxed(&self) -> Option<TypeId> {
+        match self {
+            Self::Boxed(id) => Some(*id),
+            Self::FixedArray(inner, _) | Self::Array(inner, _) | Self::Optional(inner) => inner.boxed(),
+            _ => None,
+        }
+    }
+
+    /// The type of what is always there: of elements of a fixed number, or itself.
+    fn elements(&self) -> &Self {
+        match self {
+            Self::FixedArray(inner, count) if *count > 0 => inner.elements(),
+            ty => ty,
         }
     }
 }

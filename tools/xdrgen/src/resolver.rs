@@ -19,9 +19,10 @@ const MAX_PROCEDURE: u32 = 1023;
 fn c_type(name: &str) -> Option<Type> {
     Some(match name {
         "bool_t" => Type::Bool,
-        "int8_t" | "int16_t" | "int32_t" | "int8" | "int16" | "int32" => Type::Int,
+        "int8_t" | "int16_t" | "int32_t" | "int8" | "int16" | "int32" | "enum_t" => Type::Int,
         "u_char" | "u_short" | "u_int" | "u_long" | "u_int8_t" | "u_int16_t" | "u_int32_t" | "uint8_t" | "uint16_t"
-        | "uint32_t" | "uint8" | "uint16" | "uint32" => Type::UnsignedInt,
+        | "uint32_t" | "uint8" | "uint16" | "uint32" | "uchar_t" | "ushort_t" | "uint_t" | "ulong_t" | "rpcprog_t"
+        | "rpcvers_t" | "rpcproc_t" | "rpcprot_t" | "rpcport_t" => Type::UnsignedInt,
         "int64_t" | "int64" | "quad_t" | "longlong_t" => Type::Hyper,
         "u_int64_t" | "uint64_t" | "uint64" | "u_quad_t" | "u_longlong_t" => Type::UnsignedHyper,
         "netobj" => Type::Opaque { max: Some(1024), is_bulk: false },
@@ -36,6 +37,12 @@ fn c_value(name: &str) -> Option<i128> {
         "FALSE" => 0,
         "TRUE" => 1,
         "MAXNETNAMELEN" => 255,
+        // Flavors of authentication (RFC 5531 §8.1), and their names in C.
+        "AUTH_NONE" | "AUTH_NULL" => 0,
+        "AUTH_SYS" | "AUTH_UNIX" => 1,
+        "AUTH_SHORT" => 2,
+        "AUTH_DH" | "AUTH_DES" => 3,
+        "RPCSEC_GSS" => 6,
         _ => return None,
     })
 }
@@ -295,10 +302,10 @@ impl Resolver<'_> {
         let base = match &declaration.base {
             Base::Builtin(ty) => ty.clone(),
             Base::Named(name) => self.named(name),
-            Base::Opaque => {
+            base @ (Base::Opaque | Base::ZeroCopyOpaque) => {
                 return match &declaration.shape {
                     Shape::Fixed(len) => Type::FixedOpaque(self.number(len, "length")),
-                    shape => Type::Opaque { max: self.max(shape), is_bulk: false },
+                    shape => Type::Opaque { max: self.max(shape), is_bulk: matches!(base, Base::ZeroCopyOpaque) },
                 };
             }
             Base::Text => return Type::Text { max: self.max(&declaration.shape), is_bulk: false },

@@ -155,6 +155,8 @@ pub enum Type {
     List(TypeId),
     /// A named type.
     Named(TypeId),
+    /// A named type inside a value of the same type, other than the next element of a list.
+    Boxed(TypeId),
 }
 
 /// `program`
@@ -211,6 +213,8 @@ pub struct Placement {
     pub head: u32,
     /// Calls run once, by the duplicate request cache.
     pub cached: bool,
+    /// Calls have no reply.
+    pub one_way: bool,
     /// Where and how it runs.
     pub run: Run,
 }

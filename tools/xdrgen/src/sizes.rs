@@ -111,6 +111,11 @@ impl<'s> Sizes<'s> {
                 size.open_at(|| format!("list of `{}`", self.schema.types[id.0].name.text))
             }
             Type::Named(id) => self.named(*id),
+            Type::Boxed(id) => {
+                self.repeated[id.0] = true;
+                Size::between(4, UNBOUNDED)
+                    .open_at(|| format!("`{}` contains itself and", self.schema.types[id.0].name.text))
+            }
         }
     }
 

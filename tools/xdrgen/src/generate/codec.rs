@@ -61,7 +61,9 @@ impl Model {
                 let of = self.decode(of, what);
                 quote!(if from.bool(#what)? { Some(#of) } else { None })
             }
-            Type::Void | Type::FixedArray(..) | Type::List(_) | Type::Named(_) => quote!(#xdr::Decode::decode(from)?),
+            Type::Void | Type::FixedArray(..) | Type::List(_) | Type::Named(_) | Type::Boxed(_) => {
+                quote!(#xdr::Decode::decode(from)?)
+            }
         }
     }
 

@@ -178,6 +178,7 @@ impl Model {
                 Facts { len, size, has_default: of.has_default && *count <= 32, ..of.opaque() }
             }
             Type::Array(..) | Type::List(_) => Facts { is_eq: false, ..Facts::BORROWED },
+            Type::Boxed(_) => Facts { is_eq: false, has_default: false, ..Facts::BORROWED },
             Type::Optional(ty) => Facts { has_default: true, ..self.facts(ty).apart() },
             Type::Named(id) => *self.facts[id.0].get_or_init(|| self.facts_of(id.0)),
         }
@@ -232,6 +233,11 @@ impl Model {
                 let ty = self.rust(&Type::Named(*id), life, at);
                 quote!(#xdr::List<#life, #ty>)
             }
+            Type::Boxed(id) => {
+                // It borrows, as it has a view of itself.
+                let name = &self.names[id.0];
+                quote!(#xdr::Boxed<#life, #at #name<#life>>)
+            }
             Type::Named(id) => {
                 let name = &self.names[id.0];
                 if self.facts(ty).borrows { quote!(#at #name<#life>) } else { quote!(#at #name) }
@@ -281,6 +287,7 @@ fn inner(ty: &Type, elements: &mut Vec<Type>) {
             inner(of, elements);
         }
         Type::Optional(of) => inner(of, elements),
+        Type::Boxed(id) => elements.push(Type::Named(*id)),
         _ => {}
     }
 }

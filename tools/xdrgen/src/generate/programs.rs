@@ -120,6 +120,11 @@ impl<'s> Module<'s> {
         let [number, max_call, max_reply, head, most] =
             [procedure.number, *max_call, *max_reply, *head, max_inline_result.unwrap_or(all.min(MAX_INLINE_RESULT))]
                 .map(Literal::u32_unsuffixed);
+        let one_way = procedure.placement.one_way.then(|| {
+            quote!(
+                const ONE_WAY: bool = true;
+            )
+        });
         quote! {
             #doc
             #[derive(Clone, Copy, Debug)]
@@ -133,6 +138,7 @@ impl<'s> Module<'s> {
                 const BINDING: Binding = Binding::inline(#max_call, #max_reply)#sent #returned_items;
                 const HEAD: usize = #head;
                 const MAX_INLINE_RESULT: usize = #most;
+                #one_way
                 type Args<'a> = #arguments;
                 type Results<'a> = #results;
             }

@@ -1,6 +1,6 @@
 //! Placement files: limits of procedures, and what is refused.
 
-use xdrgen::schema::{Eligible, Placement, Procedure, Run, Type};
+use xdrgen::schema::{Eligible, Form, Placement, Procedure, Run, Type};
 
 use crate::{errors, schema, titles};
 
@@ -38,6 +38,9 @@ run = 'deferred'
 [FILES_V1.LIST]
 max_reply = 8192
 ";
+
+/// Limits of the other procedures.
+const LIMITS: &str = "[FILES_V1.READ]\nmax_reply = 99\n[FILES_V1.LIST]\nmax_reply = 99\n";
 
 fn procedures(xdr: &str, placement: Option<&str>) -> Vec<Procedure> {
     schema(xdr, placement)
@@ -97,11 +100,27 @@ fn head_behind_an_optional_item() {
 fn items_are_marked_through_typedefs() {
     let xdr = "typedef opaque data<>; typedef data same; struct a { same x; data y; };";
     let schema = schema(xdr, Some("eligible = ['a.x']\nbounds = { data = 9, 'a.x' = 5 }"));
-    let xdrgen::schema::Form::Struct { fields, .. } = &schema.types[2].form else { panic!() };
+    let Form::Struct { fields, .. } = &schema.types[2].form else { panic!() };
     assert_eq!(fields[0].ty, Type::Opaque { max: Some(5), is_bulk: true });
     assert_eq!(schema.resolve(&fields[1].ty), &Type::Opaque { max: Some(9), is_bulk: false });
     let schema = crate::schema(xdr, Some("eligible = ['data']\nbounds.data = 9"));
     assert_eq!(schema.resolve(&Type::Named(xdrgen::schema::TypeId(1))), &Type::Opaque { max: Some(9), is_bulk: true });
+}
+
+#[test]
+fn a_bound_of_the_specification_is_narrowed_by_both_numbers() {
+    let narrowed = "[bounds]\n'write_args.first' = { from = 8192, to = 64 }\nname = 9\n";
+    let schema = schema(XDR, Some(&(narrowed.to_owned() + LIMITS)));
+    let def = schema.types.iter().find(|def| def.name.text == "write_args").expect("a type");
+    let Form::Struct { fields, .. } = &def.form else { panic!() };
+    assert_eq!(fields[1].ty, Type::Opaque { max: Some(64), is_bulk: false });
+}
+
+#[test]
+fn one_way_procedures_have_no_results() {
+    let placement = "[bounds]\nname = 9\n[FILES_V1.WRITE]\none_way = true\n".to_owned() + LIMITS;
+    let one_way: Vec<_> = procedures(XDR, Some(&placement)).iter().map(|of| of.placement.one_way).collect();
+    assert_eq!(one_way, [false, true, false]);
 }
 
 #[test]
@@ -119,12 +138,28 @@ fn refused() {
         ("eligible = 'name'", "invalid type: string \"name\", expected a sequence"),
         ("[bounds]\n'attributes.mode' = 4", "`attributes.mode` is no opaque, string or array of variable length"),
         ("[bounds]\n'write_args.first' = 8193", "8193 exceeds 8192, the specification's bound"),
-        ("[bounds]\nname = -1", "invalid value: integer `-1`, expected u32"),
+        ("[bounds]\nname = -1", "expected a number, or `{ from = the specification's bound, to = a smaller one }`"),
+        ("[bounds]\n'write_args.first' = 64", "`write_args.first` has the bound 8192 in the specification"),
+        (
+            "[bounds]\n'write_args.first' = { from = 4096, to = 64 }",
+            "`write_args.first` has the bound 8192 in the specification, not 4096",
+        ),
+        (
+            "[bounds]\n'write_args.first' = { from = 8192, to = 8192 }",
+            "8192 is not less than 8192, the specification's bound",
+        ),
+        ("[bounds]\nname = { from = 9, to = 5 }", "`name` has no bound in the specification, not 9"),
+        ("[FILES_V1.READ]\none_way = true", "a one-way procedure has no results"),
+        ("[FILES_V1.WRITE]\none_way = true\ncached = true", "a one-way procedure has no cached replies"),
+        (
+            "eligible = ['write_args.first']\n[FILES_V1.WRITE]\none_way = true",
+            "a one-way procedure has no eligible arguments",
+        ),
         ("[FILES_V2.READ]", "unknown key `FILES_V2`: expected `eligible`, `bounds`, a version or a program"),
         ("[FILES_V1.REED]", "`FILES_V1` has no procedure `REED`"),
         (
             "[FILES_V1.READ]\nmax = 1",
-            "unknown field `max`, expected one of `max_call`, `max_reply`, `max_inline_result`, `cached`, `run`",
+            "unknown field `max`, expected one of `max_call`, `max_reply`, `max_inline_result`, `cached`, `one_way`, `run`",
         ),
         (
             "[FILES_V1.READ]\nrun = 'here'",
@@ -162,7 +197,7 @@ error: `read_ok.data` has no bound: give one in `[bounds]`
 1 | eligible = ['read_ok.data']
   |             ^^^^^^^^^^^^^^
 
-error: unknown field `cashed`, expected one of `max_call`, `max_reply`, `max_inline_result`, `cached`, `run`
+error: unknown field `cashed`, expected one of `max_call`, `max_reply`, `max_inline_result`, `cached`, `one_way`, `run`
  --> t.placement.toml:7:1
   |
 7 | cashed = true

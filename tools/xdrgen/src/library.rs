@@ -1,0 +1,33 @@
+//! Structures of the RPC library (RFC 5531), where a file uses them and does not define them.
+
+use crate::ast::Definition;
+use crate::errors::Problems;
+use crate::lexer::{Kind, Token, lex};
+use crate::parser::parse;
+
+/// Their names and definitions.
+const STRUCTURES: [(&str, &str); 2] = [
+    (
+        "authsys_parms",
+        "/* Body of an AUTH_SYS credential (RFC 5531, appendix A). */ struct authsys_parms { unsigned int stamp;
+        string machinename<255>; unsigned int uid; unsigned int gid; unsigned int gids<16>; };",
+    ),
+    (
+        "opaque_auth",
+        "/* A credential or verifier (RFC 5531 §8.2). */ struct opaque_auth { int flavor; opaque body<400>; };",
+    ),
+];
+
+/// Adds the structures that `tokens` name in front of the definitions of the file.
+pub(crate) fn add_used(tokens: &[Token<'_>], definitions: &mut Vec<Definition>, problems: &mut Problems) {
+    for (name, text) in STRUCTURES {
+        let is_defined = definitions.iter().any(|definition| definition.name.text == name);
+        let used = tokens.iter().find(|token| token.kind == Kind::Word && token.text == name);
+        if let Some(used) = used.filter(|_| !is_defined) {
+            let (mut tokens, _) = lex(text, problems);
+            // Errors are shown where the file names the structure.
+            tokens.iter_mut().for_each(|token| token.at = used.at.clone());
+            definitions.splice(0..0, parse(&tokens, problems));
+        }
+    }
+}
