@@ -40,8 +40,9 @@ const CREDITS: u32 = 32;
 
 /// Export a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
 ///
-/// As root, the server acts as the user of the caller's AUTH_SYS credential (see --squash). Every host that
-/// reaches the server can claim to be any user: use a trusted network. Not as root, it acts as its own user.
+/// As root, the server acts as the user of the caller's AUTH_SYS credential (see --squash), without the capabilities of
+/// root. Every host that reaches the server can claim to be any user: use a trusted network. Not as root, it acts as its
+/// own user.
 ///
 /// File systems mounted below the directory are not exported. There is no lock manager (NLM, NSM): clients
 /// mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
@@ -142,11 +143,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     // Clients choose the modes of their files. All other files get theirs from the code that creates them.
     rustix::process::umask(rustix::fs::Mode::empty());
     let policy = Policy::new(options.squash);
-    if policy.is_privileged() {
-        // Threads started from here on have no groups of root. Each call sets its caller's.
-        rustix::thread::set_thread_groups(&[]).context("setgroups")?;
-    }
-    policy.check_switch()?;
+    policy.prepare()?;
     let descriptors = Descriptors::divide(config.shards, config.shard.memory.receives, options.workers.into())?;
     let export = Arc::new(Export::open(
         &options.directory,

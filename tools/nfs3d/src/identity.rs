@@ -1,6 +1,8 @@
 //! User and groups of a call, from its AUTH_SYS credential.
 #![forbid(unsafe_code)]
 
+use std::cell::{Cell, RefCell};
+
 use anyhow::{Context, ensure};
 use arrayvec::ArrayVec;
 use rpcrdma::Refusal;
@@ -10,7 +12,10 @@ use rpcrdma_proto::wire::rpc::Flavor;
 use rustix::fs::{Gid, Uid};
 use rustix::io;
 use rustix::process::{getegid, geteuid};
-use rustix::thread::{capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    CapabilitiesSecureBits, CapabilitySet, capabilities, capabilities_secure_bits, set_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
 
 /// User mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -25,6 +30,22 @@ pub enum Squash {
 
 /// User and group ID of nobody.
 pub(crate) const NOBODY: u32 = 65534;
+
+/// Capabilities that override permissions, ownership and limits of files.
+const FILE_CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::LINUX_IMMUTABLE)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::MAC_OVERRIDE)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::SYS_RESOURCE);
+
+/// Supplementary groups.
+type Groups = ArrayVec<u32, { AuthSys::MAX_GIDS }>;
 
 /// Turns credentials into identities.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +63,9 @@ pub struct Policy {
 pub(crate) struct Identity {
     pub(crate) uid: u32,
     gid: u32,
-    groups: ArrayVec<u32, { AuthSys::MAX_GIDS }>,
-    /// The server's own user: nothing to switch.
-    own: bool,
+    groups: Groups,
+    /// The server cannot switch users. All calls run as its own user, and the kernel decides what that user may do.
+    fixed: bool,
 }
 
 impl Policy {
@@ -59,24 +80,32 @@ impl Policy {
         self.privileged
     }
 
-    /// Checks that a thread that acts as another user has no capabilities meanwhile. They stay if the process was
-    /// started with the bit `SECBIT_NO_SETUID_FIXUP` (capabilities(7)).
+    /// Prepares the calling thread, and all threads that it starts afterwards, for [`Identity::act`].
     ///
     /// # Errors
-    /// They stay, or the switch failed.
-    pub(crate) fn check_switch(&self) -> anyhow::Result<()> {
-        let nobody = Identity { uid: NOBODY, gid: NOBODY, groups: ArrayVec::new(), own: !self.privileged };
-        let left = nobody.act(|| capabilities(None)).context("acting as another user")?.effective;
+    /// The system denies it; or the process would keep its capabilities under another user ID.
+    pub fn prepare(&self) -> anyhow::Result<()> {
+        if !self.privileged {
+            // Calls run as the server's user, with no more rights than another process of this user has.
+            let mut sets = capabilities(None).context("capget")?;
+            for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
+                set.remove(FILE_CAPABILITIES);
+            }
+            return set_capabilities(None, sets).context("capset");
+        }
+        let bits = capabilities_secure_bits().context("PR_GET_SECUREBITS")?;
         ensure!(
-            !self.privileged || left.is_empty(),
-            "acting as another user keeps the capabilities of root ({left:?}): start without SECBIT_NO_SETUID_FIXUP"
+            !bits.contains(CapabilitiesSecureBits::NO_SETUID_FIXUP),
+            "the process has the securebit no-setuid-fixup, with which calls of users would run with the capabilities \
+             of root: start without SECBIT_NO_SETUID_FIXUP"
         );
-        Ok(())
+        // Root's groups would serve no purpose: each call sets those of its caller.
+        set_thread_groups(&[]).context("setgroups")
     }
 
     /// Identity of the server.
     pub(crate) fn own(&self) -> Identity {
-        Identity { uid: self.uid, gid: self.gid, groups: ArrayVec::new(), own: true }
+        Identity { uid: self.uid, gid: self.gid, groups: ArrayVec::new(), fixed: !self.privileged }
     }
 
     /// Identity of a call.
@@ -105,53 +134,77 @@ impl Policy {
         } else {
             return Err(Refusal::Authentication(AuthStat::RejectedCred.code()));
         };
-        if !self.privileged {
-            return Ok(Identity { uid: self.uid, gid, groups, own: true });
-        }
-        let own = uid == 0 && gid == self.gid;
-        Ok(Identity { uid, gid, groups, own })
+        let uid = if self.privileged { uid } else { self.uid };
+        Ok(Identity { uid, gid, groups, fixed: !self.privileged })
     }
 }
 
+thread_local! {
+    /// Group IDs of this thread, if `act` has set them. They stay set between calls, because one client's calls are
+    /// often consecutive, and because groups give root no rights that it does not have.
+    static GROUPS: RefCell<Option<(u32, Groups)>> = const { RefCell::new(None) };
+    /// Whether this thread is within `act`.
+    static ACTING: Cell<bool> = const { Cell::new(false) };
+}
+
 impl Identity {
-    /// Runs system calls as this user, on this thread: with the user's IDs and groups, and without the capabilities of
-    /// root, which the kernel takes from a thread whose effective user is no longer root (capabilities(7)). So a
-    /// changed file loses its set-ID bits, and quotas and reserved blocks hold, as for a local process of the user.
-    /// Every system call that changes data or metadata for a client runs here.
+    /// Runs system calls on this thread with the user's IDs, and without capabilities unless the user is root. May not
+    /// be nested.
     ///
     /// # Errors
     /// Those of the calls; or the switch failed, and nothing was done.
     pub(crate) fn act<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        if self.own {
+        if self.fixed {
             return run();
         }
-        // Also if the switch fails half-way.
-        let _back = Back;
-        let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> = self.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
-        set_thread_groups(&groups)?;
-        set_thread_res_gid(None, Gid::from_raw(self.gid), None)?;
-        set_thread_res_uid(None, Uid::from_raw(self.uid), None)?;
+        assert!(!ACTING.replace(true), "nested switches of the user");
+        // Restores also if the switch fails or a call panics.
+        let _restore = Restore { switched: self.uid != 0 };
+        self.set_groups()?;
+        if self.uid != 0 {
+            // The kernel clears the thread's effective capabilities when root becomes another user, and sets them to
+            // the permitted ones when it becomes root again.
+            set_thread_res_uid(None, Uid::from_raw(self.uid), None)?;
+        }
         run()
+    }
+
+    /// Sets the groups of this thread, unless they are set already.
+    fn set_groups(&self) -> io::Result<()> {
+        GROUPS.with_borrow_mut(|set| {
+            if set.as_ref().is_some_and(|(gid, groups)| *gid == self.gid && *groups == self.groups) {
+                return Ok(());
+            }
+            *set = None;
+            let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> =
+                self.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+            set_thread_groups(&groups)?;
+            set_thread_res_gid(None, Gid::from_raw(self.gid), None)?;
+            *set = Some((self.gid, self.groups.clone()));
+            Ok(())
+        })
     }
 
     /// True for the owner and root.
     pub(crate) fn owns(&self, uid: u32) -> bool {
-        self.own || self.uid == 0 || self.uid == uid
+        self.fixed || self.uid == 0 || self.uid == uid
     }
 }
 
-/// Restores the thread's own identity on drop.
-struct Back;
+/// Restores the thread's own user on drop.
+struct Restore {
+    switched: bool,
+}
 
-impl Drop for Back {
+impl Drop for Restore {
     fn drop(&mut self) {
-        let back = set_thread_res_uid(None, Uid::ROOT, None)
-            .and_then(|()| set_thread_res_gid(None, rustix::process::getgid(), None))
-            .and_then(|()| set_thread_groups(&[]));
-        if let Err(error) = back {
+        if self.switched
+            && let Err(error) = set_thread_res_uid(None, Uid::ROOT, None)
+        {
             // The thread would serve others as this user.
             eprintln!("this thread could not become root again: {error}");
             std::process::abort();
         }
+        ACTING.set(false);
     }
 }

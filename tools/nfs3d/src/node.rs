@@ -111,18 +111,18 @@ impl Node {
         openat(CWD, self.path(), flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
     }
 
-    fn kept<'a>(&self, place: &'a OnceLock<OwnedFd>, flags: OFlags) -> io::Result<BorrowedFd<'a>> {
+    fn kept(place: &OnceLock<OwnedFd>, open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<BorrowedFd<'_>> {
         if let Some(fd) = place.get() {
             return Ok(fd.as_fd());
         }
-        let fd = self.reopen(flags)?;
+        let fd = open()?;
         // A concurrent second descriptor is closed.
         Ok(place.get_or_init(|| fd).as_fd())
     }
 
     /// Opened by the server for its own reads and syncs.
     pub(crate) fn own_reader(&self) -> Outcome<BorrowedFd<'_>> {
-        Ok(self.kept(&self.reader, OFlags::RDONLY)?)
+        Ok(Self::kept(&self.reader, || self.reopen(OFlags::RDONLY))?)
     }
 
     /// Opens a regular file for reads of a user. The owner always may, as its client has checked the open. So may a
@@ -139,18 +139,17 @@ impl Node {
         Ok(who.act(|| self.reopen(OFlags::RDONLY | OFlags::DIRECTORY))?)
     }
 
-    /// Opens a regular file for writes of a user.
+    /// Opens a regular file for writes of a user. The descriptor grants access only: the user's privileges at the write
+    /// itself decide about set-ID bits, reserved blocks and quotas, so writes belong into `Identity::act`.
     pub(crate) fn writer(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
         self.check_regular()?;
-        if who.owns(owner) {
-            match self.kept(&self.writer, OFlags::WRONLY) {
-                Ok(fd) => return Ok(Opened::Kept(fd)),
-                // The server's user may not; the caller's user may.
-                Err(Errno::ACCESS | Errno::PERM) => {}
-                Err(error) => return Err(error.into()),
-            }
+        let open = || self.reopen(OFlags::WRONLY);
+        if !who.owns(owner) {
+            return Ok(Opened::Own(who.act(open)?));
         }
-        Ok(Opened::Own(who.act(|| self.reopen(OFlags::WRONLY))?))
+        // The owner may write although the mode forbids it, as its client has checked the open.
+        let open_as_owner = || who.act(open).or_else(|error| if error == Errno::ACCESS { open() } else { Err(error) });
+        Ok(Opened::Kept(Self::kept(&self.writer, open_as_owner)?))
     }
 
     /// Checks access of the user.
@@ -158,11 +157,28 @@ impl Node {
         who.act(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
     }
 
+    /// Opens for `sync`. `None` if there is nothing to sync with: opening a FIFO or a device has effects, a symbolic link
+    /// cannot be opened, and a server that is not root may lack access to a file.
+    pub(crate) fn syncer(&self) -> Outcome<Option<BorrowedFd<'_>>> {
+        if !matches!(self.kind, FileType::RegularFile | FileType::Directory) {
+            return Ok(None);
+        }
+        let reader = Self::kept(&self.reader, || self.reopen(OFlags::RDONLY));
+        let opened = reader.or_else(|error| match error {
+            Errno::ACCESS => Self::kept(&self.writer, || self.reopen(OFlags::WRONLY)),
+            error => Err(error),
+        });
+        match opened {
+            Err(Errno::ACCESS | Errno::ISDIR) => Ok(None),
+            opened => Ok(Some(opened?)),
+        }
+    }
+
     /// Syncs names of a directory, or data and attributes of a file.
     pub(crate) fn sync(&self) -> Outcome<()> {
-        match self.kept(&self.reader, OFlags::RDONLY).and_then(fsync) {
-            // Files that cannot be opened or synced have no unstable data.
-            Ok(()) | Err(Errno::INVAL | Errno::NXIO | Errno::LOOP) => Ok(()),
+        match self.syncer()?.map_or(Ok(()), fsync) {
+            // The file system has no sync.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

@@ -1,7 +1,7 @@
 //! READ, WRITE, COMMIT, without copies between the file and registered memory.
 #![forbid(unsafe_code)]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rpcrdma::service::ResultWriter;
 use rpcrdma::typed::Answer;
@@ -72,24 +72,16 @@ impl Call<'_> {
         let file = self.writer(node)?;
         let end = offset.checked_add(data.len() as u64).and_then(|end| i64::try_from(end).ok());
         end.ok_or(Nfsstat3::ErrFbig)?;
-        let len = self.who.act(|| {
-            let mut len = 0;
-            while len < data.len() {
-                match pwrite(&file, &data[len..], offset + len as u64) {
-                    Ok(0) => return Err(Errno::IO),
-                    Ok(more) => len += more,
-                    Err(Errno::INTR) => {}
-                    Err(_) if len > 0 => break,
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(len)
+        // With the user's privileges the kernel clears set-ID bits, and denies reserved blocks and quotas.
+        let (len, synced) = self.who.act(|| {
+            let len = write_at(file.as_fd(), data, offset)?;
+            let synced = match stable {
+                StableHow::Unstable => Ok(()),
+                StableHow::DataSync => fdatasync(file.as_fd()),
+                StableHow::FileSync => fsync(file.as_fd()),
+            };
+            Ok((len, synced))
         })?;
-        let synced = match stable {
-            StableHow::Unstable => Ok(()),
-            StableHow::DataSync => fdatasync(file.as_fd()),
-            StableHow::FileSync => fsync(file.as_fd()),
-        };
         self.check_sync(synced)?;
         Ok(len as u32)
     }
@@ -106,9 +98,24 @@ impl Call<'_> {
     pub(crate) fn commit(&self, args: Commit3Args<'_>) -> Results<Commit3Resok, Commit3Resfail> {
         let node = self.export.find(args.file)?;
         // Syncs the whole file, whatever the range. A writer may do so.
-        let outcome = self.writer(&node).and_then(|file| self.check_sync(fsync(file.as_fd())));
+        let outcome = self.writer(&node).and_then(|file| self.check_sync(self.who.act(|| Ok(fsync(file.as_fd())))?));
         let file_wcc = wcc(None, &node);
         let done = |()| Commit3Resok { file_wcc, verf: self.export.verifier() };
         outcome.map(done).map_err(|status| (status, Commit3Resfail { file_wcc }))
     }
+}
+
+/// Writes at an offset. Returns how many bytes were written: all, or fewer if a later part failed.
+fn write_at(file: BorrowedFd<'_>, data: &[u8], offset: u64) -> io::Result<usize> {
+    let mut len = 0;
+    while len < data.len() {
+        match pwrite(file, &data[len..], offset + len as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(more) => len += more,
+            Err(Errno::INTR) => {}
+            Err(_) if len > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
 }

@@ -38,8 +38,12 @@ pub(crate) struct Nfsd {
     pub(crate) address: String,
     pub(crate) mount_port: u16,
     options: Vec<String>,
+    launcher: Launcher,
     directory: Arc<TempDir>,
 }
+
+/// A program and its arguments that start the server, whose command line follows.
+type Launcher = Vec<String>;
 
 impl Nfsd {
     /// Serves a new directory, whose users are those of the calls if this is root.
@@ -52,15 +56,33 @@ impl Nfsd {
     /// Serves the directory `export` of this one, where the key will be.
     pub(crate) fn start_in(directory: TempDir, options: &[&str]) -> Self {
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        Self::spawn(Arc::new(directory), options, None)
+        Self::spawn(Arc::new(directory), Launcher::new(), options)
     }
 
     /// A server under a limit of the shell, such as `ulimit -n 512`, whose log is kept.
     pub(crate) fn start_limited(limit: &str, options: &[&str]) -> Self {
         let directory = Arc::new(tempfile::tempdir().expect("a temporary directory"));
         std::fs::create_dir(directory.path().join("export")).expect("a directory");
-        let options = options.iter().map(|&option| option.to_owned()).collect();
-        Self::spawn(directory, options, Some(limit))
+        let launcher = ["bash", "-c", &format!(r#"{limit} && exec "$@""#), "bash"].map(str::to_owned).to_vec();
+        Self::spawn(directory, launcher, options.iter().map(|&option| option.to_owned()).collect())
+    }
+
+    /// Serves a new directory from a mount namespace of its own, as root, over TCP. A shell runs the script first, with
+    /// the path of the directory as `$EXPORT`; its last command ends in `"$@"`, which is the server.
+    pub(crate) fn start_after(script: &str, options: &[&str]) -> Self {
+        let directory = Arc::new(tempfile::tempdir().expect("a temporary directory"));
+        let export = directory.path().join("export");
+        std::fs::create_dir(&export).expect("a directory");
+        let script = format!("EXPORT={}; set -e; {script}", export.display());
+        let launcher = ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
+        let address = format!("iwarp:{}", loopback_address().0);
+        let options = ["--listen", &address].iter().chain(options).map(|&option| option.to_owned()).collect();
+        Self::spawn(directory, launcher, options)
+    }
+
+    /// A path as the server sees it, which may have mounts of its own.
+    pub(crate) fn server_path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{}", self.child.id(), self.path().join(path).display()))
     }
 
     /// The same over TCP.
@@ -90,7 +112,7 @@ impl Nfsd {
         String::from_utf8(output.stderr).expect("text")
     }
 
-    fn spawn(directory: Arc<TempDir>, options: Vec<String>, limit: Option<&str>) -> Self {
+    fn spawn(directory: Arc<TempDir>, launcher: Launcher, options: Vec<String>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let elsewhere = options.iter().position(|option| option == "--listen");
@@ -98,8 +120,10 @@ impl Nfsd {
             Some(at) => options[at + 1].clone(),
             None => format!("soft:nfs3d-test-{}-{number}", std::process::id()),
         };
-        let mut program = limited(limit.unwrap_or("true"), env!("CARGO_BIN_EXE_nfs3d"));
-        if limit.is_some() {
+        let mut words = launcher.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_nfs3d")]);
+        let mut program = Command::new(words.next().expect("a program"));
+        program.args(words);
+        if !launcher.is_empty() {
             program.stderr(Stdio::piped());
         }
         // Two of them would be two addresses.
@@ -122,7 +146,7 @@ impl Nfsd {
         let port = line.split("TCP port ").nth(1).and_then(|rest| rest.split(';').next());
         let mount_port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("it said {line:?}"));
         let log = child.stderr.take();
-        Self { child, says, ready: line, log, address, mount_port, options, directory }
+        Self { child, says, ready: line, log, address, mount_port, options, launcher, directory }
     }
 
     /// The exported directory.
@@ -134,7 +158,7 @@ impl Nfsd {
     pub(crate) fn restart(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
-        *self = Self::spawn(Arc::clone(&self.directory), self.options.clone(), None);
+        *self = Self::spawn(Arc::clone(&self.directory), self.launcher.clone(), self.options.clone());
     }
 
     /// Ends the server as its user does; returns what it said.
@@ -169,10 +193,19 @@ impl Nfsd {
 
     /// A client as a user, with some configuration of its shard.
     pub(crate) fn client_with(&self, uid: u32, shard: Config) -> Nfs {
+        self.client_of(Credential::sys("tests", uid, uid, &[]).expect("a credential"), shard)
+    }
+
+    /// A client as a user with supplementary groups.
+    pub(crate) fn client_in(&self, uid: u32, groups: &[u32]) -> Nfs {
+        self.client_of(Credential::sys("tests", uid, uid, groups).expect("a credential"), Config::default())
+    }
+
+    fn client_of(&self, credential: Credential, shard: Config) -> Nfs {
         let mut config = ClientConfig::new(PROGRAM, VERSION);
         // The host may be busy with other tests.
         config.connect.timeout = Duration::from_secs(60);
-        config.credential = Credential::sys("tests", uid, uid, &[]).expect("a credential");
+        config.credential = credential;
         config.bindings = Some(Arc::new(bindings()));
         let buffers = vec![(256 << 10, 4), (1 << 20, 2)];
         config.shard = shard;

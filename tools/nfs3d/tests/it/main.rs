@@ -7,6 +7,7 @@ mod client;
 mod directories;
 mod fake;
 mod files;
+mod identities;
 mod iwarp;
 mod key;
 mod limits;
