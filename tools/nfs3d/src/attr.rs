@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat,
-    ftruncate, major, minor, utimensat,
+    Access, AtFlags, CWD, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat,
+    chownat, ftruncate, major, minor, utimensat,
 };
 
 use crate::identity::Identity;
@@ -66,61 +66,111 @@ pub(crate) fn wcc(before: PreOpAttr, node: &Node) -> WccData {
     WccData { before, after: now(node) }
 }
 
-fn special(nanoseconds: i64) -> Timespec {
-    Timespec { tv_sec: 0, tv_nsec: nanoseconds }
+/// Attributes to set, as checked as is possible without a file.
+#[derive(Clone, Default)]
+pub(crate) struct NewAttributes {
+    /// Permission bits.
+    pub(crate) mode: Option<Mode>,
+    pub(crate) uid: Option<Uid>,
+    pub(crate) gid: Option<Gid>,
+    /// Bytes.
+    pub(crate) size: Option<u64>,
+    /// Times, beside those that a new size sets.
+    pub(crate) times: Option<Timestamps>,
 }
 
-/// Requested times, beside those that a new length sets; `None` if there are none.
-fn times(new: &Sattr3) -> Option<Timestamps> {
-    // A writer may set the length and thereby this time. To set it alone takes the owner.
-    let by_length = (SetAtime::Default(TimeHow::DontChange), SetAtime::Default(TimeHow::SetToServerTime));
-    if new.size.is_some() && (new.atime, new.mtime) == by_length {
-        return None;
+/// The privileges that a change of times takes, for a user that does not own the file.
+#[derive(PartialEq, Eq)]
+enum TimesBy {
+    /// The owner's: a time is the client's.
+    Owner,
+    /// Write permission, which the kernel checks: both times become the present.
+    Writer,
+    /// Write permission (RFC 1813 §3.3.2), which the kernel does not accept: one of the times becomes the present.
+    WriterAsOwner,
+}
+
+impl NewAttributes {
+    /// Checks a client's attributes.
+    ///
+    /// # Errors
+    /// `NFS3ERR_INVAL` for the user or group ID 2^32-1, and for 10^9 and more nanoseconds. `NFS3ERR_FBIG` for a size
+    /// above 2^63-1.
+    pub(crate) fn new(new: &Sattr3) -> Outcome<Self> {
+        if new.uid == Some(u32::MAX) || new.gid == Some(u32::MAX) {
+            return Err(Nfsstat3::ErrInval);
+        }
+        if new.size.is_some_and(|size| i64::try_from(size).is_err()) {
+            return Err(Nfsstat3::ErrFbig);
+        }
+        Ok(Self {
+            mode: new.mode.map(|mode| Mode::from_raw_mode(mode & 0o7777)),
+            uid: new.uid.map(Uid::from_raw),
+            gid: new.gid.map(Gid::from_raw),
+            size: new.size,
+            times: times(new)?,
+        })
     }
+
+    /// Permission bits of a new file.
+    pub(crate) fn initial_mode(&self) -> Mode {
+        self.mode.unwrap_or(Mode::empty())
+    }
+
+    /// Sets the attributes, all or none if failures are foreseeable (RFC 1813 §3.3.2): it checks first. The order is
+    /// owner, size, mode, times, as each may change the later ones. All calls are on an `O_PATH` descriptor, and open
+    /// nothing but regular files.
+    pub(crate) fn apply(&self, node: &Node, who: &Identity) -> Outcome<()> {
+        let stat = node.stat()?;
+        let others_times = self.times.as_ref().filter(|_| !who.owns(stat.st_uid)).map(times_by);
+        if self.mode.is_some() && !who.owns(stat.st_uid) || others_times == Some(TimesBy::Owner) {
+            return Err(Nfsstat3::ErrPerm);
+        }
+        let as_owner = others_times == Some(TimesBy::WriterAsOwner);
+        if as_owner && !node.permits(who, Access::WRITE_OK) {
+            return Err(Nfsstat3::ErrAcces);
+        }
+        let file = self.size.map(|_| node.writer(who, stat.st_uid)).transpose()?;
+        if self.uid.is_some() || self.gid.is_some() {
+            who.act(|| chownat(node.fd(), "", self.uid, self.gid, AtFlags::EMPTY_PATH))?;
+        }
+        if let (Some(size), Some(file)) = (self.size, &file) {
+            who.act(|| ftruncate(file, size))?;
+        }
+        if let Some(mode) = self.mode {
+            who.act(|| chmodat(CWD, node.path(), mode, AtFlags::empty()))?;
+        }
+        if let Some(times) = &self.times {
+            let owner = as_owner.then(|| who.owner(&stat));
+            owner.as_ref().unwrap_or(who).act(|| utimensat(node.fd(), "", times, AtFlags::EMPTY_PATH))?;
+        }
+        Ok(())
+    }
+}
+
+/// Requested times, beside those that a new size sets; `None` if there are none.
+fn times(new: &Sattr3) -> Outcome<Option<Timestamps>> {
+    // A writer may set the size and thereby this time.
+    let by_size = (SetAtime::Default(TimeHow::DontChange), SetAtime::Default(TimeHow::SetToServerTime));
+    if new.size.is_some() && (new.atime, new.mtime) == by_size {
+        return Ok(None);
+    }
+    let special = |tv_nsec| Ok(Timespec { tv_sec: 0, tv_nsec });
     let time = |new: &SetAtime| match *new {
-        SetAtime::SetToClientTime(time) => Timespec { tv_sec: time.seconds.into(), tv_nsec: time.nseconds.into() },
+        // The system has a meaning of its own for some larger values.
+        SetAtime::SetToClientTime(time) if time.nseconds >= 1_000_000_000 => Err(Nfsstat3::ErrInval),
+        SetAtime::SetToClientTime(time) => Ok(Timespec { tv_sec: time.seconds.into(), tv_nsec: time.nseconds.into() }),
         SetAtime::Default(TimeHow::SetToServerTime) => special(UTIME_NOW),
         SetAtime::Default(_) => special(UTIME_OMIT),
     };
-    let times = Timestamps { last_access: time(&new.atime), last_modification: time(&new.mtime) };
-    [&times.last_access, &times.last_modification].iter().any(|time| time.tv_nsec != UTIME_OMIT).then_some(times)
+    let times = Timestamps { last_access: time(&new.atime)?, last_modification: time(&new.mtime)? };
+    Ok([&times.last_access, &times.last_modification].iter().any(|time| time.tv_nsec != UTIME_OMIT).then_some(times))
 }
 
-/// Permission bits of the client.
-pub(crate) fn mode(new: &Sattr3) -> Mode {
-    Mode::from_raw_mode(new.mode.unwrap_or(0) & 0o7777)
-}
-
-/// Sets attributes, all or none if failures are foreseeable (RFC 1813 §3.3.2): it checks first. The order is owner,
-/// size, mode, times, as each may change the later ones.
-pub(crate) fn apply(node: &Node, who: &Identity, new: &Sattr3) -> Outcome<()> {
-    let (size, uid, gid, times) = (new.size, new.uid, new.gid, times(new));
-    if size.is_some_and(|size| i64::try_from(size).is_err()) {
-        return Err(Nfsstat3::ErrFbig);
+fn times_by(times: &Timestamps) -> TimesBy {
+    match (times.last_access.tv_nsec, times.last_modification.tv_nsec) {
+        (UTIME_NOW, UTIME_NOW) => TimesBy::Writer,
+        (UTIME_NOW, UTIME_OMIT) | (UTIME_OMIT, UTIME_NOW) => TimesBy::WriterAsOwner,
+        _ => TimesBy::Owner,
     }
-    if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
-        return Err(Nfsstat3::ErrInval);
-    }
-    let owner = node.stat()?.st_uid;
-    // A writer may set both times to the present.
-    let other =
-        |times: &Timestamps| [times.last_access, times.last_modification].iter().any(|time| time.tv_nsec != UTIME_NOW);
-    if (new.mode.is_some() || times.as_ref().is_some_and(other)) && !who.owns(owner) {
-        return Err(Nfsstat3::ErrPerm);
-    }
-    let file = size.map(|_| node.writer(who, owner)).transpose()?;
-    if uid.is_some() || gid.is_some() {
-        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-        who.act(|| chownat(node.fd(), "", uid, gid, AtFlags::EMPTY_PATH))?;
-    }
-    if let (Some(size), Some(file)) = (size, &file) {
-        who.act(|| ftruncate(file, size))?;
-    }
-    if new.mode.is_some() {
-        who.act(|| chmodat(CWD, node.path(), mode(new), AtFlags::empty()))?;
-    }
-    if let Some(times) = times {
-        who.act(|| utimensat(node.fd(), "", &times, AtFlags::EMPTY_PATH))?;
-    }
-    Ok(())
 }

@@ -25,7 +25,9 @@ impl Call<'_> {
             if args.guard.is_some_and(|ctime| ctime != attr::ctime(&stat)) {
                 return Err(Nfsstat3::ErrNotSync);
             }
-            attr::apply(&node, &self.who, &args.new_attributes)?;
+            let new = attr::NewAttributes::new(&args.new_attributes)?;
+            self.export.prepare_settle(&node)?;
+            new.apply(&node, &self.who)?;
             self.export.settle(&node)
         });
         let obj_wcc = wcc(before, &node);

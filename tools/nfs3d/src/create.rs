@@ -1,20 +1,21 @@
 //! CREATE, MKDIR, MKNOD.
 #![forbid(unsafe_code)]
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rpcrdma::typed::{Answer, Signature};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, makedev, mkdirat, mknodat, openat, utimensat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, makedev, mkdirat, mknodat, openat, unlinkat,
+};
 use rustix::io::{self, Errno};
 
-use crate::UNCHANGED;
-use crate::attr;
+use crate::attr::{self, NewAttributes};
 use crate::export::changeable;
 use crate::nfs::{Answered, Call};
 use crate::nfs3::nfs_v3::{Create, Mkdir, Mknod};
 use crate::nfs3::*;
 use crate::node::Node;
+use crate::remove::{bury, name_stat};
 use crate::status::Outcome;
 
 /// A created or existing file.
@@ -34,9 +35,13 @@ impl Call<'_> {
             Err(status) => return (Err(status), WccData::default()),
         };
         let _alone = dir.lock();
-        let before = dir.stat().ok().as_ref().map(attr::before);
-        let outcome = self.export.check_writable().and_then(|()| {
-            let done = run(&dir, changeable(entry.name, dots)?)?;
+        let stat = dir.stat();
+        let before = stat.as_ref().ok().map(attr::before);
+        let outcome = stat.and_then(|_| {
+            self.export.check_writable()?;
+            let name = changeable(entry.name, dots)?;
+            self.export.prepare_settle(&dir)?;
+            let done = run(&dir, name)?;
             self.export.settle(&dir)?;
             Ok(done)
         });
@@ -61,14 +66,28 @@ impl Call<'_> {
         answer.send(&done.map_err(|status| (*status, Create3Resfail { dir_wcc })).into())
     }
 
-    /// Opens the new file with `O_PATH`, sets its other attributes, and makes it stable.
-    pub(crate) fn finish(&self, dir: &Node, name: &[u8], rest: &Sattr3) -> Outcome<Made> {
-        let (node, _) = self.export.look_up(dir, name, &self.who)?;
-        attr::apply(&node, &self.who, rest)?;
-        if !node.is_symlink() {
+    /// Opens the new file with `O_PATH`, sets its other attributes, and makes it stable. Removes it if that fails.
+    pub(crate) fn finish(&self, dir: &Node, name: &[u8], rest: &NewAttributes) -> Outcome<Made> {
+        let made = name_stat(dir, name).ok_or(Nfsstat3::ErrNoent)?;
+        let finished = self.export.look_up(dir, name, &self.who).and_then(|(node, _)| {
+            rest.apply(&node, &self.who)?;
             self.export.settle(&node)?;
+            Ok(node)
+        });
+        if finished.is_err() {
+            self.discard(dir, name, &made);
         }
-        Ok(node)
+        finished
+    }
+
+    /// Removes a new file, unless the name has become another file's.
+    fn discard(&self, dir: &Node, name: &[u8], made: &Stat) {
+        let is_dir = FileType::from_raw_mode(made.st_mode) == FileType::Directory;
+        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let same = name_stat(dir, name).is_some_and(|now| (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino));
+        if same && self.who.act(|| unlinkat(dir.fd(), name, flags)).is_ok() {
+            bury(self.export, (dir, name), Some(made));
+        }
     }
 
     pub(crate) fn create(&self, args: Create3Args<'_>, answer: Answer<'_, Create>) -> Answered {
@@ -78,19 +97,19 @@ impl Call<'_> {
                 Createhow3::Guarded(new) => (new, true),
                 Createhow3::Unchecked(new) => (new, false),
             };
-            match self.make_file(dir, name, attr::mode(new)) {
-                Err(Errno::EXIST) if !must_be_new => self.existing(dir, name, new.size),
+            let new = NewAttributes::new(new)?;
+            match self.make_file(dir, name, new.initial_mode()) {
                 // Creation has set the mode.
-                made => {
-                    made.map_err(Nfsstat3::from).and_then(|_| self.finish(dir, name, &Sattr3 { mode: None, ..*new }))
-                }
+                Ok(()) => self.finish(dir, name, &NewAttributes { mode: None, ..new }),
+                Err(Errno::EXIST) if !must_be_new => self.existing(dir, name, new.size),
+                Err(error) => Err(error.into()),
             }
         })
     }
 
-    fn make_file(&self, dir: &Node, name: &[u8], mode: Mode) -> io::Result<OwnedFd> {
+    fn make_file(&self, dir: &Node, name: &[u8], mode: Mode) -> io::Result<()> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.who.act(|| openat(dir.fd(), name, flags, mode))
+        self.who.act(|| openat(dir.fd(), name, flags, mode)).map(drop)
     }
 
     /// Unchecked CREATE of an existing file: only the size applies.
@@ -98,7 +117,7 @@ impl Call<'_> {
         let (node, _) = self.export.look_up(dir, name, &self.who)?;
         node.check_regular().map_err(|_| Nfsstat3::ErrExist)?;
         if size.is_some() {
-            attr::apply(&node, &self.who, &Sattr3 { size, ..UNCHANGED })?;
+            NewAttributes { size, ..NewAttributes::default() }.apply(&node, &self.who)?;
             self.export.settle(&node)?;
         }
         Ok(node)
@@ -112,11 +131,7 @@ impl Call<'_> {
         let seconds = |bytes| Timespec { tv_sec: i64::from(u32::from_be_bytes(bytes) & 0x7FFF_FFFF), tv_nsec: 0 };
         let times = Timestamps { last_access: seconds([a, b, c, d]), last_modification: seconds([e, f, g, h]) };
         match self.make_file(dir, name, Mode::empty()) {
-            Ok(file) => {
-                self.who.act(|| utimensat(file.as_fd(), "", &times, AtFlags::EMPTY_PATH))?;
-                drop(file);
-                self.finish(dir, name, &UNCHANGED)
-            }
+            Ok(()) => self.finish(dir, name, &NewAttributes { times: Some(times), ..NewAttributes::default() }),
             Err(Errno::EXIST) => {
                 let (node, stat) = self.export.look_up(dir, name, &self.who)?;
                 let its = (stat.st_atime, stat.st_mtime);
@@ -129,30 +144,31 @@ impl Call<'_> {
     }
 
     pub(crate) fn mkdir(&self, args: Mkdir3Args<'_>, answer: Answer<'_, Mkdir>) -> Answered {
-        let new = &args.attributes;
         self.make(args.r#where, answer, |dir, name| {
-            self.who.act(|| mkdirat(dir.fd(), name, attr::mode(new)))?;
-            // Systems treat special bits in the mode of mkdir differently.
-            let mode = new.mode.filter(|mode| mode & 0o7000 != 0);
-            self.finish(dir, name, &Sattr3 { mode, size: None, ..*new })
+            let new = NewAttributes::new(&args.attributes)?;
+            // Linux ignores set-ID bits here, and passes on the set-group-ID bit of the parent.
+            self.who.act(|| mkdirat(dir.fd(), name, new.initial_mode()))?;
+            self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }
 
     pub(crate) fn mknod(&self, args: Mknod3Args<'_>, answer: Answer<'_, Mknod>) -> Answered {
-        let device = |data: &Devicedata3| makedev(data.spec.specdata1, data.spec.specdata2);
+        // Linux has 12 bits of major and 20 bits of minor numbers, and cuts off the rest.
+        let device = |data: &Devicedata3| match (data.spec.specdata1, data.spec.specdata2) {
+            (major @ 0..0x1000, minor @ 0..0x10_0000) => Ok(makedev(major, minor)),
+            _ => Err(Nfsstat3::ErrInval),
+        };
         self.make(args.r#where, answer, |dir, name| {
             let (kind, new, dev) = match &args.what {
-                Mknoddata3::Chr(data) => (FileType::CharacterDevice, &data.dev_attributes, device(data)),
-                Mknoddata3::Blk(data) => (FileType::BlockDevice, &data.dev_attributes, device(data)),
+                Mknoddata3::Chr(data) => (FileType::CharacterDevice, &data.dev_attributes, device(data)?),
+                Mknoddata3::Blk(data) => (FileType::BlockDevice, &data.dev_attributes, device(data)?),
                 Mknoddata3::Sock(new) => (FileType::Socket, new, 0),
                 Mknoddata3::Fifo(new) => (FileType::Fifo, new, 0),
                 Mknoddata3::Default(_) => return Err(Nfsstat3::ErrBadtype),
             };
-            self.who.act(|| mknodat(dir.fd(), name, kind, attr::mode(new), dev))?;
-            // Special files cannot be opened for a sync: they are stable with the directory.
-            let (node, _) = self.export.look_up(dir, name, &self.who)?;
-            attr::apply(&node, &self.who, &Sattr3 { mode: None, size: None, ..*new })?;
-            Ok(node)
+            let new = NewAttributes::new(new)?;
+            self.who.act(|| mknodat(dir.fd(), name, kind, new.initial_mode(), dev))?;
+            self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }
 }

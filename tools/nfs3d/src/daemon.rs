@@ -41,11 +41,11 @@ const CREDITS: u32 = 32;
 /// Export a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
 ///
 /// As root, the server acts as the user of the caller's AUTH_SYS credential (see --squash), without the capabilities of
-/// root. Every host that reaches the server can claim to be any user: use a trusted network. Not as root, it acts as its
-/// own user.
+/// root. Every host that reaches the server can claim to be any user: use a trusted network. Not as root, it acts as
+/// its own user.
 ///
-/// File systems mounted below the directory are not exported. There is no lock manager (NLM, NSM): clients
-/// mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
+/// What is mounted below the directory is not exported, bind mounts included. There is no lock manager (NLM, NSM):
+/// clients mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
 #[derive(Debug, Parser)]
 #[command(name = "nfs3d", version, long_version = VERSION.as_str(), args_override_self = true)]
 struct Cli {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, fstatfs, openat, readlinkat};
+use rustix::io::Errno;
 
 use crate::cache::Cache;
 use crate::handles::{By, FileHandle, Handles, Key};
@@ -129,6 +130,11 @@ impl Export {
         if self.options.sync { node.sync() } else { Ok(()) }
     }
 
+    /// Opens what `settle` needs, so that a lack of descriptors fails a call before it has changed anything.
+    pub(crate) fn prepare_settle(&self, node: &Node) -> Outcome<()> {
+        if self.options.sync { node.syncer().map(drop) } else { Ok(()) }
+    }
+
     /// File of a handle.
     pub(crate) fn find(&self, handle: NfsFh3<'_>) -> Outcome<Arc<Node>> {
         // A cached node has a verified handle.
@@ -150,16 +156,17 @@ impl Export {
         Ok(self.cache.enter(Node::new(file, handle, &stat)))
     }
 
-    /// Directory of a handle.
+    /// Directory of a handle; stale if removed, whatever is asked of it.
     pub(crate) fn find_dir(&self, handle: NfsFh3<'_>) -> Outcome<Arc<Node>> {
         let node = self.find(handle)?;
         node.check_dir()?;
+        node.stat()?;
         Ok(node)
     }
 
     /// Handle of a file opened by its name in a directory.
     pub(crate) fn handle_of(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
-        // Another file system is mounted there, which is not exported.
+        // Another file system, such as a subvolume.
         if stat.st_dev != self.dev {
             return Err(Nfsstat3::ErrAcces);
         }
@@ -176,7 +183,11 @@ impl Export {
             b".." => name,
             name => checked(name)?,
         };
-        let file = who.act(|| open_path(dir.fd(), name))?;
+        let file = who.act(|| open_path(dir.fd(), name)).map_err(|error| match error {
+            // Something is mounted there, or the parent is above a mount: both are not exported.
+            Errno::XDEV => Nfsstat3::ErrAcces,
+            error => error.into(),
+        })?;
         let stat = fstat(&file)?;
         if name == b".." {
             self.check_inside(&file)?;

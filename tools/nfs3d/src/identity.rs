@@ -9,7 +9,7 @@ use rpcrdma::Refusal;
 use rpcrdma::rpc::{AuthStat, AuthSys};
 use rpcrdma::typed::CallInfo;
 use rpcrdma_proto::wire::rpc::Flavor;
-use rustix::fs::{Gid, Uid};
+use rustix::fs::{Gid, Stat, Uid};
 use rustix::io;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{
@@ -148,6 +148,11 @@ thread_local! {
 }
 
 impl Identity {
+    /// The owner of a file.
+    pub(crate) fn owner(&self, stat: &Stat) -> Self {
+        Self { uid: stat.st_uid, gid: stat.st_gid, groups: ArrayVec::new(), fixed: self.fixed }
+    }
+
     /// Runs system calls on this thread with the user's IDs, and without capabilities unless the user is root. May not
     /// be nested.
     ///

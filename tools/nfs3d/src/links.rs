@@ -4,7 +4,7 @@
 use rpcrdma::typed::{Answer, Signature};
 use rustix::fs::{AtFlags, CWD, linkat, readlinkat, symlinkat};
 
-use crate::attr::{fattr, now};
+use crate::attr::{NewAttributes, fattr, now};
 use crate::nfs::{Answered, Call};
 use crate::nfs3::nfs_v3::{Readlink, Symlink};
 use crate::nfs3::*;
@@ -32,9 +32,10 @@ impl Call<'_> {
             if path.is_empty() || path.contains(&0) {
                 return Err(Nfsstat3::ErrInval);
             }
+            let new = NewAttributes::new(&args.symlink.symlink_attributes)?;
             self.who.act(|| symlinkat(path, dir.fd(), name))?;
             // A link has no mode and no size of its own.
-            self.finish(dir, name, &Sattr3 { mode: None, size: None, ..args.symlink.symlink_attributes })
+            self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }
 

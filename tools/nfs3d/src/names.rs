@@ -9,7 +9,7 @@ mod tests;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, openat, openat2, statx};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, openat2, statx};
 use rustix::io;
 
 use crate::lock::lock;
@@ -144,9 +144,10 @@ impl Names {
     }
 }
 
-/// Opens a name in a directory with `O_PATH`, without following links.
+/// Opens a name in a directory with `O_PATH`, without following links. `EXDEV` for what is mounted there, including
+/// bind mounts of the same file system.
 pub(crate) fn open_path(dir: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
-    openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    openat2(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_XDEV)
 }
 
 /// Opens a directory by its name in another one, for reads, on the same mounted file system.

@@ -157,8 +157,8 @@ impl Node {
         who.act(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
     }
 
-    /// Opens for `sync`. `None` if there is nothing to sync with: opening a FIFO or a device has effects, a symbolic link
-    /// cannot be opened, and a server that is not root may lack access to a file.
+    /// Opens for `sync`. `None` if there is nothing to sync with: opening a FIFO or a device has effects, a symbolic
+    /// link cannot be opened, and a server that is not root may lack access to a file.
     pub(crate) fn syncer(&self) -> Outcome<Option<BorrowedFd<'_>>> {
         if !matches!(self.kind, FileType::RegularFile | FileType::Directory) {
             return Ok(None);

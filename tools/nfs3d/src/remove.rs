@@ -24,7 +24,7 @@ impl Call<'_> {
 
     fn unlink(&self, entry: Diropargs3<'_>, dots: Nfsstat3, flags: AtFlags) -> Results<Remove3Resok, Remove3Resfail> {
         let (outcome, dir_wcc) = self.in_dir(entry, dots, |dir, name| {
-            let victim = victim(dir, name);
+            let victim = name_stat(dir, name);
             self.who.act(|| unlinkat(dir.fd(), name, flags))?;
             bury(self.export, (dir, name), victim.as_ref());
             Ok(())
@@ -62,7 +62,9 @@ impl Call<'_> {
         self.export.check_writable()?;
         let from_name = changeable(from_name, Nfsstat3::ErrInval)?;
         let to_name = changeable(to_name, Nfsstat3::ErrInval)?;
-        let (moved, replaced) = (victim(from, from_name), victim(to, to_name));
+        self.export.prepare_settle(from)?;
+        self.export.prepare_settle(to)?;
+        let (moved, replaced) = (name_stat(from, from_name), name_stat(to, to_name));
         self.who.act(|| renameat(from.fd(), from_name, to.fd(), to_name))?;
         if let Some(moved) = &moved {
             // Two names of one file: RENAME replaced nothing.
@@ -79,13 +81,13 @@ impl Call<'_> {
     }
 }
 
-/// File of a name, before removal.
-fn victim(dir: &Node, name: &[u8]) -> Option<Stat> {
+/// Attributes of a name in a directory, if it exists. Follows no link.
+pub(crate) fn name_stat(dir: &Node, name: &[u8]) -> Option<Stat> {
     statat(dir.fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()
 }
 
 /// A name was removed. With the last one, the file is removed once closed.
-fn bury(export: &Export, (dir, name): (&Node, &[u8]), victim: Option<&Stat>) {
+pub(crate) fn bury(export: &Export, (dir, name): (&Node, &[u8]), victim: Option<&Stat>) {
     let Some(stat) = victim else { return };
     let last = stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     export.handles.forget(dir.ino(), name, stat.st_ino, last);

@@ -35,7 +35,8 @@ impl From<Errno> for Nfsstat3 {
             Errno::PERM => Self::ErrPerm,
             Errno::NOENT => Self::ErrNoent,
             Errno::NXIO => Self::ErrNxio,
-            Errno::ACCESS => Self::ErrAcces,
+            // EBUSY: something is mounted at a name that was to be removed.
+            Errno::ACCESS | Errno::BUSY => Self::ErrAcces,
             Errno::EXIST => Self::ErrExist,
             Errno::XDEV => Self::ErrXdev,
             Errno::NODEV => Self::ErrNodev,

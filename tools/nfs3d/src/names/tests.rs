@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, openat};
 use tempfile::TempDir;
 
 use super::*;

@@ -1,15 +1,22 @@
-//! Identities of threads, of servers that are not root, and of files that are open already.
+//! Identities of threads, of servers that are not root, and of files that are open already; what is not opened.
 
 use std::fs;
+use std::mem::MaybeUninit;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
+use rpcrdma_nfs3d::UNCHANGED;
+use rpcrdma_nfs3d::nfs3::nfs_v3::Mknod;
 use rpcrdma_nfs3d::nfs3::*;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use crate::client::{Fh, Nfs, Nfsd, is_root, put, status, with_size};
+use crate::client::{Fh, Nfs, Nfsd, at, is_root, put, status, with_mode, with_size};
 
 const OWNER: u32 = 1234;
 const OTHER: u32 = 5678;
+const NOW: SetMtime = SetMtime::Default(TimeHow::SetToServerTime);
 
 /// Whether the test can run; says so if not.
 fn has_root() -> bool {
@@ -116,4 +123,122 @@ fn a_server_that_is_not_root_uses_no_capabilities() {
     assert_eq!(mode(&path), 0o755);
     let others = nfs.find(&root, "others");
     assert_eq!(status(nfs.write(&others, 0, b"x", StableHow::Unstable)), Nfsstat3::ErrAcces);
+    // A file that it may not open is made and changed nevertheless.
+    let made = nfs.create(&root, "closed", Createhow3::Guarded(with_mode(0))).unwrap().obj.unwrap();
+    nfs.setattr(&made, with_mode(0o200), None).unwrap();
+    assert_eq!(mode(&nfsd.path().join("closed")), 0o200);
+}
+
+#[test]
+fn attributes_of_fifos_and_devices_are_set_without_opening_them() {
+    let nfsd = Nfsd::start(&[]);
+    let path = nfsd.path().join("fifo");
+    mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    let watch = inotify::init(CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, &path, WatchFlags::OPEN | WatchFlags::ATTRIB).unwrap();
+    if is_root() {
+        let null = nfsd.path().join("device");
+        mknodat(CWD, &null, FileType::CharacterDevice, Mode::from_raw_mode(0o600), rustix::fs::makedev(1, 3)).unwrap();
+        inotify::add_watch(&watch, &null, WatchFlags::OPEN | WatchFlags::ATTRIB).unwrap();
+    }
+    let mut nfs = nfsd.client();
+    let root = nfs.root;
+    for name in ["fifo", "device"] {
+        let Ok(found) = nfs.lookup(&root, name) else { continue };
+        let time = Nfstime3 { seconds: 7, nseconds: 999_999_999 };
+        let new = Sattr3 { mtime: SetMtime::SetToClientTime(time), ..with_mode(0o640) };
+        let after = nfs.setattr(&found.object, new, None).unwrap().obj_wcc.after.unwrap();
+        assert_eq!((after.mode, after.mtime), (0o640, time), "{name}");
+        assert_eq!(status(nfs.setattr(&found.object, with_size(0), None)), Nfsstat3::ErrInval, "{name}");
+    }
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(&watch, &mut buffer);
+    let mut seen = ReadFlags::empty();
+    while let Ok(event) = events.next() {
+        seen |= event.events();
+    }
+    assert_eq!(seen, ReadFlags::ATTRIB);
+}
+
+/// Times of a file, in seconds.
+fn times(path: &Path) -> (i64, i64) {
+    let file = fs::metadata(path).unwrap();
+    (file.atime(), file.mtime())
+}
+
+#[test]
+fn who_may_write_a_file_may_set_its_times_to_the_present() {
+    if !has_root() {
+        return;
+    }
+    let nfsd = Nfsd::start(&[]);
+    let path = nfsd.path().join("file");
+    let mut other = nfsd.client_in(OTHER, &[]);
+    let root = other.root;
+    let keep = SetMtime::Default(TimeHow::DontChange);
+    let given = SetMtime::SetToClientTime(Nfstime3 { seconds: 5, nseconds: 0 });
+    for (mode, refused) in [(0o666, None), (0o644, Some(Nfsstat3::ErrAcces))] {
+        for (atime, mtime) in [(NOW, NOW), (keep, NOW), (NOW, keep)] {
+            file_of(&path, OWNER, mode);
+            let old = fs::FileTimes::new().set_accessed(UNIX_EPOCH).set_modified(UNIX_EPOCH + Duration::from_secs(1));
+            fs::File::options().write(true).open(&path).unwrap().set_times(old).unwrap();
+            let file = other.find(&root, "file");
+            let set = other.setattr(&file, Sattr3 { atime, mtime, ..UNCHANGED }, None);
+            assert_eq!(set.err(), refused, "{atime:?} {mtime:?}");
+            let (accessed, modified) = times(&path);
+            let expected = |new: SetMtime| new == NOW && refused.is_none();
+            assert_eq!((accessed > 0, modified > 1), (expected(atime), expected(mtime)), "{atime:?} {mtime:?}");
+        }
+        let file = other.find(&root, "file");
+        for (atime, mtime) in [(given, NOW), (keep, given), (NOW, given)] {
+            let set = other.setattr(&file, Sattr3 { atime, mtime, ..UNCHANGED }, None);
+            assert_eq!(status(set), Nfsstat3::ErrPerm);
+        }
+    }
+}
+
+#[test]
+fn what_is_mounted_in_the_export_is_not_exported() {
+    if !has_root() {
+        return;
+    }
+    for handles in ["kernel", "names"] {
+        let nfsd = Nfsd::start_after(
+            "mkdir $EXPORT/../outside $EXPORT/bound; echo secret >$EXPORT/../outside/secret; touch $EXPORT/file; \
+             mount --bind $EXPORT/../outside $EXPORT/bound; mount --bind $EXPORT/../outside/secret $EXPORT/file; \
+             exec \"$@\"",
+            &["--handles", handles],
+        );
+        let mut nfs = nfsd.client();
+        let root = nfs.root;
+        assert!(nfsd.server_path("bound/secret").exists());
+        for name in ["bound", "file"] {
+            assert_eq!(status(nfs.lookup(&root, name)), Nfsstat3::ErrAcces, "{name}");
+            let how = Createhow3::Unchecked(with_size(0));
+            assert!(nfs.create(&root, name, how).is_err(), "{name}");
+            assert_eq!(status(nfs.rename(at(&root, name), at(&root, "x"))), Nfsstat3::ErrAcces, "{name}");
+        }
+        assert_eq!(status(nfs.rmdir(&root, "bound")), Nfsstat3::ErrAcces);
+        assert_eq!(status(nfs.remove(&root, "file")), Nfsstat3::ErrAcces);
+        let (entries, _) = nfs.readdirplus(&root, 0, 4096, 8192).unwrap();
+        let mounted = entries.iter().filter(|entry| [&b"bound"[..], b"file"].contains(&entry.name));
+        assert_eq!(mounted.clone().count(), 2);
+        assert!(mounted.clone().all(|entry| entry.name_handle.is_none() && entry.name_attributes.is_none()));
+        assert!(crate::mount::mount(nfsd.mount_port, &nfsd.path().join("bound")).is_err());
+        assert_eq!(fs::read(nfsd.server_path("bound/secret")).unwrap(), b"secret\n");
+    }
+}
+
+#[test]
+fn device_numbers_that_the_system_would_cut_are_refused() {
+    let nfsd = Nfsd::start(&[]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root;
+    for (major, minor) in [(0x1000, 3), (1, 0x10_0000), (u32::MAX, u32::MAX)] {
+        let spec = Specdata3 { specdata1: major, specdata2: minor };
+        let what = Mknoddata3::Chr(Devicedata3 { dev_attributes: with_mode(0o600), spec });
+        let made = nfs.call::<Mknod>(&Mknod3Args { r#where: at(&root, "device"), what });
+        assert_eq!(status(made), Nfsstat3::ErrInval, "{major} {minor}");
+    }
+    assert_eq!(status(nfs.lookup(&root, "device")), Nfsstat3::ErrNoent);
 }

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod client;
+mod creation;
 mod directories;
 mod fake;
 mod files;
