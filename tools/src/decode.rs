@@ -82,6 +82,7 @@ fn revision_parser() -> impl TypedValueParser<Value = Revision> {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
+    let bodies = Bodies::new(&args.xdr).map_err(|(name, reason)| CommandError::Input { name, reason })?;
     let name = if args.file == "-" { "standard input" } else { args.file.as_str() };
     let input_error = |reason: String| CommandError::Input { name: name.to_owned(), reason };
     let mut source: Box<dyn Read + Send> = match args.file.as_str() {
@@ -95,8 +96,6 @@ pub fn run(args: &Args) -> Outcome {
     }
     let is_capture = capture::is_capture(&head);
     let source = io::Cursor::new(head).chain(source);
-
-    let bodies = Bodies::new(&args.xdr).map_err(|(name, reason)| CommandError::Input { name, reason })?;
     let mut decoder = Decoder::new(args, bodies, BufWriter::new(io::stdout().lock()));
     let result = if is_capture { decoder.capture(source) } else { decoder.lines(BufReader::new(source)) };
     match result {
