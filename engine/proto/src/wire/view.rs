@@ -138,7 +138,7 @@ impl<'a> View<'a> {
 
     /// The range of these bytes as an ERR_VERS in the layout of all versions. Some are also a version 2 error.
     pub fn common_version_range(&self) -> Option<(u32, u32)> {
-        common_version_range(self.bytes).filter(|(low, high)| low <= high)
+        common_version_range(self.bytes)
     }
 
     /// Transaction id.
@@ -320,7 +320,7 @@ impl<'a> View<'a> {
 pub(super) fn common_version_range(bytes: &[u8]) -> Option<(u32, u32)> {
     let is_one =
         bytes.len() == ERR_VERS_LEN && word(bytes, 12) == HeaderType::Error.code() && word(bytes, COMMON_LEN) == 1;
-    is_one.then(|| (word(bytes, COMMON_LEN + 4), word(bytes, COMMON_LEN + 8)))
+    is_one.then(|| (word(bytes, COMMON_LEN + 4), word(bytes, COMMON_LEN + 8))).filter(|(low, high)| low <= high)
 }
 
 /// Whether this is an ERR_VERS without the flags word. A responder that lacks version 2 sends it and echoes our version
