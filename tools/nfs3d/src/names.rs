@@ -9,7 +9,7 @@ mod tests;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, openat2, statx};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, openat, openat2, statx};
 use rustix::io;
 
 use crate::lock::lock;
@@ -127,7 +127,7 @@ impl Names {
         let open = |dir: &Option<OwnedFd>, path: &[u8]| {
             let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            openat2(dir.as_ref().unwrap_or(&self.root), path, flags, Mode::empty(), how)
+            open_within(dir.as_ref().unwrap_or(&self.root), path, flags, how)
         };
         // As many names at once as a path may have.
         for name in names.rev() {
@@ -147,11 +147,23 @@ impl Names {
 /// Opens a name in a directory with `O_PATH`, without following links. `EXDEV` for what is mounted there, including
 /// bind mounts of the same file system.
 pub(crate) fn open_path(dir: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
-    openat2(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_XDEV)
+    open_within(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, ResolveFlags::NO_XDEV)
 }
 
 /// Opens a directory by its name in another one, for reads, on the same mounted file system.
 fn open_below(dir: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV)
+    open_within(dir, name, flags, ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV)
+}
+
+/// Opens a path below a directory, within its mount. A system without openat2, such as Linux before 5.6, takes bind
+/// mounts of the same file system for directories of it; callers verify where a path of several names has led.
+fn open_within(dir: impl AsFd, path: &[u8], flags: OFlags, how: ResolveFlags) -> io::Result<OwnedFd> {
+    match openat2(&dir, path, flags, Mode::empty(), how) {
+        Err(io::Errno::NOSYS) => {
+            let file = openat(&dir, path, flags, Mode::empty())?;
+            if fstat(&file)?.st_dev == fstat(&dir)?.st_dev { Ok(file) } else { Err(io::Errno::XDEV) }
+        }
+        opened => opened,
+    }
 }
