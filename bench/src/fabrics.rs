@@ -112,8 +112,6 @@ mod tests {
         ] {
             assert_eq!(raw(&parse(calls).unwrap()).unwrap().to_string(), tests);
         }
-        for wrong in ["verbs:host:65535", "verbs:host:x"] {
-            assert!(raw(&parse(wrong).unwrap()).is_err(), "{wrong}");
-        }
+        assert!(raw(&parse("verbs:host:65535").unwrap()).is_err(), "there is no next port");
     }
 }

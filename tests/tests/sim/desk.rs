@@ -318,7 +318,7 @@ impl Desk {
                 let again = client.shard().fabric().ends() > call.ends || remade;
                 (if again && !over { "calls lost, connections not" } else { "calls lost" }, over || again)
             }
-            CallError::TimedOut { .. } => {
+            CallError::TimedOut { .. } | CallError::NoCredits { .. } => {
                 ("deadlines passed", call.deadline.is_some_and(|deadline| deadline <= self.time.now()))
             }
             CallError::Cancelled { .. } => ("calls cancelled", call.cancelled),

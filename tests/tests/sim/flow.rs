@@ -15,6 +15,8 @@ pub(crate) struct Flow {
     /// This side takes calls.
     serves: bool,
     version: Version,
+    /// As a server: it takes version 1, and not only version 2.
+    pub(crate) takes_version_1: bool,
     /// A readable message was sent or received.
     settled: bool,
     /// Whether the peer's first CONNPROP offers windowed credits; `None` before it.
@@ -64,7 +66,20 @@ impl Flow {
         // In version 2 only a client's first message is free.
         let free = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
         let (ours, theirs) = (free(server), free(!server));
-        Self { server, hostile, serves, version, settled: false, offer: None, ours, theirs, replied: 0, answered: 0 }
+        let takes_version_1 = true;
+        Self {
+            server,
+            hostile,
+            serves,
+            version,
+            takes_version_1,
+            settled: false,
+            offer: None,
+            ours,
+            theirs,
+            replied: 0,
+            answered: 0,
+        }
     }
 
     /// Counts a sent message.
@@ -148,7 +163,7 @@ impl Flow {
         // An unreadable message still has a version.
         let version = view.as_ref().map_or_else(WireError::version, |view| Some(view.version()));
         let short = view.as_ref().is_err_and(WireError::is_too_short);
-        if first && self.server && version == Some(Version::V1) && !short {
+        if first && self.server && self.takes_version_1 && version == Some(Version::V1) && !short {
             *self = Self { settled: true, ..Self::new(true, self.hostile, self.serves, Version::V1) };
         }
         // An unreadable message still grants credits.

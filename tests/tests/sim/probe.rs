@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
 
+use rpcrdma::auth::AuthPolicy;
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
@@ -85,6 +86,8 @@ pub(crate) struct Probe<F> {
     revision: Revision,
     /// The version that this side prefers.
     version: Version,
+    /// As a server it takes version 1, which cannot authenticate.
+    takes_version_1: bool,
     /// It takes calls.
     serves: bool,
     /// Hostile peers may connect to it.
@@ -122,6 +125,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             journal,
             revision: config.wire.revision,
             version: if config.wire.credit_mode == CreditMode::V1 { Version::V1 } else { Version::V2 },
+            takes_version_1: config.wire.version_1 && !matches!(config.wire.host_auth, AuthPolicy::Required(_)),
             serves,
             strangers,
             credits: config.limits.credits,
@@ -175,11 +179,13 @@ impl<F: Fabric + Smallest> Probe<F> {
     }
 
     fn add(&mut self, qp: QpId, server: bool, hostile: bool, group: Option<usize>, sizes: Sizes) {
+        let mut flow = Flow::new(server, hostile, self.serves, self.version);
+        flow.takes_version_1 = self.takes_version_1;
         self.seen.push(Seen {
             qp,
             posted: VecDeque::new(),
             bound: Vec::new(),
-            flow: Flow::new(server, hostile, self.serves, self.version),
+            flow,
             sizes,
             census: Census::new(server, self.credits),
             failed: false,

@@ -52,8 +52,8 @@ fn options_of_the_program_override_all_but_set() {
     let text = "[limits]\ncredits = 8\nmax_credits = 8\n";
     let variables = [("RPCRDMA_LIMITS_CREDITS", "16")];
     let options = ["limits.credits", "limits.max_credits"];
-    let limits = resolve(text, &variables, &["limits.max_credits=32"], &options).expect("a configuration").limits;
-    assert_eq!((limits.credits, limits.max_credits), (64, 32));
+    let limits = resolve(text, &variables, &["limits.max_credits=96"], &options).expect("a configuration").limits;
+    assert_eq!((limits.credits, limits.max_credits), (64, 96));
 }
 
 #[test]
