@@ -141,20 +141,19 @@ impl CallTable {
         Ok(call)
     }
 
-    /// Starts a call that is sent now, as [none waits](Self::none_waits).
+    /// Starts a call that is sent now, as [none waits](Self::none_waits), with its name for [`age`](Self::age).
     ///
     /// # Errors
     /// As [`start`](Self::start).
     #[inline(always)]
-    pub(super) fn start_sent(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+    pub(super) fn start_sent(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
         if self.closed {
             return Err(CallError::Closed);
         }
-        self.insert_as(State::Sent, token, deadline).ok_or_else(|| self.all_in_use())
+        self.insert_as(State::Sent, token, deadline, name).ok_or_else(|| self.all_in_use())
     }
 
     /// Gives a call a name, for [`age`](Self::age).
-    #[inline(always)]
     pub(super) fn set_name(&mut self, call: CallId, name: u16) {
         self.slots[(call.0 & self.mask) as usize].name = name;
     }
@@ -276,16 +275,16 @@ impl CallTable {
     /// Takes a slot for a new call; `None` when all are in use.
     #[inline]
     fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
-        self.insert_as(State::Queued, token, deadline)
+        self.insert_as(State::Queued, token, deadline, 0)
     }
 
     #[inline(always)]
-    fn insert_as(&mut self, state: State, token: u64, deadline: u64) -> Option<CallId> {
+    fn insert_as(&mut self, state: State, token: u64, deadline: u64, name: u16) -> Option<CallId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         slot.xid = slot.xid.wrapping_add(self.mask + 1);
         slot.state = state;
-        (slot.tried, slot.age) = (false, 0);
+        (slot.tried, slot.age, slot.name) = (false, 0, name);
         slot.token = token;
         slot.deadline = deadline;
         self.earliest = self.earliest.min(deadline);

@@ -40,8 +40,7 @@ impl Connection {
         (abandoned > 0 && (abandoned >= most || hold_all())).then(|| self.calls.late())
     }
 
-    /// Gives a call a name, for [`age_calls`](Self::age_calls).
-    #[inline(always)]
+    /// Gives a call that was [queued](Self::start_call) a name, for [`age_calls`](Self::age_calls).
     pub fn name_call(&mut self, call: CallId, name: u16) {
         self.calls.set_name(call, name);
     }
@@ -112,7 +111,7 @@ impl Connection {
     }
 
     /// As [`start_call`](Self::start_call), bypassing the queue if possible. True if the call may go out at once: it is
-    /// not queued, and its header must be [written](Self::emit_plain) now.
+    /// not queued, and its header must be [written](Self::emit_plain) now. `name` is for [`age_calls`](Self::age_calls).
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
@@ -121,12 +120,17 @@ impl Connection {
         &mut self,
         token: u64,
         deadline: u64,
+        name: u16,
         receives_ok: bool,
     ) -> Result<(CallId, bool), CallError> {
         // Waiting messages go first: a continued message must not be interrupted.
         let now = self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call(receives_ok);
-        let call = if now { self.calls.start_sent(token, deadline) } else { self.calls.start(token, deadline) };
-        Ok((call?, now))
+        if now {
+            return Ok((self.calls.start_sent(token, deadline, name)?, true));
+        }
+        let call = self.calls.start(token, deadline)?;
+        self.calls.set_name(call, name);
+        Ok((call, false))
     }
 
     /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.

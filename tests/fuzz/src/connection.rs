@@ -204,7 +204,7 @@ impl Twins {
             }
             return None;
         }
-        let (call, sent) = self.both(|end| end.start_call_now(token, deadline, true)).ok()?;
+        let (call, sent) = self.both(|end| end.start_call_now(token, deadline, 0, true)).ok()?;
         self.calls.push((call, token));
         sent.then(|| self.emit(Outgoing::Call(call), &Form::default(), true))
     }

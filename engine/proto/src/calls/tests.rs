@@ -49,7 +49,7 @@ fn a_refused_call_may_have_run_and_the_next_in_its_slot_has_not() {
 #[test]
 fn calls_without_an_answer_grow_old_once_and_abandoned_ones_are_counted() {
     let mut table = CallTable::new(4, 0);
-    let calls = [1, 2].map(|token| table.start_sent(token, u64::MAX).unwrap());
+    let calls = [1, 2].map(|token| table.start_sent(token, u64::MAX, 0).unwrap());
     table.set_name(calls[0], 7);
     table.set_name(calls[1], 9);
     let queued = table.start(3, u64::MAX).unwrap();
@@ -63,7 +63,7 @@ fn calls_without_an_answer_grow_old_once_and_abandoned_ones_are_counted() {
     assert_eq!(table.abandoned(), 0);
     // The next call of the slot is young.
     assert!(matches!(table.answered(calls[0].xid()), Match::Call(..)));
-    table.start_sent(4, u64::MAX).unwrap();
+    table.start_sent(4, u64::MAX, 0).unwrap();
     assert_eq!(table.age(), []);
 }
 

@@ -115,7 +115,7 @@ impl Requester {
         (sink, started): (Sink, Option<u64>),
     ) -> Option<CallId> {
         let receives_ok = cx.receives_ok(conn);
-        let (call, now) = match conn.proto.start_call_now(token, deadline, receives_ok) {
+        let (call, now) = match conn.proto.start_call_now(token, deadline, procedure_of(&message), receives_ok) {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, error.into()),
         };
@@ -124,7 +124,6 @@ impl Requester {
             (out.sink, out.started) = (sink, started);
             conn.requests.program = program_of(&message);
         }
-        conn.proto.name_call(call, procedure_of(&message));
         if now {
             set_xid(&mut message, call);
             self.transmit_rest(cx, conn, call, message, receives_ok);
@@ -153,17 +152,19 @@ impl Requester {
         let receives_ok = cx.receives_ok(conn);
         let result = if conn.is_reconnecting() {
             // The call gets its form after the reconnect.
-            conn.proto.start_call(token, deadline).map(|call| (call, false))
+            conn.proto.start_call(token, deadline).map(|call| {
+                conn.proto.name_call(call, procedure_of(&message));
+                (call, false)
+            })
         } else {
             let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
-            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok))
+            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, procedure_of(&message), receives_ok))
         };
         let (call, now) = match result {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
         };
         let at = conn.proto.call_slot(call);
-        conn.proto.name_call(call, procedure_of(&message));
         conn.requests.program = program_of(&message);
         let out = conn.out_call(call);
         (out.sink, out.started) = (sink, started);
