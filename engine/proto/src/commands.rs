@@ -111,7 +111,8 @@ impl Connection {
     }
 
     /// As [`start_call`](Self::start_call), bypassing the queue if possible. True if the call may go out at once: it is
-    /// not queued, and its header must be [written](Self::emit_plain) now. `name` is for [`age_calls`](Self::age_calls).
+    /// not queued, and its header must be [written](Self::emit_plain) now. The name is for
+    /// [`age_calls`](Self::age_calls).
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
