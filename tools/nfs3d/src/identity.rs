@@ -80,7 +80,7 @@ impl Policy {
         self.privileged
     }
 
-    /// Prepares the calling thread, and all threads that it starts afterwards, for [`Identity::act`].
+    /// Prepares the calling thread, and all threads that it starts afterwards, for calls that run as users.
     ///
     /// # Errors
     /// The system denies it; or the process would keep its capabilities under another user ID.
