@@ -241,7 +241,8 @@ proptest! {
             let two_ways = version == Version::V2
                 && matches!(parts.kind, Kind::Error(ErrorBody::Vers { .. }))
                 && len == ERR_VERS_LEN
-                && header[16..20] == [0, 0, 0, 1];
+                && header[16..20] == [0, 0, 0, 1]
+                && header[20..24] <= header[24..28]; // a range
             // A CONNPROP in parts is checked only when it is complete.
             let part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE) && len >= 20;
             if part {
