@@ -31,7 +31,7 @@ for op in send read write; do
 done
 
 head -c 3000001 /dev/urandom >/run/movie
-head -c 32 /dev/urandom >/run/host.key
+(umask 077 && head -c 32 /dev/urandom >/run/host.key)
 near "$BLOCKSTORE" serve --file /run/disk.img --size 16M --listen iwarp:192.0.2.1:20050 --host-key /run/host.key \
     >/run/store 2>&1 &
 await grep -q '^listening' /run/store

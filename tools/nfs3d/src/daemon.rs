@@ -100,8 +100,8 @@ struct Cli {
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
     /// Key that seals file handles; created if missing. With the same key, handles survive a restart. It must not be in
-    /// the exported directory, and no other user may be able to write it or a directory above it. [default: nfs3d.key
-    /// in /var/lib for root, in ~/.local/state for others]
+    /// the exported directory, and no other user may be able to read or write it, or to write a directory above it.
+    /// [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Unix socket for statistics, for `rpcrdma top` and `rpcrdma exporter`.

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -210,6 +210,9 @@ fn only_holders_of_the_key_are_served() {
     random_file(&key, 32, 2);
     random_file(&other, 32, 3);
     random_file(&short, 15, 4);
+    for key in [&key, &other, &short] {
+        std::fs::set_permissions(key, PermissionsExt::from_mode(0o600)).expect("our file");
+    }
     let store = Store::serve(&file, &["--size", "1M", "--host-key", text(&key)]);
     for with in ["copy", "verify"] {
         succeeds(&[with, text(&source), &store.address, "--host-key", text(&key)]);

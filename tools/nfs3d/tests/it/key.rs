@@ -1,4 +1,4 @@
-//! The file of the key that seals file handles, and who may replace it.
+//! The file of the key that seals file handles, and who may read or replace it.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead as _, BufReader};
@@ -61,6 +61,18 @@ fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates()
         assert!(said.starts_with("listening"), "{said}");
         let modes = [".local", ".local/state", ".local/state/nfs3d.key"].map(|name| mode(&home.join(name)));
         assert_eq!(modes.map(|mode| format!("{mode:o}")), ["700", "700", "600"], "umask {umask}");
+        let key = home.canonicalize().expect("a path").join(".local/state/nfs3d.key");
+        if is_root() {
+            // A service may read a key of root as a member of its group.
+            chown(&key, Some(0), Some(NOBODY)).expect("chown");
+            set_mode(&key, 0o640);
+            let said = start_without_key(&home, &export, umask);
+            assert!(said.starts_with("listening"), "{said}");
+        }
+        set_mode(&key, 0o644);
+        let said = start_without_key(&home, &export, umask);
+        let expected = format!("{} has mode 0644, so that other users could read the key: chmod 600", key.display());
+        assert!(said.contains(&expected), "{said}");
         // A directory of an earlier version, which had this mode.
         set_mode(&home.join(".local/state"), 0o777);
         let said = start_without_key(&home, &export, umask);
@@ -71,7 +83,7 @@ fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates()
 }
 
 #[test]
-fn a_key_that_others_may_replace_is_refused() {
+fn a_key_that_others_may_read_or_replace_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let top = directory.path().canonicalize().expect("a path");
     let (export, above, parent) = (top.join("export"), top.join("above"), top.join("above/parent"));
@@ -94,12 +106,12 @@ fn a_key_that_others_may_replace_is_refused() {
     assert_eq!(refused(&key), None, "it is created");
     assert_eq!(format!("{:o}", mode(&key)), "600");
     for (path, bad, good) in
-        [(&key, 0o620, 0o600), (&key, 0o602, 0o600), (&parent, 0o775, 0o755), (&above, 0o757, 0o755)]
+        [(&key, 0o620, 0o600), (&key, 0o604, 0o600), (&key, 0o640, 0o400), (&parent, 0o775, 0o755), (&above, 0o757, 0o755)]
     {
         set_mode(path, bad);
         for name in [&key, &link] {
             let said = refused(name).expect("it is refused");
-            let remedy = format!("chmod go-w {}", path.display());
+            let remedy = format!("chmod {} {}", if path == &key { "600" } else { "go-w" }, path.display());
             let problem = format!("{} has mode {bad:04o}", path.display());
             assert!(said.contains(&problem) && said.contains(&remedy), "{said}");
         }

@@ -1,5 +1,6 @@
 //! The server ends and comes again.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::fs;
 
 use rpcrdma_nfs3d::nfs3::*;
@@ -80,6 +81,7 @@ fn a_key_that_is_none_is_refused() {
     fs::create_dir(&export).unwrap();
     let key = directory.path().join("key");
     fs::write(&key, b"too short").unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     let why = "not a key, which has 32 bytes";
     let seen = "clients see what is in the exported directory";
     for (key, why) in [(key, why), (export.join("key"), seen), (export.join("../export/key"), seen)] {
