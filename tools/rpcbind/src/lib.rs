@@ -12,10 +12,10 @@ mod protocol {
 pub mod stream;
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::protocol::{Rpcb, RpcblistPtr};
 use crate::stream::{StreamClient, StreamError, Timed};
@@ -160,7 +160,7 @@ fn dump(rpcbind: &mut StreamClient<impl Read + Write>) -> Result<Vec<Mapping>, R
 }
 
 /// Connects to a local socket, which identifies the registering user.
-fn at_socket(path: &Path) -> Result<StreamClient<UnixStream>, RpcbindError> {
+fn at_socket(path: &Path) -> Result<StreamClient<Timed<UnixStream>>, RpcbindError> {
     let unreachable = |source| RpcbindError::Unreachable { at: path.display().to_string(), source };
     StreamClient::connect_local(path, PATIENCE).map_err(unreachable)
 }
@@ -183,10 +183,7 @@ pub fn locate(
 /// All entries of the rpcbind at this address. `timeout` limits connecting and the whole call together.
 fn dump_at(at: SocketAddr, timeout: Duration) -> Result<Vec<Mapping>, RpcbindError> {
     let unreachable = |source| RpcbindError::Unreachable { at: at.ip().to_string(), source };
-    let end = Instant::now() + timeout;
-    let stream = TcpStream::connect_timeout(&at, timeout).map_err(unreachable)?;
-    let left = end.saturating_duration_since(Instant::now());
-    dump(&mut StreamClient::new(Timed::new(&stream, left)))
+    dump(&mut StreamClient::connect(at, timeout).map_err(unreachable)?)
 }
 
 fn find(

@@ -35,35 +35,31 @@ pub enum StreamError {
 
 /// A connection to a server.
 #[derive(Debug)]
-pub struct StreamClient<S = TcpStream> {
+pub struct StreamClient<S = Timed<TcpStream>> {
     stream: S,
     xid: u32,
 }
 
-impl StreamClient<TcpStream> {
-    /// Connects by TCP. `timeout` limits the connection set-up and each call.
+impl StreamClient {
+    /// Connects by TCP. `timeout` limits the connection set-up and all calls together, however the bytes arrive.
     ///
     /// # Errors
     /// Those of the system calls.
     pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        let end = Instant::now() + timeout;
         let stream = TcpStream::connect_timeout(&address, timeout)?;
-        stream.set_read_timeout(Some(timeout))?;
-        stream.set_write_timeout(Some(timeout))?;
         stream.set_nodelay(true)?;
-        Ok(Self::new(stream))
+        Ok(Self::new(Timed::until(stream, end)))
     }
 }
 
-impl StreamClient<UnixStream> {
-    /// Connects to a local socket. `timeout` limits each call.
+impl StreamClient<Timed<UnixStream>> {
+    /// Connects to a local socket. `timeout` limits all calls together.
     ///
     /// # Errors
-    /// As of the system.
+    /// Those of the system calls.
     pub fn connect_local(path: &Path, timeout: Duration) -> io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(timeout))?;
-        stream.set_write_timeout(Some(timeout))?;
-        Ok(Self::new(stream))
+        Ok(Self::new(Timed::new(UnixStream::connect(path)?, timeout)))
     }
 }
 
@@ -131,48 +127,47 @@ pub fn write_record(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     stream.write_all(&[&(LAST | message.len() as u32).to_be_bytes(), message].concat())
 }
 
-/// A socket with one time limit for all reads and writes.
+/// A socket, or a reference to one, with one time limit for all reads and writes.
 #[derive(Debug)]
-pub struct Timed<'a, S> {
-    stream: &'a S,
+pub struct Timed<S> {
+    stream: S,
     end: Instant,
 }
 
-impl<'a, S: AsFd> Timed<'a, S> {
+impl<S: AsFd> Timed<S> {
     /// Starts the time limit now.
-    pub fn new(stream: &'a S, time: Duration) -> Self {
-        Self { stream, end: Instant::now() + time }
+    pub fn new(stream: S, time: Duration) -> Self {
+        Self::until(stream, Instant::now() + time)
+    }
+
+    /// Sets the end of the time limit.
+    pub fn until(stream: S, end: Instant) -> Self {
+        Self { stream, end }
     }
 
     /// Runs a system call within the remaining time.
-    fn run<T>(&self, timeout: Timeout, call: impl FnOnce(&'a S) -> io::Result<T>) -> io::Result<T> {
+    fn run<T>(&mut self, timeout: Timeout, call: impl FnOnce(&mut S) -> io::Result<T>) -> io::Result<T> {
         let left = self.end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        set_socket_timeout(self.stream, timeout, Some(left))?;
-        call(self.stream).map_err(|error| match error.kind() {
+        set_socket_timeout(&self.stream, timeout, Some(left))?;
+        call(&mut self.stream).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),
             _ => error,
         })
     }
 }
 
-impl<'a, S: AsFd> Read for Timed<'a, S>
-where
-    &'a S: Read,
-{
+impl<S: AsFd + Read> Read for Timed<S> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.run(Timeout::Recv, |mut stream| stream.read(out))
+        self.run(Timeout::Recv, |stream| stream.read(out))
     }
 }
 
-impl<'a, S: AsFd> Write for Timed<'a, S>
-where
-    &'a S: Write,
-{
+impl<S: AsFd + Write> Write for Timed<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.run(Timeout::Send, |mut stream| stream.write(bytes))
+        self.run(Timeout::Send, |stream| stream.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -105,9 +105,13 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     set_mode(&parent, 0o755);
     assert_eq!(refused(&key), None, "it is created");
     assert_eq!(format!("{:o}", mode(&key)), "600");
-    for (path, bad, good) in
-        [(&key, 0o620, 0o600), (&key, 0o604, 0o600), (&key, 0o640, 0o400), (&parent, 0o775, 0o755), (&above, 0o757, 0o755)]
-    {
+    for (path, bad, good) in [
+        (&key, 0o620, 0o600),
+        (&key, 0o604, 0o600),
+        (&key, 0o640, 0o400),
+        (&parent, 0o775, 0o755),
+        (&above, 0o757, 0o755),
+    ] {
         set_mode(path, bad);
         for name in [&key, &link] {
             let said = refused(name).expect("it is refused");

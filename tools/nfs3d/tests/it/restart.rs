@@ -1,7 +1,7 @@
 //! The server ends and comes again.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use rpcrdma_nfs3d::nfs3::*;
 use rustix::process::geteuid;

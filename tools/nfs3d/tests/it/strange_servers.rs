@@ -1,7 +1,10 @@
 //! `nfs3c` against servers that are busy, or list what cannot be.
 
-use std::process::Output;
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::client::pattern;
 use crate::fake::{Busy, Fake, LEN, Listed};
@@ -18,6 +21,30 @@ fn fails(output: &Output, words: &str) {
 
 fn one(_: u64) -> (Vec<Listed>, bool) {
     (vec![(b"name".to_vec(), false, 1)], true)
+}
+
+/// The time limit is 10 s: the server ends after 60 s, if the client does not.
+#[test]
+fn a_reply_of_mount_that_trickles_does_not_extend_the_time_limit() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mount = listener.local_addr().expect("an address").to_string();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        stream.set_nodelay(true).expect("a socket");
+        // A fragment of 64 KiB, of which each read gets one byte.
+        let bytes = [0, 1, 0, 0].into_iter().chain(std::iter::repeat(0));
+        bytes.take(600).any(|byte| {
+            std::thread::sleep(Duration::from_millis(100));
+            stream.write_all(&[byte]).is_err()
+        })
+    });
+    let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
+        .args(["soft:nfs3c-nobody", "/", "--mount", &mount, "ls"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("it runs");
+    fails(&output, "timed out");
+    assert!(server.join().expect("no panic"), "the client left before the server did");
 }
 
 #[test]

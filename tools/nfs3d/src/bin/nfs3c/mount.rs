@@ -1,7 +1,8 @@
 //! The handle of an export, from MOUNT version 3 (RFC 1813 §5) on TCP.
 
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use rpcrdma::Address;
@@ -10,8 +11,10 @@ use rpcrdma::xdr;
 use rpcrdma_nfs3d::mount3::mount_v3::{Mnt, PROGRAM, VERSION};
 use rpcrdma_nfs3d::mount3::{Dirpath, Mountres3};
 use rpcrdma_nfs3d::nfs3::nfs_v3;
-use rpcrdma_rpcbind::stream::StreamClient;
+use rpcrdma_rpcbind::stream::{StreamClient, Timed};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use crate::calls::Handle;
@@ -19,7 +22,7 @@ use crate::escape::Escaped;
 
 /// Default port of MOUNT.
 const PORT: u16 = 20048;
-/// Time limit of the server.
+/// Time limit of each call of rpcbind or MOUNT, with the connection set-up.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Reserved ports, which servers require unless the export is `insecure`.
 const RESERVED: std::ops::Range<u16> = 665..1024;
@@ -48,8 +51,9 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
 /// Handle of an exported directory, from MOUNT at an address.
 pub(crate) fn root(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
     let said = || format!("MOUNT of {} at {at}", Escaped(export));
-    let mut client = match reserved(at) {
-        Some(stream) => StreamClient::new(stream),
+    let end = Instant::now() + PATIENCE;
+    let mut client = match reserved(at, end).with_context(said)? {
+        Some(stream) => StreamClient::new(Timed::until(stream, end)),
         None => StreamClient::connect(at, PATIENCE).with_context(said)?,
     };
     let path = xdr::encode(&Dirpath(export)).with_context(said)?;
@@ -59,25 +63,35 @@ pub(crate) fn root(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
 }
 
 /// A connection from a reserved port, if the user may have one.
-fn reserved(to: SocketAddr) -> Option<TcpStream> {
+///
+/// # Errors
+/// The server refuses the connection, or does not accept it until `end`.
+fn reserved(to: SocketAddr, end: Instant) -> io::Result<Option<TcpStream>> {
     if !rustix::process::geteuid().is_root() {
-        return None;
+        return Ok(None);
     }
     let (family, any): (_, std::net::IpAddr) = match to {
         SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
         SocketAddr::V6(_) => (AddressFamily::INET6, std::net::Ipv6Addr::UNSPECIFIED.into()),
     };
     for port in RESERVED.rev() {
-        let socket = socket(family, SocketType::STREAM, None).ok()?;
+        let socket = socket(family, SocketType::STREAM, None)?;
         if bind(&socket, &SocketAddr::new(any, port)).is_err() {
             continue;
         }
-        // A recently closed port cannot be reused at once.
-        if connect(&socket, &to).is_ok() {
-            let stream = TcpStream::from(socket);
-            stream.set_read_timeout(Some(PATIENCE)).ok()?;
-            return Some(stream);
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        // It limits the connection set-up, too.
+        set_socket_timeout(&socket, Timeout::Send, Some(left))?;
+        match connect(&socket, &to) {
+            Ok(()) => return Ok(Some(TcpStream::from(socket))),
+            // A recently closed port cannot be reused at once.
+            Err(Errno::ADDRNOTAVAIL | Errno::ADDRINUSE) => {}
+            Err(Errno::INPROGRESS | Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error.into()),
         }
     }
-    None
+    Ok(None)
 }
