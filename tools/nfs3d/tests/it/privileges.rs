@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rpcrdma::CreditMode;
+use rpcrdma_nfs3d::UNCHANGED;
+use rpcrdma_nfs3d::nfs3::nfs_v3::Mkdir;
 use rpcrdma_nfs3d::nfs3::*;
 
-use crate::client::{Nfs, Nfsd, is_root, with_size};
+use crate::client::{Nfs, Nfsd, at, is_root, with_mode, with_size};
 
 /// Whether this process can act for other users, or a line that says what is not run.
 fn can_switch_users() -> bool {
@@ -83,17 +85,22 @@ fn a_server_whose_threads_would_keep_the_capabilities_of_root_does_not_start() {
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// An ext4 file system of 16 MiB, of which a fifth is reserved for root; or the reason why it cannot be mounted.
-    fn ext4(image: &Path, at: &Path) -> Result<Self, String> {
+    /// An ext4 file system of 16 MiB, with these arguments of mkfs.ext4 and option of mount; or the reason why it
+    /// cannot be mounted.
+    fn ext4(image: &Path, at: &Path, arguments: &[&str], option: &str) -> Result<Self, String> {
         fs::File::create(image).and_then(|file| file.set_len(16 << 20)).map_err(|error| error.to_string())?;
-        let run = |command: &mut Command| match command.output() {
-            Ok(output) if output.status.success() => Ok(()),
-            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-            Err(error) => Err(format!("{command:?}: {error}")),
-        };
-        run(Command::new("/sbin/mkfs.ext4").args(["-q", "-m", "20"]).arg(image))?;
-        run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(at))?;
+        succeeds(Command::new("/sbin/mkfs.ext4").arg("-q").args(arguments).arg(image))?;
+        succeeds(Command::new("mount").args(["-o", &format!("loop,{option}")]).arg(image).arg(at))?;
         Ok(Self(at.into()))
+    }
+}
+
+/// Runs a command to its end; or the reason of its failure.
+fn succeeds(command: &mut Command) -> Result<(), String> {
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Err(format!("{command:?}: {error}")),
     }
 }
 
@@ -111,7 +118,8 @@ fn blocks_reserved_for_root_are_not_given_to_users() {
     let directory = tempfile::tempdir().unwrap();
     let export = directory.path().join("export");
     fs::create_dir(&export).unwrap();
-    let _mounted = match Mounted::ext4(&directory.path().join("image"), &export) {
+    // A fifth is reserved for root.
+    let _mounted = match Mounted::ext4(&directory.path().join("image"), &export, &["-m", "20"], "rw") {
         Ok(mounted) => mounted,
         Err(reason) => {
             println!("not run: no ext4 file system in a file: {reason}");
@@ -135,5 +143,56 @@ fn blocks_reserved_for_root_are_not_given_to_users() {
     let mine = root.make(&top, "root's");
     for n in 0..8 {
         root.write(&mine, n * data.len() as u64, &data, StableHow::FileSync).unwrap();
+    }
+}
+
+#[test]
+fn quotas_of_users_are_kept() {
+    const USER: u32 = 1234;
+    if !can_switch_users() {
+        return;
+    }
+    for options in [&[][..], &["--workers", "0"]] {
+        let directory = tempfile::tempdir().unwrap();
+        let export = directory.path().join("export");
+        fs::create_dir(&export).unwrap();
+        let with_quota = ["-O", "quota", "-E", "quotatype=usrquota"];
+        let mounted = Mounted::ext4(&directory.path().join("image"), &export, &with_quota, "usrquota");
+        // 1 MiB in blocks of 1 KiB, and three files.
+        let limits = [&USER.to_string(), "0", "1024", "0", "3"];
+        let limited = |_: &Mounted| succeeds(Command::new("/usr/sbin/setquota").arg("-u").args(limits).arg(&export));
+        let _mounted = match mounted.and_then(|mounted| limited(&mounted).map(|()| mounted)) {
+            Ok(mounted) => mounted,
+            Err(reason) => {
+                println!("not run: no ext4 file system with quotas in a file (apt-get install quota): {reason}");
+                return;
+            }
+        };
+        fs::set_permissions(&export, fs::Permissions::from_mode(0o777)).unwrap();
+        let nfsd = Nfsd::start_in(directory, options);
+        let mut user = nfsd.client_as(USER, CreditMode::V2Windowed);
+        let mut root = nfsd.client();
+        let top = user.root;
+        let file = user.make(&top, "large");
+        let data = vec![7; 256 << 10];
+        let used = || fs::metadata(export.join("large")).unwrap().blocks() * 512;
+        let beyond = (0..16).find_map(|n| user.write(&file, n * data.len() as u64, &data, StableHow::FileSync).err());
+        assert_eq!(beyond, Some(Nfsstat3::ErrDquot), "{options:?}");
+        assert!(used() <= 1 << 20, "{} bytes", used());
+        // Files count as well.
+        for name in ["second", "third"] {
+            user.make(&top, name);
+        }
+        let unchanged = Createhow3::Guarded(UNCHANGED);
+        assert_eq!(user.create(&top, "fourth", unchanged).err(), Some(Nfsstat3::ErrDquot), "{options:?}");
+        let directory =
+            user.call::<Mkdir>(&Mkdir3Args { r#where: at(&top, "directory"), attributes: with_mode(0o755) });
+        assert_eq!(directory.err(), Some(Nfsstat3::ErrDquot), "{options:?}");
+        // Root is not limited.
+        root.make(&top, "root's");
+        for n in 0..8 {
+            root.write(&file, n * data.len() as u64, &data, StableHow::FileSync).unwrap();
+        }
+        assert!(used() > 1 << 20, "{} bytes", used());
     }
 }
