@@ -1,8 +1,9 @@
 //! Packets of a capture file, pcap or pcapng.
 
+use std::fmt::Write as _;
 use std::io::Read;
 
-use pcap_parser::{Block, Linktype, PcapBlockOwned, PcapError, create_reader};
+use pcap_parser::{Block, InterfaceDescriptionBlock, Linktype, PcapBlockOwned, PcapError, create_reader};
 use thiserror::Error;
 
 /// Magic numbers of pcap (both byte orders, micro- and nanoseconds) and pcapng.
@@ -13,6 +14,9 @@ const MAGICS: [[u8; 4]; 5] = [
     [0xa1, 0xb2, 0x3c, 0x4d],
     [0x0a, 0x0d, 0x0d, 0x0a],
 ];
+
+/// Type of the obsolete Packet Block of pcapng.
+const PACKET_BLOCK: u32 = 2;
 
 /// Initial size of the read buffer, and the longest supported record.
 const BUFFER: usize = 1 << 20;
@@ -46,6 +50,63 @@ pub struct Packet<'a> {
     pub link: Linktype,
     /// The captured part of it.
     pub bytes: &'a [u8],
+    /// Its length before the capture, in bytes.
+    pub length: usize,
+    /// Interface of pcapng: `interface 1 (eth0)`. Empty in pcap, which has one interface.
+    pub interface: &'a str,
+}
+
+impl<'a> Packet<'a> {
+    /// A packet that was captured as a whole, at an interface without a name.
+    pub fn new(frame: u64, link: Linktype, bytes: &'a [u8]) -> Self {
+        Self { frame, link, bytes, length: bytes.len(), interface: "" }
+    }
+
+    /// Whether bytes at its end were not captured.
+    pub fn is_cut_short(&self) -> bool {
+        self.length > self.bytes.len()
+    }
+}
+
+/// An interface of the current section.
+struct Interface {
+    link: Linktype,
+    name: String,
+    /// Most bytes that are captured of a packet.
+    most: usize,
+}
+
+impl Interface {
+    fn new(number: usize, section: u32, block: &InterfaceDescriptionBlock<'_>) -> Self {
+        let mut name = format!("interface {number}");
+        if let Some(Ok(text)) = block.if_name() {
+            let _ = write!(name, " ({})", text.trim_end_matches('\0').escape_debug());
+        }
+        if section > 1 {
+            let _ = write!(name, " of section {section}");
+        }
+        // Zero is no limit.
+        let most = if block.snaplen == 0 { usize::MAX } else { block.snaplen as usize };
+        Self { link: block.linktype, name, most }
+    }
+}
+
+/// A packet in a block.
+struct Found<'a> {
+    interface: usize,
+    bytes: &'a [u8],
+    /// Before the capture, in bytes.
+    length: u32,
+}
+
+/// The packet of a Packet Block, which Enhanced Packet Blocks have replaced; `None` if its body is too short for it.
+fn obsolete<'a>(body: &'a [u8], order: fn([u8; 4]) -> u32) -> Option<Found<'a>> {
+    let word = |at: usize| body.get(at..)?.first_chunk().map(|word| order(*word));
+    let &[high, low] = body.first_chunk()?;
+    // The number of the interface has two bytes.
+    let interface = order([high, low, high, low]) & 0xFFFF;
+    let bytes = body.get(20..)?.get(..word(12)? as usize)?;
+    Some(Found { interface: interface as usize, bytes, length: word(16)? })
 }
 
 /// A capture file that cannot be read to its end.
@@ -73,46 +134,63 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
     mut packet: impl FnMut(Packet<'_>) -> Result<(), E>,
 ) -> Result<u64, E> {
     let mut frame = 0;
-    let mut links = Vec::new();
+    let mut interfaces: Vec<Interface> = Vec::new();
+    let mut sections = 0;
     let mut order: Order = None;
     let mut capacity = BUFFER;
     let mut reader = create_reader(capacity, source).map_err(|error| bad(&error, 0))?;
     loop {
         if is_too_short(reader.data(), order) {
-            let reason = "a block shorter than its frame".to_owned();
-            return Err(CaptureError::Bad { frames: frame, reason }.into());
+            return Err(faulty("a block shorter than its frame".to_owned(), frame).into());
         }
         match reader.next() {
             Ok((length, block)) => {
                 let found = match &block {
                     PcapBlockOwned::LegacyHeader(header) => {
-                        links = vec![header.network];
+                        interfaces = vec![Interface { link: header.network, name: String::new(), most: usize::MAX }];
                         None
                     }
-                    PcapBlockOwned::Legacy(record) => Some((0, record.data)),
+                    PcapBlockOwned::Legacy(record) => {
+                        Some(Found { interface: 0, bytes: record.data, length: record.origlen })
+                    }
                     PcapBlockOwned::NG(Block::SectionHeader(section)) => {
                         order = Some(if section.big_endian() { u32::from_be_bytes } else { u32::from_le_bytes });
-                        links.clear();
+                        interfaces.clear();
+                        sections += 1;
                         None
                     }
                     PcapBlockOwned::NG(Block::InterfaceDescription(interface)) => {
-                        links.push(interface.linktype);
+                        interfaces.push(Interface::new(interfaces.len(), sections, interface));
                         None
                     }
                     PcapBlockOwned::NG(Block::EnhancedPacket(record)) => {
                         let captured = record.data.get(..record.caplen as usize);
-                        Some((record.if_id as usize, captured.unwrap_or(record.data)))
+                        let bytes = captured.unwrap_or(record.data);
+                        Some(Found { interface: record.if_id as usize, bytes, length: record.origlen })
                     }
                     PcapBlockOwned::NG(Block::SimplePacket(record)) => {
-                        let captured = record.data.get(..record.origlen as usize);
-                        Some((0, captured.unwrap_or(record.data)))
+                        // The block does not state the captured length, and its data ends with padding.
+                        let most = interfaces.first().map_or(usize::MAX, |interface| interface.most);
+                        let captured = record.data.get(..most.min(record.origlen as usize));
+                        let bytes = captured.unwrap_or(record.data);
+                        Some(Found { interface: 0, bytes, length: record.origlen })
                     }
+                    PcapBlockOwned::NG(Block::Unknown(block)) => match order {
+                        Some(order) if order(block.block_type.to_le_bytes()) == PACKET_BLOCK => {
+                            let reason = "a Packet Block that is too short for its packet";
+                            Some(obsolete(block.data, order).ok_or_else(|| faulty(reason.to_owned(), frame))?)
+                        }
+                        _ => None,
+                    },
                     PcapBlockOwned::NG(_) => None,
                 };
-                if let Some((interface, bytes)) = found {
+                if let Some(Found { interface, bytes, length }) = found {
+                    let Some(Interface { link, name, .. }) = interfaces.get(interface) else {
+                        let reason = format!("a packet of interface {interface}, which no block before it describes,");
+                        return Err(faulty(reason, frame).into());
+                    };
                     frame += 1;
-                    let link = links.get(interface).copied().unwrap_or(Linktype::NULL);
-                    packet(Packet { frame, link, bytes })?;
+                    packet(Packet { frame, link: *link, bytes, length: length as usize, interface: name })?;
                 }
                 reader.consume(length);
             }
@@ -137,6 +215,10 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
     }
 }
 
+fn faulty(reason: String, frames: u64) -> CaptureError {
+    CaptureError::Bad { frames, reason }
+}
+
 fn bad(error: &PcapError<&[u8]>, frames: u64) -> CaptureError {
     let reason = match error {
         PcapError::HeaderNotRecognized => "unknown header".to_owned(),
@@ -145,5 +227,5 @@ fn bad(error: &PcapError<&[u8]>, frames: u64) -> CaptureError {
         PcapError::NomError(_, kind) | PcapError::OwnedNomError(_, kind) => format!("bad record ({kind:?})"),
         other => format!("{other:?}"),
     };
-    CaptureError::Bad { frames, reason }
+    faulty(reason, frames)
 }

@@ -142,13 +142,15 @@ impl<'a, W: Write> Decoder<'a, W> {
     fn capture(&mut self, source: impl Read + Send) -> Result<(), CommandError> {
         let mut roce = roce::Reassembler::default();
         let mut iwarp = iwarp::Reassembler::default();
-        let mut sends: u64 = 0;
-        let mut unsupported: BTreeMap<String, u64> = BTreeMap::new();
+        let (mut sends, mut cut_short): (u64, u64) = (0, 0);
+        let mut unsupported: BTreeMap<(String, String), u64> = BTreeMap::new();
         let packets = capture::read(source, |packet| {
             if let Some(link) = network::unsupported(packet.link) {
-                *unsupported.entry(link).or_default() += 1;
+                *unsupported.entry((packet.interface.to_owned(), link)).or_default() += 1;
             }
+            let cut_before = roce.truncated();
             let of_roce = roce.packet(&packet).map(Found::Send);
+            cut_short += u64::from(packet.is_cut_short() || roce.truncated() > cut_before);
             for found in of_roce.into_iter().chain(iwarp.packet(&packet)) {
                 match found {
                     Found::Send(send) => {
@@ -166,9 +168,8 @@ impl<'a, W: Write> Decoder<'a, W> {
             }
             Ok::<_, CommandError>(())
         })?;
-        if roce.truncated() > 0 {
-            let count = roce.truncated();
-            eprintln!("rpcrdma: {count} RoCE packets are cut short: capture whole packets (tcpdump -s 0)");
+        if cut_short > 0 {
+            eprintln!("rpcrdma: {cut_short} packets are cut short: capture whole packets (tcpdump -s 0)");
         }
         if roce.repeated() > 0 {
             eprintln!("rpcrdma: {} retransmitted packets passed over", roce.repeated());
@@ -184,13 +185,14 @@ impl<'a, W: Write> Decoder<'a, W> {
                  passed over: capture whole packets (tcpdump -s 0 -B 65536)"
             );
         }
-        for (link, count) in &unsupported {
+        for ((interface, link), count) in &unsupported {
+            let of = if interface.is_empty() { String::new() } else { format!(" of {interface}") };
             eprintln!(
-                "rpcrdma: {count} packets passed over: link type {link}; capture at an interface with Ethernet, Linux \
+                "rpcrdma: {count} packets{of} passed over: link type {link}; capture at an interface with Ethernet, Linux \
                  cooked or raw IP packets"
             );
         }
-        let skipped = roce.truncated() + roce.unfinished() + iwarp.broken() + unsupported.values().sum::<u64>();
+        let skipped = cut_short + roce.unfinished() + iwarp.broken() + unsupported.values().sum::<u64>();
         if skipped > 0 {
             self.failures += skipped;
             eprintln!(

@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn datagram(bytes: &[u8]) -> Option<(u8, usize)> {
-        let found = Datagram::of(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })?;
+        let found = Datagram::of(&Packet::new(1, Linktype::ETHERNET, bytes))?;
         Some((found.protocol, found.payload.len()))
     }
 

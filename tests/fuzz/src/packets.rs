@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
         let (bytes, behind) = behind.split_at(behind.len().min(usize::from(*len)));
         rest = behind;
         frame += 1;
-        let packet = Packet { frame, link, bytes };
+        let packet = Packet::new(frame, link, bytes);
         for found in roce.packet(&packet).map(Found::Send).into_iter().chain(iwarp.packet(&packet)) {
             let message = match found {
                 Found::Send(message) => message,

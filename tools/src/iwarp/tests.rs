@@ -49,7 +49,7 @@ impl Wire {
         }
         self.next[end] = self.next[end].wrapping_add(payload.len() as u32);
         self.frame += 1;
-        self.reassembler.packet(&Packet { frame: self.frame, link: Linktype::ETHERNET, bytes: &bytes })
+        self.reassembler.packet(&Packet::new(self.frame, Linktype::ETHERNET, &bytes))
     }
 
     fn fpdu(&self, segment: Segment, payload: &[u8]) -> Vec<u8> {
@@ -219,7 +219,7 @@ fn ports_that_are_used_again_begin_again() {
     let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
     assert_eq!(wire.send(0, &fpdu[..10]), []);
     let syn = packet(false, 77, 0x02, b"");
-    assert_eq!(wire.reassembler.packet(&Packet { frame: 9, link: Linktype::ETHERNET, bytes: &syn }), []);
+    assert_eq!(wire.reassembler.packet(&Packet::new(9, Linktype::ETHERNET, &syn)), []);
     wire.next[0] = 78;
     assert_eq!(wire.send(0, &fpdu), [], "it has not said that it is one of iWARP");
     assert_eq!(wire.reassembler.broken(), 0);

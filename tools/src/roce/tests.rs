@@ -50,7 +50,7 @@ impl Wire {
 }
 
 fn give(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Message> {
-    reassembler.packet(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })
+    reassembler.packet(&Packet::new(1, Linktype::ETHERNET, bytes))
 }
 
 /// The messages of these packets, in this order.
@@ -180,7 +180,7 @@ fn other_links() {
     let cooked2 = [&[8, 0][..], &[0; 18], ip].concat();
     let cases = [(Linktype::RAW, ip.to_vec()), (Linktype::LINUX_SLL, cooked), (Linktype::LINUX_SLL2, cooked2)];
     for (link, bytes) in cases {
-        let send = Reassembler::default().packet(&Packet { frame: 1, link, bytes: &bytes });
+        let send = Reassembler::default().packet(&Packet::new(1, link, &bytes));
         assert_eq!(send.map(|send| send.bytes), Some(b"abcd".to_vec()), "{link:?}");
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn packet(ipv6: bool, sequence: u32, flags: u8, payload: &[u8]) -> Ve
 }
 
 fn give(streams: &mut Streams, bytes: &[u8]) -> Option<Piece> {
-    streams.packet(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })
+    streams.packet(&Packet::new(1, Linktype::ETHERNET, bytes))
 }
 
 /// The stream of these segments, each with its sequence number.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-linux61.pcap");
 pub(crate) const IWARP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-siw.pcap");
 
-fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
+pub(crate) fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .args(arguments)
         .stdin(Stdio::piped())
@@ -275,35 +275,6 @@ fn a_capture_from_standard_input() {
         errors.contains("no Send of RoCEv2, nor of an iWARP connection with its beginning, in 0 packets"),
         "{errors}"
     );
-}
-
-/// Converts the packets of the pcap file to pcapng: a section, an interface, one enhanced packet block per packet.
-#[test]
-fn a_capture_in_pcapng() {
-    let pcap = std::fs::read(CAPTURE).expect("test data");
-    let mut pcapng = Vec::new();
-    let mut block = |kind: u32, body: &[u8]| {
-        let len = (12 + body.len().next_multiple_of(4)) as u32;
-        pcapng.extend(kind.to_le_bytes());
-        pcapng.extend(len.to_le_bytes());
-        pcapng.extend(body);
-        pcapng.resize(pcapng.len().next_multiple_of(4), 0);
-        pcapng.extend(len.to_le_bytes());
-    };
-    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-    block(0x0a0d_0d0a, &words(&[0x1a2b_3c4d, 0x0000_0001, u32::MAX, u32::MAX]));
-    block(1, &words(&[1, 0]));
-    let mut rest = &pcap[24..];
-    while let Some((record, tail)) = rest.split_first_chunk::<16>() {
-        let len = u32::from_le_bytes(record[8..12].try_into().expect("four bytes"));
-        let (packet, tail) = tail.split_at(len as usize);
-        block(6, &[&words(&[0, 0, 0, len, len])[..], packet].concat());
-        rest = tail;
-    }
-    let output = rpcrdma(&["decode", "--json"], &pcapng);
-    let expected = rpcrdma(&["decode", "--json", CAPTURE], b"");
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.stdout == expected.stdout);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod doctor;
 #[cfg(feature = "prometheus")]
 mod exporter;
 mod patience;
+mod pcapng;
 mod ping;
 mod reencoded;
 #[cfg(any(feature = "top", feature = "prometheus"))]

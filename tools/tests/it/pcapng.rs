@@ -1,0 +1,227 @@
+//! `rpcrdma decode` with captures in pcapng.
+
+use rpcrdma_tools::capture::{self, CaptureError};
+
+use crate::decode::{CAPTURE, rpcrdma};
+
+const ETHERNET: u16 = 1;
+const INFINIBAND: u16 = 247;
+
+/// The three kinds of blocks with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Enhanced,
+    Simple,
+    Obsolete,
+}
+
+const KINDS: [Kind; 3] = [Kind::Enhanced, Kind::Simple, Kind::Obsolete];
+
+/// A file under construction, in either byte order.
+#[derive(Default)]
+struct File {
+    big: bool,
+    bytes: Vec<u8>,
+    /// Ends of its blocks.
+    ends: Vec<usize>,
+}
+
+impl File {
+    fn words(&self, words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| if self.big { word.to_be_bytes() } else { word.to_le_bytes() }).collect()
+    }
+
+    /// Two numbers of 16 bits.
+    fn halves(&self, [first, second]: [u16; 2]) -> [u8; 4] {
+        let [[a, b], [c, d]] =
+            [first, second].map(|half| if self.big { half.to_be_bytes() } else { half.to_le_bytes() });
+        [a, b, c, d]
+    }
+
+    fn block(&mut self, kind: u32, body: &[&[u8]]) {
+        let body = body.concat();
+        let length = (12 + body.len().next_multiple_of(4)) as u32;
+        let head = self.words(&[kind, length]);
+        self.bytes.extend(head);
+        self.bytes.extend(body);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        let length = self.words(&[length]);
+        self.bytes.extend(length);
+        self.ends.push(self.bytes.len());
+    }
+
+    fn section(&mut self, big: bool) {
+        self.big = big;
+        let (magic, version, length) =
+            (self.words(&[0x1a2b_3c4d]), self.halves([1, 0]), self.words(&[u32::MAX, u32::MAX]));
+        self.block(0x0a0d_0d0a, &[&magic, &version, &length]);
+    }
+
+    fn interface(&mut self, link: u16, most: u32, name: &str) {
+        let padded = name.len().next_multiple_of(4);
+        let name = [name.as_bytes(), &[0; 3]].concat();
+        let name_len = u16::try_from(name.len() - 3).expect("short");
+        let option = if padded == 0 { Vec::new() } else { [&self.halves([2, name_len])[..], &name[..padded]].concat() };
+        let (head, most, end) = (self.halves([link, 0]), self.words(&[most]), self.words(&[0]));
+        self.block(1, &[&head, &most, &option, &end]);
+    }
+
+    fn packet(&mut self, kind: Kind, interface: u16, captured: &[u8], length: usize) {
+        let (captured_len, length) = (captured.len() as u32, length as u32);
+        match kind {
+            Kind::Enhanced => {
+                let head = self.words(&[interface.into(), 0, 0, captured_len, length]);
+                self.block(6, &[&head, captured]);
+            }
+            Kind::Simple => {
+                let head = self.words(&[length]);
+                self.block(3, &[&head, captured]);
+            }
+            Kind::Obsolete => {
+                let (head, rest) = (self.halves([interface, 0xFFFF]), self.words(&[0, 0, captured_len, length]));
+                self.block(2, &[&head, &rest, captured]);
+            }
+        }
+    }
+
+    /// Exit status, number of decoded messages, and standard error.
+    fn decode(&self) -> (Option<i32>, usize, String) {
+        let output = rpcrdma(&["decode", "--json"], &self.bytes);
+        let lines = output.stdout.iter().filter(|byte| **byte == b'\n').count();
+        (output.status.code(), lines, String::from_utf8(output.stderr).expect("text"))
+    }
+}
+
+/// The packets of the capture in pcap.
+fn packets() -> Vec<Vec<u8>> {
+    let file = std::fs::File::open(CAPTURE).expect("test data");
+    let mut packets = Vec::new();
+    let read = capture::read(file, |packet| {
+        packets.push(packet.bytes.to_vec());
+        Ok::<_, CaptureError>(())
+    });
+    read.expect("a capture");
+    packets
+}
+
+/// The second section has the other byte order.
+#[test]
+fn all_kinds_of_blocks_in_either_byte_order_give_the_same_messages_as_pcap() {
+    let expected = rpcrdma(&["decode", "--json", CAPTURE], b"");
+    let packets = packets();
+    let (first, second) = packets.split_at(packets.len() / 2);
+    for kind in KINDS {
+        for big in [false, true] {
+            let mut file = File::default();
+            for (packets, big) in [(first, big), (second, !big)] {
+                file.section(big);
+                file.interface(ETHERNET, 0, "eth0");
+                for packet in packets {
+                    file.packet(kind, 0, packet, packet.len());
+                }
+            }
+            let output = rpcrdma(&["decode", "--json"], &file.bytes);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{kind:?} {big}: {errors}");
+            assert!(output.stdout == expected.stdout, "{kind:?} {big}");
+        }
+    }
+}
+
+/// Packets that the decoder has no other reason to miss, too.
+#[test]
+fn packets_that_are_cut_short_are_reported() {
+    let most = 302;
+    let whole = packets();
+    let long = whole.iter().filter(|packet| packet.len() > most).count();
+    assert!(long > 0 && long < whole.len());
+    for kind in KINDS {
+        for big in [false, true] {
+            let mut file = File::default();
+            file.section(big);
+            file.interface(ETHERNET, most as u32, "");
+            for packet in &whole {
+                file.packet(kind, 0, &packet[..packet.len().min(most)], packet.len());
+            }
+            let (status, messages, errors) = file.decode();
+            assert_eq!(status, Some(1), "{errors}");
+            assert!(messages > 0 && errors.contains(&format!("rpcrdma: {long} packets are cut short")), "{errors}");
+        }
+        // The headers alone of a packet that is not for the decoder, among whole ones.
+        let mut file = File::default();
+        file.section(false);
+        file.interface(ETHERNET, 16, "");
+        file.interface(ETHERNET, 0, "");
+        whole.iter().for_each(|packet| file.packet(Kind::Enhanced, 1, packet, packet.len()));
+        file.packet(kind, 0, &[0; 16], 60);
+        let (status, messages, errors) = file.decode();
+        assert_eq!((status, messages), (Some(1), 454), "{errors}");
+        assert!(errors.contains("rpcrdma: 1 packets are cut short"), "{kind:?}: {errors}");
+    }
+}
+
+#[test]
+fn unsupported_link_types_are_named_by_interface() {
+    let packets = packets();
+    let mut file = File::default();
+    file.section(false);
+    file.interface(ETHERNET, 0, "eth0");
+    file.interface(INFINIBAND, 0, "mlx5_0");
+    packets.iter().for_each(|packet| file.packet(Kind::Enhanced, 0, packet, packet.len()));
+    file.packet(Kind::Enhanced, 1, &[0; 60], 60);
+    file.packet(Kind::Obsolete, 1, &[0; 61], 61);
+    file.section(true);
+    file.interface(0, 0, "");
+    file.packet(Kind::Simple, 0, &[0; 60], 60);
+    let (status, messages, errors) = file.decode();
+    assert_eq!((status, messages), (Some(1), 454), "{errors}");
+    for words in [
+        "2 packets of interface 1 (mlx5_0) passed over: link type INFINIBAND (number 247)",
+        "1 packets of interface 0 of section 2 passed over: link type NULL (number 0)",
+    ] {
+        assert!(errors.contains(words), "{errors}");
+    }
+}
+
+#[test]
+fn packets_of_no_interface_and_faulty_blocks_end_the_capture() {
+    let packets = packets();
+    for kind in KINDS {
+        let mut file = File::default();
+        file.section(true);
+        if kind != Kind::Simple {
+            file.interface(ETHERNET, 0, "");
+            packets[..20].iter().for_each(|packet| file.packet(kind, 0, packet, packet.len()));
+        }
+        file.packet(kind, if kind == Kind::Simple { 0 } else { 7 }, &packets[0], packets[0].len());
+        let (status, messages, errors) = file.decode();
+        assert_eq!((status, messages > 0), (Some(1), kind != Kind::Simple), "{errors}");
+        let interface = if kind == Kind::Simple { 0 } else { 7 };
+        let words = format!("a packet of interface {interface}, which no block before it describes");
+        assert!(errors.contains(&words), "{kind:?}: {errors}");
+    }
+    let mut file = File::default();
+    file.section(false);
+    file.interface(ETHERNET, 0, "");
+    let body = file.words(&[0, 0, 0, 100, 100, 0]);
+    file.block(2, &[&body]);
+    let (status, _, errors) = file.decode();
+    assert!(status == Some(1) && errors.contains("too short for its packet"), "{errors}");
+}
+
+/// Nothing shows an end between two blocks.
+#[test]
+fn a_file_that_ends_within_a_block_is_cut_off() {
+    for big in [false, true] {
+        let mut file = File::default();
+        file.section(big);
+        file.interface(ETHERNET, 0, "eth0");
+        for kind in KINDS {
+            file.packet(kind, 0, &[0; 61], 61);
+        }
+        for end in 4..=file.bytes.len() {
+            let read = capture::read(&file.bytes[..end], |_| Ok::<_, CaptureError>(()));
+            assert_eq!(read.is_ok(), file.ends.contains(&end), "{end}: {read:?}");
+        }
+    }
+}
