@@ -9,7 +9,7 @@ use rpcrdma::typed::{Request, Response, Signature};
 use rpcrdma::xdr::Bulk;
 
 use crate::protocol::kv_v1::{Delete, Get, List, PROGRAM, Put, VERSION};
-use crate::protocol::{Entry, KvKey, MAX_INLINE, MAX_VALUE, Query};
+use crate::protocol::{Entry, KvKey, KvValue, MAX_INLINE, MAX_VALUE, Query};
 
 /// Result of a call.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -57,7 +57,7 @@ impl Store {
             chunk.copy_from_slice(value);
             (request, bulk) = (request.lend(chunk), Bulk::placed(value.len()));
         }
-        self.call(request, &Entry { key: KvKey(key.as_bytes()), value: bulk }).await?;
+        self.call(request, &Entry { key: KvKey(key.as_bytes()), value: KvValue(bulk) }).await?;
         Ok(())
     }
 
@@ -67,7 +67,7 @@ impl Store {
     /// The call failed.
     pub async fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
         let response = self.call(Request::<Get>::new().room(MAX_VALUE), &KvKey(key.as_bytes())).await?;
-        Ok(response.results()?.0.map(|value| value.bytes().to_vec()))
+        Ok(response.results()?.map(|value| value.0.bytes().to_vec()))
     }
 
     /// Deletes the value of a key; returns whether it existed.

@@ -63,7 +63,7 @@ impl Put {
     /// The value, in the memory that it arrived in: the message, or the target of an RDMA Read.
     fn value(&self) -> &[u8] {
         match &self.call {
-            Change::Put(call) => call.args().value.bytes(),
+            Change::Put(call) => call.args().value.0.bytes(),
             Change::Delete(_) => &[],
         }
     }

@@ -17,7 +17,7 @@ use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, Config, Refusal, Server};
 
 use crate::log::Store;
-use crate::protocol::{Found, KvKey, MAX_VALUE, Page, Query, kv_v1};
+use crate::protocol::{KvKey, KvValue, MAX_VALUE, Page, Query, kv_v1};
 use crate::ring::{Batch, Change, Get, Job, Put, Ring};
 
 /// Checks that io_uring is available.
@@ -65,7 +65,7 @@ impl kv_v1::Server for Shard {
 
     fn put(&self, call: Deferred<kv_v1::Put>) {
         let args = call.args();
-        let record = self.store.record(args.key.0, Some(args.value.len() as u32));
+        let record = self.store.record(args.key.0, Some(args.value.0.len() as u32));
         self.disk.borrow_mut().puts.push_back(Put { record, call: Change::Put(call) });
     }
 
@@ -106,10 +106,10 @@ impl Disk {
     }
 
     fn get(&mut self, mut call: Deferred<kv_v1::Get>) {
-        let Some(place) = self.store.find(call.args().0) else { return call.send(&Found(None)) };
+        let Some(place) = self.store.find(call.args().0) else { return call.send(&None) };
         let len = place.len as usize;
         if len == 0 {
-            call.send(&Found(Some(Bulk::default())));
+            call.send(&Some(KvValue::default()));
         } else if call.data().is_ok_and(|room| room.room() >= len) {
             let file = Arc::clone(&self.store.logs()[place.log]);
             self.gets.push_back(Get::new(call, file, place.at, len));
@@ -153,7 +153,7 @@ impl Disk {
 
     fn was_read(&mut self, get: Get, moved: io::Result<usize>) {
         match moved {
-            Ok(_) if get.is_whole() => get.call.send(&Found(Some(Bulk::placed(get.len)))),
+            Ok(_) if get.is_whole() => get.call.send(&Some(KvValue(Bulk::placed(get.len)))),
             Ok(0) => get.call.refuse(failed("a log is shorter than it was")),
             Ok(_) => self.gets.push_front(get),
             Err(error) => get.call.refuse(failed(&error.to_string())),

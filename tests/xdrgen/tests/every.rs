@@ -55,7 +55,7 @@ fn views_live_as_long_as_the_message() {
 fn bounds_of_typedefs_hold_wherever_they_are_used() {
     let long = [b'x'; 33];
     let fits = |items: &Items<'_>| encode(items).is_ok();
-    assert!(fits(&Items { called: Name(&long[..32]), token: &long[..5], ..Items::default() }));
+    assert!(fits(&Items { called: Name(&long[..32]), token: Cookie(&long[..5]), ..Items::default() }));
     assert!(!fits(&Items { called: Name(&long), ..Items::default() }));
     assert!(!fits(&Items { part: Name(&long), ..Items::default() }));
     assert!(!fits(&Items { few: &long[..6], ..Items::default() }));
@@ -64,8 +64,8 @@ fn bounds_of_typedefs_hold_wherever_they_are_used() {
     assert!(encode(&Arrays { names: names[..4].into(), ..Arrays::default() }).is_ok());
     assert!(encode(&Arrays { names: names[..].into(), ..Arrays::default() }).is_err());
     let optional = |token| encode(&Optional { token, ..Optional::default() });
-    assert!(optional(Some(&long[..5])).is_ok());
-    assert!(optional(Some(&long[..6])).is_err());
+    assert!(optional(Some(Cookie(&long[..5]))).is_ok());
+    assert!(optional(Some(Cookie(&long[..6]))).is_err());
 
     let message = [0, 0, 1, 6].map(word);
     let bad = BadXdr { what: "optional.token", at: 12 };
@@ -148,9 +148,9 @@ fn recursive_values_are_made_from_the_leaves() {
 
     let mut leaf = Vec::new();
     let leaf = Boxed::new(&Forest { id: 7, ..Forest::default() }, &mut leaf).expect("a tree");
-    is(&Forest { id: 1, trees: [leaf; 2][..].into() }, &[1, 2, 7, 0, 7, 0].map(word));
-    assert!(encode(&Forest { id: 1, trees: [leaf; 4][..].into() }).is_err());
-    assert_eq!(format!("{leaf:?}"), "Forest { id: 7, trees: [] }");
+    is(&Forest { id: 1, trees: Forests([leaf; 2][..].into()) }, &[1, 2, 7, 0, 7, 0].map(word));
+    assert!(encode(&Forest { id: 1, trees: Forests([leaf; 4][..].into()) }).is_err());
+    assert_eq!(format!("{leaf:?}"), "Forest { id: 7, trees: Forests([]) }");
 }
 
 /// One chunk, with the second eligible item.

@@ -39,7 +39,7 @@ impl Call<'_> {
         let before = stat.as_ref().ok().map(attr::before);
         let outcome = stat.and_then(|_| {
             self.export.check_writable()?;
-            let name = changeable(entry.name, dots)?;
+            let name = changeable(entry.name.0, dots)?;
             self.export.prepare_settle(&dir)?;
             let done = run(&dir, name)?;
             self.export.settle(&dir)?;

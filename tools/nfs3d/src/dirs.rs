@@ -60,7 +60,7 @@ impl Call<'_> {
             Ok(dir) => dir,
             Err(status) => return answer.send(&Lookup3Res::Default(status, Lookup3Resfail::default())),
         };
-        let found = self.export.look_up(&dir, args.what.name, &self.who);
+        let found = self.export.look_up(&dir, args.what.name.0, &self.who);
         let dir_attributes = attr::now(&dir);
         let done = found.as_ref().map(|(node, stat)| Lookup3Resok {
             object: node.handle(),
@@ -72,7 +72,7 @@ impl Call<'_> {
 
     pub(crate) fn readdir(&self, args: Readdir3Args<'_>, answer: Answer<'_, Readdir>) -> Answered {
         let mut page = Page::new(args.count, usize::MAX);
-        let listed = self.list(args.dir, args.cookie, &mut page, |_, entry, page| page.push(entry, entry.name));
+        let listed = self.list(args.dir, args.cookie, &mut page, |_, entry, page| page.push(entry, entry.name.0));
         let done = listed.map(|(dir_attributes, eof)| {
             let reply = Dirlist3 { entries: page.list.list(), eof };
             Readdir3Resok { dir_attributes, cookieverf: NO_VERIFIER, reply }
@@ -85,10 +85,10 @@ impl Call<'_> {
         let listed = self.list(args.dir, args.cookie, &mut page, |dir, entry, page| {
             let Entry3 { fileid, name, cookie } = *entry;
             // Removed meanwhile, or not visible to this client: the name is listed anyway.
-            let (name_attributes, handle) = self.look_at(dir, name).unzip();
+            let (name_attributes, handle) = self.look_at(dir, name.0).unzip();
             let name_handle = handle.as_deref().map(|data| NfsFh3 { data });
             let name_attributes = name_attributes.flatten();
-            page.push(&Entryplus3 { fileid, name, cookie, name_attributes, name_handle }, name)
+            page.push(&Entryplus3 { fileid, name, cookie, name_attributes, name_handle }, name.0)
         });
         let done = listed.map(|(dir_attributes, eof)| {
             let reply = Dirlistplus3 { entries: page.list.list(), eof };
@@ -147,7 +147,7 @@ impl Call<'_> {
             let name = entry.file_name().to_bytes();
             // The parent of the root is hidden.
             let fileid = if name == b".." && self.export.is_root(dir) { dir.ino() } else { entry.ino() };
-            if !take(&Entry3 { fileid, name, cookie: entry.next_entry_cookie() })? {
+            if !take(&Entry3 { fileid, name: Filename3(name), cookie: entry.next_entry_cookie() })? {
                 return Ok(false);
             }
         }

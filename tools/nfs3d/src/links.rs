@@ -1,30 +1,28 @@
 //! READLINK, SYMLINK, LINK.
 #![forbid(unsafe_code)]
 
-use rpcrdma::typed::{Answer, Signature};
+use rpcrdma::typed::Answer;
 use rustix::fs::{AtFlags, CWD, linkat, readlinkat, symlinkat};
 
 use crate::attr::{NewAttributes, fattr, now};
+use crate::names::PATH_MAX;
 use crate::nfs::{Answered, Call};
 use crate::nfs3::nfs_v3::{Readlink, Symlink};
 use crate::nfs3::*;
 use crate::node::Node;
 use crate::status::{Outcome, Results};
 
-/// Longest path, in bytes.
-const PATH_MAX: usize = Readlink::BINDING.results.max_len;
-
 impl Call<'_> {
     pub(crate) fn readlink(&self, args: Readlink3Args<'_>, answer: Answer<'_, Readlink>) -> Answered {
         let found = self.export.find(args.symlink);
         let path = found.as_ref().map_err(|status| *status).and_then(|node| target(node));
         let symlink_attributes = found.ok().and_then(|node| now(&node));
-        let done = path.as_ref().map(|path| Readlink3Resok { symlink_attributes, data: path[..].into() });
+        let done = path.as_ref().map(|path| Readlink3Resok { symlink_attributes, data: Nfspath3(path[..].into()) });
         answer.send(&done.map_err(|status| (*status, Readlink3Resfail { symlink_attributes })).into())
     }
 
     pub(crate) fn symlink(&self, args: Symlink3Args<'_>, answer: Answer<'_, Symlink>) -> Answered {
-        let path = args.symlink.symlink_data.bytes();
+        let path = args.symlink.symlink_data.0.bytes();
         self.make(args.r#where, answer, |dir, name| {
             if path.len() > PATH_MAX {
                 return Err(Nfsstat3::ErrNametoolong);
@@ -68,6 +66,6 @@ fn target(node: &Node) -> Outcome<Vec<u8>> {
         return Err(Nfsstat3::ErrInval);
     }
     let path = readlinkat(node.fd(), "", Vec::new())?.into_bytes();
-    // Longer than announced to clients; made by a local user.
+    // Linux makes no longer one; a file system may hold it.
     if path.len() > PATH_MAX { Err(Nfsstat3::ErrNametoolong) } else { Ok(path) }
 }

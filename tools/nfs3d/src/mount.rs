@@ -23,7 +23,8 @@ use crate::lines;
 use crate::lock::lock;
 use crate::mount3::mount_v3::{Dump, Export as Exported, Mnt, PROGRAM, Umnt, Umntall, VERSION};
 use crate::mount3::{
-    Dirpath, Exportnode, Exports, Groups, MNTPATHLEN, Mountbody, Mountlist, Mountres3, Mountres3Ok, Mountstat3,
+    Dirpath, Exportnode, Exports, Fhandle3, Groups, MNTPATHLEN, Mountbody, Mountlist, Mountres3, Mountres3Ok,
+    Mountstat3, Name,
 };
 use crate::nfs3::Nfsstat3;
 use crate::node::Node;
@@ -169,7 +170,7 @@ impl Mountd {
                 if mounts.len() < MOUNTS {
                     mounts.insert((host, path.to_vec()));
                 }
-                Mountres3::Ok(Mountres3Ok { fhandle: node.handle().data, auth_flavors: FLAVORS[..].into() })
+                Mountres3::Ok(Mountres3Ok { fhandle: Fhandle3(node.handle().data), auth_flavors: FLAVORS[..].into() })
             }
             Err(status) => Mountres3::Default(*status),
         })
@@ -195,7 +196,7 @@ impl Mountd {
     fn dump(&self) -> Result<Vec<u8>, AcceptStat> {
         let mounts = lock(&self.mounts);
         let bodies: Vec<_> = (mounts.iter())
-            .map(|(host, path)| Mountbody { ml_hostname: host.as_bytes(), ml_directory: Dirpath(path) })
+            .map(|(host, path)| Mountbody { ml_hostname: Name(host.as_bytes()), ml_directory: Dirpath(path) })
             .collect();
         encode(&Mountlist::from(&bodies[..]))
     }

@@ -25,7 +25,7 @@ const DEPTH: usize = 4096;
 /// Limit of known names, in bytes.
 const KNOWN: usize = 128 << 20;
 /// Longest path of a system call, in bytes, without its end.
-const PATH_MAX: usize = 4095;
+pub(crate) const PATH_MAX: usize = 4095;
 
 /// Finds files of an export by inode number and time of birth.
 pub(crate) struct Names {

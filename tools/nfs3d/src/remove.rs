@@ -18,7 +18,7 @@ impl Call<'_> {
     }
 
     pub(crate) fn rmdir(&self, args: Rmdir3Args<'_>) -> Results<Remove3Resok, Remove3Resfail> {
-        let dots = if args.object.name == b"." { Nfsstat3::ErrInval } else { Nfsstat3::ErrExist };
+        let dots = if args.object.name.0 == b"." { Nfsstat3::ErrInval } else { Nfsstat3::ErrExist };
         self.unlink(args.object, dots, AtFlags::REMOVEDIR)
     }
 
@@ -51,7 +51,7 @@ impl Call<'_> {
         let _alone_too = (first.ino() != second.ino()).then(|| second.lock());
         let before = |dir: &Node| dir.stat().ok().as_ref().map(attr::before);
         let (from_before, to_before) = (before(&from), before(&to));
-        let outcome = self.renamed((&from, args.from.name), (&to, args.to.name));
+        let outcome = self.renamed((&from, args.from.name.0), (&to, args.to.name.0));
         let fromdir_wcc = attr::wcc(from_before, &from);
         let todir_wcc = attr::wcc(to_before, &to);
         let failed = |status| (status, Rename3Resfail { fromdir_wcc, todir_wcc });

@@ -44,13 +44,14 @@
 //! `NAME.placement.toml` beside `NAME.x` has what the language cannot say. All keys are optional.
 //! ```toml
 //! # Items that the upper-layer binding allows in chunks (RFC 8166 §6): variable opaque or string.
+//! # A typedef is one Rust type: a field of a typedef is named by the typedef, here and in `[bounds]`.
 //! eligible = ["READ3resok.data"]      # TYPE.FIELD, or a typedef
 //! # Bounds that the specification leaves open, in bytes or elements: of a typedef or TYPE.FIELD.
 //! # A bound of the specification is narrowed by naming it: clients may send more, which is then refused.
 //! [bounds]
 //! filename3 = 255
 //! "READ3resok.data" = 1_048_576
-//! "LOOKUP3args.name" = { from = 1024, to = 255 }
+//! dirpath = { from = 1024, to = 255 }
 //! # A procedure, by the names of its version and its own. Where two programs have the version: [PROGRAM.VERSION.NAME].
 //! [NFS_V3.NFSPROC3_READ]
 //! max_call = 80                       # most bytes of arguments, eligible items left out (default: computed)

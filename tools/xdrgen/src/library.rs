@@ -1,4 +1,4 @@
-//! Structures of the RPC library (RFC 5531), where a file uses them and does not define them.
+//! Types of the RPC library, where a file uses them and does not define them.
 
 use crate::ast::Definition;
 use crate::errors::Problems;
@@ -6,7 +6,7 @@ use crate::lexer::{Kind, Token, lex};
 use crate::parser::parse;
 
 /// Their names and definitions.
-const STRUCTURES: [(&str, &str); 2] = [
+const TYPES: [(&str, &str); 3] = [
     (
         "authsys_parms",
         "/* Body of an AUTH_SYS credential (RFC 5531, appendix A). */ struct authsys_parms { unsigned int stamp;
@@ -16,16 +16,17 @@ const STRUCTURES: [(&str, &str); 2] = [
         "opaque_auth",
         "/* A credential or verifier (RFC 5531 §8.2). */ struct opaque_auth { int flavor; opaque body<400>; };",
     ),
+    ("netobj", "/* Data of the application, in Sun's RPC library. */ typedef opaque netobj<1024>;"),
 ];
 
-/// Adds the structures that `tokens` name in front of the definitions of the file.
+/// Adds the types that `tokens` name in front of the definitions of the file.
 pub(crate) fn add_used(tokens: &[Token<'_>], definitions: &mut Vec<Definition>, problems: &mut Problems) {
-    for (name, text) in STRUCTURES {
+    for (name, text) in TYPES {
         let is_defined = definitions.iter().any(|definition| definition.name.text == name);
         let used = tokens.iter().find(|token| token.kind == Kind::Word && token.text == name);
         if let Some(used) = used.filter(|_| !is_defined) {
             let (mut tokens, _) = lex(text, problems);
-            // Errors are shown where the file names the structure.
+            // Errors are shown where the file names the type.
             tokens.iter_mut().for_each(|token| token.at = used.at.clone());
             definitions.splice(0..0, parse(&tokens, problems));
         }

@@ -229,6 +229,15 @@ impl Reader<'_> {
             );
             return None;
         };
+        if let (Some(_), Some(typedef)) = (field, ty.named().map(|id| &schema.types[id.0])) {
+            let named = &typedef.name.text;
+            if matches!(typedef.form, Form::Alias(_)) && is_variable(schema.resolve(&ty)) {
+                self.problems
+                    .add_placement(at, format!("`{key}` has the type `{named}`, which is one Rust type in all places"))
+                    .help(format!("name the typedef, `{named}`"));
+                return None;
+            }
+        }
         Some((owner, schema.resolve(&ty).clone()))
     }
 
@@ -366,6 +375,11 @@ impl Reader<'_> {
 fn is_program(schema: &Schema, name: &str) -> bool {
     let mut versions = schema.programs.iter().flat_map(|program| &program.versions);
     schema.programs.iter().any(|program| program.name.text == name) && versions.all(|of| of.name.text != name)
+}
+
+/// Whether `ty` is opaque data, a string or an array of variable length.
+fn is_variable(ty: &Type) -> bool {
+    matches!(ty, Type::Opaque { .. } | Type::Text { .. } | Type::Array(..))
 }
 
 /// The type and the field of a key.

@@ -25,7 +25,6 @@ fn c_type(name: &str) -> Option<Type> {
         | "rpcvers_t" | "rpcproc_t" | "rpcprot_t" | "rpcport_t" => Type::UnsignedInt,
         "int64_t" | "int64" | "quad_t" | "longlong_t" => Type::Hyper,
         "u_int64_t" | "uint64_t" | "uint64" | "u_quad_t" | "u_longlong_t" => Type::UnsignedHyper,
-        "netobj" => Type::Opaque { max: Some(1024), is_bulk: false },
         "des_block" => Type::FixedOpaque(8),
         _ => return None,
     })

@@ -52,6 +52,39 @@ fn names_that_rust_cannot_have_or_has_twice_get_an_underscore() {
 }
 
 #[test]
+fn a_typedef_is_one_type_whatever_uses_it() {
+    let typedefs = "typedef opaque data<9>; typedef data same; typedef string text<>; typedef int list<7>;
+        typedef int number; typedef list lists<2>;
+        union maybe switch (bool some) { case TRUE: data value; case FALSE: void; };";
+    let uses = [
+        "",
+        "struct a { data one; text two; list three; same four; data *five; };",
+        "struct a { data one<>; text two[2]; list three<3>; same four<>; };",
+        "program P { version V { data F(text) = 1; list G(data, same) = 2; maybe H(lists) = 3; } = 1; } = 1;",
+        "struct netobj_user { netobj one; }; program P { version V { netobj F(netobj) = 1; } = 1; } = 1;",
+    ];
+    for used in uses {
+        let text = code(&format!("{typedefs} {used}"), "eligible = ['text']\nbounds.text = 5", &Options::default());
+        for item in [
+            "pub struct Data<'a>(pub &'a [u8]);",
+            "pub type Same<'a> = Data<'a>;",
+            "pub struct Text<'a>(pub rpcrdma::xdr::Bulk<'a>);",
+            "pub struct List<'a>(pub rpcrdma::xdr::Array<'a, i32>);",
+            "pub struct Lists<'a>(pub rpcrdma::xdr::Array<'a, List<'a>>);",
+            "pub type Number = i32;",
+            "pub type Maybe<'a> = Option<Data<'a>>;",
+        ] {
+            assert!(text.contains(item), "{item} with {used}: {text}");
+        }
+        if used.contains("netobj") {
+            let item = "pub struct Netobj<'a>(pub &'a [u8]);";
+            assert!(text.contains(item) && text.contains("pub one: Netobj<'a>"), "{text}");
+            assert!(text.contains("type Args<'a> = super::Netobj<'a>;"), "{text}");
+        }
+    }
+}
+
+#[test]
 fn versions_of_two_programs_are_two_modules() {
     let program = |name, number| format!("program {name} {{ version V1 {{ void NULL(void) = 0; }} = 1; }} = {number};");
     let all = code(&[program("A", 1), program("B", 2)].concat(), "", &Options::default());

@@ -177,7 +177,7 @@ fn main() -> Result<(), Failure> {
     let root = root(&export)?;
     let mut peers = Peers::connect(&export)?;
     let dir = NfsFh3 { data: &root };
-    let by_name = Lookup3Args { what: Diropargs3 { dir, name: b"file-00" } };
+    let by_name = Lookup3Args { what: Diropargs3 { dir, name: Filename3(b"file-00") } };
     let mut found = Vec::new();
     peers.make::<Lookup>(1, |_| Request::new(), &by_name, &mut |results| match results {
         Lookup3Res::Ok(ok) => {

@@ -36,7 +36,7 @@ pub(crate) struct File {
 /// Makes a call. All its operations must succeed.
 fn call(client: &mut LocalClient, operations: &[NfsArgop4<'_>]) -> anyhow::Result<Response<Compound>> {
     let connection = client.first();
-    let args = Compound4Args { tag: b"", minorversion: 1, argarray: operations.into() };
+    let args = Compound4Args { tag: Default::default(), minorversion: 1, argarray: operations.into() };
     let response = nfs_v4::Client((client, connection)).compound(&args)?;
     let Compound4Res { status, resarray, .. } = response.results()?;
     let count = resarray.len();
@@ -116,10 +116,10 @@ impl Session {
             share_deny: 0,
             owner: OpenOwner4 { clientid: self.client_id, owner: OWNER },
             openhow: Openflag4::Open4Nocreate,
-            claim: OpenClaim4::ClaimNull(last),
+            claim: OpenClaim4::ClaimNull(Utf8string(last)),
         };
         let mut operations = vec![NfsArgop4::Putrootfh];
-        operations.extend(names.into_iter().map(NfsArgop4::Lookup));
+        operations.extend(names.into_iter().map(|name| NfsArgop4::Lookup(Utf8string(name))));
         operations.extend([NfsArgop4::Open(open), NfsArgop4::Getfh]);
         let response = self.call(&operations)?;
         let results: Vec<_> = response.results()?.resarray.iter().collect();
@@ -131,17 +131,17 @@ impl Session {
             OpenDelegation4::Read(delegation) => Some(delegation.stateid),
             OpenDelegation4::None | OpenDelegation4::NoneExt(_) => None,
         };
-        Ok(File { handle: handle.to_vec(), stateid: opened.stateid, delegation })
+        Ok(File { handle: handle.0.to_vec(), stateid: opened.stateid, delegation })
     }
 
     /// Returns a delegation.
     pub(crate) fn give_back(&mut self, handle: &[u8], delegation: Stateid4) -> anyhow::Result<()> {
-        self.call(&[NfsArgop4::Putfh(handle), NfsArgop4::Delegreturn(delegation)]).map(drop)
+        self.call(&[NfsArgop4::Putfh(NfsFh4(handle)), NfsArgop4::Delegreturn(delegation)]).map(drop)
     }
 
     pub(crate) fn close(&mut self, file: &File) -> anyhow::Result<()> {
         let close = Close4Args { seqid: 0, open_stateid: file.stateid };
-        self.call(&[NfsArgop4::Putfh(&file.handle), NfsArgop4::Close(close)]).map(drop)
+        self.call(&[NfsArgop4::Putfh(NfsFh4(&file.handle)), NfsArgop4::Close(close)]).map(drop)
     }
 
     /// Polls the client, which runs the server's callbacks.

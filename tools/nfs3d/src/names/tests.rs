@@ -13,7 +13,7 @@ use crate::export::{Export, Options};
 use crate::handles::By;
 use crate::identity::{Policy, Squash};
 use crate::nfs::Call;
-use crate::nfs3::{Diropargs3, Remove3Args, Rename3Args, Rmdir3Args};
+use crate::nfs3::{Diropargs3, Filename3, Remove3Args, Rename3Args, Rmdir3Args};
 
 /// An export, and its directory.
 fn export() -> (Names, TempDir) {
@@ -187,7 +187,7 @@ fn removal_by_clients_leaves_no_names() {
         fs::create_dir(directory.path().join("dir")).expect("a directory");
         ["file", "other", "dir"].into_iter().for_each(learn);
         assert_eq!(export.handles.known(), 3);
-        let at = |name: &'static str| Diropargs3 { dir, name: name.as_bytes() };
+        let at = |name: &'static str| Diropargs3 { dir, name: Filename3(name.as_bytes()) };
         assert!(call.rename(Rename3Args { from: at("file"), to: at("other") }).is_ok());
         assert_eq!(export.handles.known(), 2, "{n}: the replaced file has no name");
         assert!(call.remove(Remove3Args { object: at("other") }).is_ok());

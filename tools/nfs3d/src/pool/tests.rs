@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::nfs3::nfs_v3::{Create, PROGRAM, VERSION, bindings};
-use crate::nfs3::{Create3Args, Createhow3, Diropargs3};
+use crate::nfs3::{Create3Args, Createhow3, Diropargs3, Filename3};
 use crate::{By, Options, Policy, Squash, UNCHANGED, nfs};
 
 const THREADS: usize = 8;
@@ -82,7 +82,10 @@ impl Scene {
     /// Starts a CREATE in the root.
     fn start_create(&self, client: &mut LocalClient, name: &str) {
         let how = Createhow3::Guarded(UNCHANGED);
-        let args = Create3Args { r#where: Diropargs3 { dir: self.export.root.handle(), name: name.as_bytes() }, how };
+        let args = Create3Args {
+            r#where: Diropargs3 { dir: self.export.root.handle(), name: Filename3(name.as_bytes()) },
+            how,
+        };
         let first = client.first();
         let call = Request::<Create>::new().into_call(&mut (&mut *client, first), &args).expect("memory");
         client.start(first, call, 0);

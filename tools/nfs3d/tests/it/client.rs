@@ -249,7 +249,7 @@ pub(crate) fn encode(arguments: &impl Encode) -> Vec<u8> {
 
 /// A name in a directory.
 pub(crate) fn at<'a>(dir: &Fh, name: &'a str) -> Diropargs3<'a> {
-    Diropargs3 { dir: *dir, name: name.as_bytes() }
+    Diropargs3 { dir: *dir, name: Filename3(name.as_bytes()) }
 }
 
 /// Attributes to set: a mode.

@@ -11,7 +11,7 @@ use crate::client::{Fh, Nfs, Nfsd, at, is_root, put, status, with_mode};
 
 /// Every way to create a name, with attributes.
 fn creations(nfs: &mut Nfs, dir: &Fh, name: &str, new: Sattr3) -> [Result<Create3Resok<'static>, Nfsstat3>; 5] {
-    let symlink = Symlinkdata3 { symlink_attributes: new, symlink_data: b"target"[..].into() };
+    let symlink = Symlinkdata3 { symlink_attributes: new, symlink_data: Nfspath3(b"target"[..].into()) };
     let r#where = at(dir, name);
     [
         nfs.create(dir, name, Createhow3::Guarded(new)),

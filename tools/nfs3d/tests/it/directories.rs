@@ -16,10 +16,10 @@ fn all(nfs: &mut Nfs, dir: &Fh, plus: bool, count: u32) -> Vec<String> {
         let name = |name: &[u8]| String::from_utf8(name.to_vec()).expect("text");
         let (entries, eof): (Vec<_>, _) = if plus {
             let (entries, eof) = nfs.readdirplus(dir, cookie, count, count).unwrap();
-            (entries.iter().map(|entry| (name(entry.name), entry.cookie)).collect(), eof)
+            (entries.iter().map(|entry| (name(entry.name.0), entry.cookie)).collect(), eof)
         } else {
             let (entries, eof) = nfs.readdir(dir, cookie, count).unwrap();
-            (entries.iter().map(|entry| (name(entry.name), entry.cookie)).collect(), eof)
+            (entries.iter().map(|entry| (name(entry.name.0), entry.cookie)).collect(), eof)
         };
         cookie = entries.last().map_or(cookie, |last| last.1);
         names.extend(entries.into_iter().map(|entry| entry.0));
@@ -67,7 +67,7 @@ fn names_come_with_the_attributes_and_handles_of_their_files() {
     let (entries, eof) = nfs.readdirplus(&root, 0, 4096, 32_768).unwrap();
     assert!(eof);
     for entry in &entries {
-        let name = std::str::from_utf8(entry.name).unwrap();
+        let name = std::str::from_utf8(entry.name.0).unwrap();
         let is = fs::symlink_metadata(nfsd.path().join(name)).unwrap();
         if name == ".." {
             assert_eq!(entry.fileid, fs::metadata(nfsd.path()).unwrap().ino(), "nothing is above the root");
@@ -80,7 +80,7 @@ fn names_come_with_the_attributes_and_handles_of_their_files() {
         assert_eq!(nfs.getattr(&entry.name_handle.unwrap()).unwrap().fileid, is.ino(), "{name}");
     }
     let file = nfs.find(&root, "file");
-    let of_list = entries.iter().find(|entry| entry.name == b"file").unwrap();
+    let of_list = entries.iter().find(|entry| entry.name.0 == b"file").unwrap();
     assert_eq!(of_list.name_handle, Some(file), "a file has one handle");
 }
 

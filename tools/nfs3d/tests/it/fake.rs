@@ -12,7 +12,7 @@ use rpcrdma::typed::{Answer, Cache, CallInfo, Sent, Signature};
 use rpcrdma::wire::rpc::{CallHeader, ReplyBody, ReplyHeader};
 use rpcrdma::xdr::{self, ListBuilder};
 use rpcrdma::{Refusal, Services};
-use rpcrdma_nfs3d::mount3::{Mountres3, Mountres3Ok};
+use rpcrdma_nfs3d::mount3::{Fhandle3, Mountres3, Mountres3Ok};
 use rpcrdma_nfs3d::nfs3::nfs_v3::*;
 use rpcrdma_nfs3d::nfs3::*;
 use rpcrdma_rpcbind::stream;
@@ -83,7 +83,7 @@ impl Fake {
             let mut reply = vec![0; 64];
             let len = ReplyHeader { xid, body: ReplyBody::SUCCESS }.emit(&mut reply).expect("room");
             reply.truncate(len);
-            let results = Mountres3::Ok(Mountres3Ok { fhandle: &ROOT, auth_flavors: [1][..].into() });
+            let results = Mountres3::Ok(Mountres3Ok { fhandle: Fhandle3(&ROOT), auth_flavors: [1][..].into() });
             reply.extend(xdr::encode(&results).expect("results"));
             stream::write_record(&mut stream, &reply).expect("written");
         });
@@ -209,7 +209,7 @@ impl Server for Fake {
             let handle = if *is_dir { &ROOT } else { &FILE };
             let entry = Entryplus3 {
                 fileid: 1,
-                name,
+                name: Filename3(name),
                 cookie: *cookie,
                 name_attributes: Some(attributes(*is_dir)),
                 name_handle: Some(NfsFh3 { data: handle }),

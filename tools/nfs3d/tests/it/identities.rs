@@ -221,7 +221,7 @@ fn what_is_mounted_in_the_export_is_not_exported() {
         assert_eq!(status(nfs.rmdir(&root, "bound")), Nfsstat3::ErrAcces);
         assert_eq!(status(nfs.remove(&root, "file")), Nfsstat3::ErrAcces);
         let (entries, _) = nfs.readdirplus(&root, 0, 4096, 8192).unwrap();
-        let mounted = entries.iter().filter(|entry| [&b"bound"[..], b"file"].contains(&entry.name));
+        let mounted = entries.iter().filter(|entry| [&b"bound"[..], b"file"].contains(&entry.name.0));
         assert_eq!(mounted.clone().count(), 2);
         assert!(mounted.clone().all(|entry| entry.name_handle.is_none() && entry.name_attributes.is_none()));
         assert!(crate::mount::mount(nfsd.mount_port, &nfsd.path().join("bound")).is_err());

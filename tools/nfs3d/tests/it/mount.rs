@@ -62,7 +62,7 @@ pub(crate) fn mount(port: u16, path: &Path) -> Result<Vec<u8>, Mountstat3> {
     match decode(&call(port, 1, &path_args(path))) {
         Mountres3::Ok(results) => {
             assert!(results.auth_flavors.iter().any(|flavor| flavor == 1), "AUTH_SYS");
-            Ok(results.fhandle.to_vec())
+            Ok(results.fhandle.0.to_vec())
         }
         Mountres3::Default(status) => Err(status),
     }

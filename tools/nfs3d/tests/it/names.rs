@@ -12,7 +12,7 @@ use rpcrdma_nfs3d::nfs3::*;
 use crate::client::{Fh, Nfs, Nfsd, Outcome, Results, at, is_root, put, status, with_mode, with_size};
 
 fn symlink(nfs: &mut Nfs, dir: &Fh, name: &str, path: &[u8]) -> Outcome<Symlink> {
-    let symlink_data = path.into();
+    let symlink_data = Nfspath3(path.into());
     let symlink = Symlinkdata3 { symlink_attributes: UNCHANGED, symlink_data };
     nfs.call::<Symlink>(&Symlink3Args { r#where: at(dir, name), symlink })
 }
@@ -20,7 +20,7 @@ fn symlink(nfs: &mut Nfs, dir: &Fh, name: &str, path: &[u8]) -> Outcome<Symlink>
 fn readlink(nfs: &mut Nfs, link: &Fh) -> Result<Vec<u8>, Nfsstat3> {
     let results = nfs.call::<Readlink>(&Readlink3Args { symlink: *link })?;
     assert!(results.symlink_attributes.is_some());
-    Ok(results.data.bytes().to_vec())
+    Ok(results.data.0.bytes().to_vec())
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use proc_macro2::{Literal, TokenStream};
 use quote::quote;
 
-use super::model::{Facts, Model};
+use super::model::{Facts, Model, encodes_itself};
 use crate::schema::{Field, Form, Type};
 
 /// Most words that are read or written at once.
@@ -39,8 +39,13 @@ impl Value {
 impl Model {
     /// An expression that reads a value from `from`, or returns an error.
     pub(super) fn decode(&self, ty: &Type, what: &str) -> TokenStream {
-        let xdr = &self.xdr;
-        match self.resolve(ty) {
+        let (xdr, ty) = (&self.xdr, self.resolve(ty));
+        if let Some((name, of)) = self.wrapped(ty) {
+            // Errors name the field, not the typedef.
+            let of = self.decode(of, what);
+            return quote!(#name(#of));
+        }
+        match ty {
             Type::Int => quote!(from.u32(#what)?.cast_signed()),
             Type::UnsignedInt => quote!(from.u32(#what)?),
             Type::Hyper => quote!(from.u64(#what)?.cast_signed()),
@@ -70,7 +75,11 @@ impl Model {
     /// An expression that writes a value to `to`: a result.
     pub(super) fn encode(&self, ty: &Type, value: &Value) -> TokenStream {
         let (xdr, name, reference, copy) = (&self.xdr, &value.name, value.as_reference(), value.as_copy());
-        match self.resolve(ty) {
+        let ty = self.resolve(ty);
+        if let Some((_, of)) = self.wrapped(ty) {
+            return self.encode(of, &Value::place(quote!(#name.0)));
+        }
+        match ty {
             Type::Int => quote!(to.u32(#name.cast_unsigned())),
             Type::UnsignedInt => quote!(to.u32(#copy)),
             Type::Hyper => quote!(to.u64(#name.cast_unsigned())),
@@ -87,7 +96,7 @@ impl Model {
                 let max = bound(*max);
                 quote!(#name.encode(to, #max))
             }
-            Type::Optional(of) if !self.encodes_itself(of) => {
+            Type::Optional(of) if !encodes_itself(of) => {
                 let some = self.encode(of, &Value::reference(quote!(some)));
                 quote! {
                     match #reference {
@@ -110,12 +119,16 @@ impl Model {
             let len = Literal::usize_unsuffixed(len);
             return quote!(#len);
         }
-        match self.resolve(ty) {
+        let ty = self.resolve(ty);
+        if let Some((_, of)) = self.wrapped(ty) {
+            return self.len(of, &Value::place(quote!(#name.0)));
+        }
+        match ty {
             Type::Opaque { is_bulk, .. } | Type::Text { is_bulk, .. } if !is_bulk => {
                 quote!(4 + #xdr::padded(#name.len()))
             }
             Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => quote!(#name.encoded_len()),
-            Type::Optional(of) if !self.encodes_itself(of) => {
+            Type::Optional(of) if !encodes_itself(of) => {
                 let some = self.len(of, &Value::reference(quote!(some)));
                 match self.facts(of).len {
                     Some(_) => quote!(4 + #name.map_or(0, |_| #some)),

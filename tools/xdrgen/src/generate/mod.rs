@@ -58,8 +58,11 @@ impl Options {
 /// | `enum`, `struct` | the same |
 /// | `union` | an enum with a variant for each case; `Default` holds the switch, which must be none of the cases |
 /// | `union` of `bool` that has nothing in its FALSE or default arm | [`Option`] |
-/// | `typedef` | an alias; fields have its bound |
-/// | `typedef` of `opaque<>`, `string<>` or `T<>` that is an element, argument or result | a struct around it |
+/// | `typedef` of `opaque<>`, `string<>` or `T<>` | a struct around it, which has its bound |
+/// | any other `typedef` | an alias |
+///
+/// A typedef is the same Rust type wherever it is used: as a field, arm, element, argument or result. So is an
+/// [`Option`] by a union whose content is `opaque<>`, `string<>` or `T<>` without a typedef: it is a struct around it.
 ///
 /// Basic types are those of `rpcrdma-xdr`. All types are `Copy`: they borrow from the message. A union whose arms have
 /// all values of its switch has no `Default`. A `Default` with the switch of another arm is not encoded.

@@ -17,9 +17,9 @@ pub(super) struct Model {
     pub(super) names: Vec<Ident>,
     /// Path of the crate `rpcrdma-xdr`.
     pub(super) xdr: TokenStream,
-    /// Aliases that are structs around their type, as they are used where a type must encode itself.
-    wrapped: Vec<bool>,
     facts: Vec<OnceCell<Facts>>,
+    /// Number of types that the specification has. Behind them are structs around arguments and results.
+    specified: usize,
 }
 
 /// Facts of a type.
@@ -90,71 +90,51 @@ impl Model {
         }
         let mut scope = Scope::with(&PRELUDE);
         let names = types.iter().map(|ty| scope.camel(&ty.name.text)).collect();
-        let wrapped = vec![false; types.len()];
         let facts = types.iter().map(|_| OnceCell::new()).collect();
-        let mut model = Self { types, names, xdr, wrapped, facts };
-        model.wrap(schema, &mut scope);
+        let specified = types.len();
+        let mut model = Self { types, names, xdr, facts, specified };
+        model.name_arguments(schema, &mut scope);
         model
     }
 
-    /// Finds what must encode itself: elements, arguments and results.
-    fn wrap(&mut self, schema: &Schema, scope: &mut Scope) {
-        let mut elements = Vec::new();
-        for ty in &self.types {
-            ty.form.types().into_iter().for_each(|ty| inner(ty, &mut elements));
-        }
+    /// Adds structs around arguments and results that have no name and do not encode themselves.
+    fn name_arguments(&mut self, schema: &Schema, scope: &mut Scope) {
         let procedures = schema.programs.iter().flat_map(|program| &program.versions).flat_map(|v| &v.procedures);
-        for procedure in procedures {
-            elements.extend(procedure.arguments.iter().chain([&procedure.results]).cloned());
-        }
-        // An alias of an alias that is a struct needs none.
-        let index = |ty: &Type| if let Type::Named(id) = ty { Some(id.0) } else { None };
-        elements.sort_by_key(index);
-        for ty in elements {
-            match index(&ty) {
-                _ if self.encodes_itself(&ty) => {}
-                Some(index) => self.wrapped[index] = true,
-                None if self.find(&ty).is_none() => {
-                    let name = if matches!(ty, Type::Text { .. }) { "text" } else { "data" };
-                    self.names.push(scope.camel(name));
-                    let name = Name { doc: vec!["An argument or result.".into()], ..Name::new(name, 0..0) };
-                    self.types.push(TypeDef { name, form: Form::Alias(ty) });
-                    self.wrapped.push(true);
-                    self.facts.push(OnceCell::new());
-                }
-                None => {}
+        for ty in procedures.flat_map(|procedure| procedure.arguments.iter().chain([&procedure.results])) {
+            if encodes_itself(ty) || self.find(ty).is_some() {
+                continue;
             }
+            let name = if matches!(ty, Type::Text { .. }) { "text" } else { "data" };
+            self.names.push(scope.camel(name));
+            let name = Name { doc: vec!["An argument or result.".into()], ..Name::new(name, 0..0) };
+            self.types.push(TypeDef { name, form: Form::Alias(ty.clone()) });
+            self.facts.push(OnceCell::new());
         }
     }
 
     /// The struct around a type that has no name.
     fn find(&self, ty: &Type) -> Option<TypeId> {
-        let is_it =
-            |index: &usize| self.wrapped[*index] && matches!(&self.types[*index].form, Form::Alias(of) if of == ty);
-        (0..self.types.len()).find(is_it).map(TypeId)
+        let is_it = |index: &usize| matches!(&self.types[*index].form, Form::Alias(of) if of == ty);
+        (self.specified..self.types.len()).find(is_it).map(TypeId)
     }
 
-    pub(super) fn is_wrapped(&self, TypeId(index): TypeId) -> bool {
-        self.wrapped[index]
+    /// The struct that an alias is where its type does not encode itself, and the type inside.
+    pub(super) fn wrapped(&self, ty: &Type) -> Option<(&Ident, &Type)> {
+        let id = id_of(ty)?;
+        match &self.types[id.0].form {
+            Form::Alias(of) if !encodes_itself(of) => Some((&self.names[id.0], of)),
+            _ => None,
+        }
     }
 
     /// What an alias stands for, unless it is a type of its own.
     pub(super) fn resolve<'s>(&'s self, ty: &'s Type) -> &'s Type {
         match ty {
-            Type::Named(id) if !self.is_wrapped(*id) => match &self.types[id.0].form {
-                Form::Alias(ty) => self.resolve(ty),
+            Type::Named(id) => match &self.types[id.0].form {
+                Form::Alias(of) if encodes_itself(of) => self.resolve(of),
                 _ => ty,
             },
             _ => ty,
-        }
-    }
-
-    /// Whether the Rust type implements `Decode` and `Encode`, with all bounds.
-    pub(super) fn encodes_itself(&self, ty: &Type) -> bool {
-        match self.resolve(ty) {
-            Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => false,
-            Type::Optional(ty) => self.encodes_itself(ty),
-            _ => true,
         }
     }
 
@@ -247,7 +227,7 @@ impl Model {
 
     /// The Rust type of an argument or result.
     pub(super) fn argument(&self, ty: &Type, life: &TokenStream) -> TokenStream {
-        let named = self.find(ty).filter(|_| !self.encodes_itself(ty)).map(Type::Named);
+        let named = self.find(ty).filter(|_| !encodes_itself(ty)).map(Type::Named);
         self.rust(named.as_ref().unwrap_or(ty), life, &quote!(super::))
     }
 
@@ -279,16 +259,12 @@ fn id_of(ty: &Type) -> Option<TypeId> {
     if let Type::Named(id) = ty { Some(*id) } else { None }
 }
 
-/// Types that are elements in `ty`.
-fn inner(ty: &Type, elements: &mut Vec<Type>) {
+/// Whether the Rust type implements `Decode` and `Encode`, with all bounds.
+pub(super) fn encodes_itself(ty: &Type) -> bool {
     match ty {
-        Type::FixedArray(of, _) | Type::Array(of, _) => {
-            elements.push((**of).clone());
-            inner(of, elements);
-        }
-        Type::Optional(of) => inner(of, elements),
-        Type::Boxed(id) => elements.push(Type::Named(*id)),
-        _ => {}
+        Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => false,
+        Type::Optional(ty) => encodes_itself(ty),
+        _ => true,
     }
 }
 

@@ -7,7 +7,7 @@ use quote::quote;
 
 use super::codec::{Run, Value};
 use super::docs;
-use super::model::{Facts, Model};
+use super::model::{Facts, Model, encodes_itself};
 use super::names::Scope;
 use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
 
@@ -15,9 +15,8 @@ use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
 pub(super) fn constants(schema: &Schema, model: &Model) -> Vec<TokenStream> {
     // A struct around a type is a function, too.
     let mut scope = Scope::default();
-    (0..model.types.len()).filter(|index| model.is_wrapped(TypeId(*index))).for_each(|index| {
-        scope.take(model.names[index].to_string());
-    });
+    let structs = (0..model.types.len()).filter_map(|index| model.wrapped(&Type::Named(TypeId(index))));
+    structs.for_each(|(name, _)| _ = scope.take(name.to_string()));
     let constant = |constant: &Constant| {
         let (name, doc) = (scope.shouty(&constant.name.text), docs(&constant.name, &constant.name.text));
         let value = Literal::i128_unsuffixed(constant.value);
@@ -71,7 +70,7 @@ impl Model {
                 }
             }
             Form::Union(union) => self.union(id, &doc, union),
-            Form::Alias(ty) if self.is_wrapped(id) => {
+            Form::Alias(ty) if !encodes_itself(ty) => {
                 let (derives, of) = (derives(facts), self.rust(ty, &quote!('a), &quote!()));
                 let (decode, value) = (self.decode(ty, &name.text), Value::place(quote!(self.0)));
                 let (len, encode) = (self.len(ty, &value), self.encode(ty, &value));

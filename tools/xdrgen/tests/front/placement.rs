@@ -98,11 +98,18 @@ fn head_behind_an_optional_item() {
 
 #[test]
 fn items_are_marked_through_typedefs() {
-    let xdr = "typedef opaque data<>; typedef data same; struct a { same x; data y; };";
-    let schema = schema(xdr, Some("eligible = ['a.x']\nbounds = { data = 9, 'a.x' = 5 }"));
+    let xdr = "typedef opaque data<>; typedef data same; struct a { same x; data y; int z<>; };";
+    let schema = schema(xdr, Some("eligible = ['same']\nbounds = { data = 9, same = 5, 'a.z' = 7 }"));
     let Form::Struct { fields, .. } = &schema.types[2].form else { panic!() };
-    assert_eq!(fields[0].ty, Type::Opaque { max: Some(5), is_bulk: true });
+    assert_eq!(schema.resolve(&fields[0].ty), &Type::Opaque { max: Some(5), is_bulk: true });
     assert_eq!(schema.resolve(&fields[1].ty), &Type::Opaque { max: Some(9), is_bulk: false });
+    assert_eq!(fields[2].ty, Type::Array(Box::new(Type::Int), Some(7)));
+    // A field of another placement would be another Rust type.
+    for placement in ["eligible = ['a.x']\nbounds.data = 9", "bounds = { 'a.x' = 5 }"] {
+        let found = errors(xdr, Some(placement));
+        assert!(found.contains("`a.x` has the type `same`, which is one Rust type in all places"), "{found}");
+        assert!(found.contains("help: name the typedef, `same`"), "{found}");
+    }
     let schema = crate::schema(xdr, Some("eligible = ['data']\nbounds.data = 9"));
     assert_eq!(schema.resolve(&Type::Named(xdrgen::schema::TypeId(1))), &Type::Opaque { max: Some(9), is_bulk: true });
 }
@@ -131,10 +138,7 @@ fn refused() {
         ("eligible = ['attributes']", "`attributes` is no typedef: name a field as `attributes.field`"),
         ("eligible = ['attributes.mode']", "`attributes.mode` is no opaque or string of variable length"),
         ("eligible = ['read_ok.data']", "`read_ok.data` has no bound: give one in `[bounds]`"),
-        (
-            "eligible = ['entry.file']\n[bounds]\nname = 5",
-            "`entry.file` cannot be eligible inside an array, list or optional data",
-        ),
+        ("eligible = ['name']\n[bounds]\nname = 5", "`name` cannot be eligible inside an array, list or optional data"),
         ("eligible = 'name'", "invalid type: string \"name\", expected a sequence"),
         ("[bounds]\n'attributes.mode' = 4", "`attributes.mode` is no opaque, string or array of variable length"),
         ("[bounds]\n'write_args.first' = 8193", "8193 exceeds 8192, the specification's bound"),

@@ -100,7 +100,7 @@ impl<'a> rpcrdma::xdr::Decode<'a> for Pair<'a> {
     fn decode(
         from: &mut rpcrdma::xdr::Decoder<'a>,
     ) -> Result<Self, rpcrdma::xdr::BadXdr> {
-        let r#type = rpcrdma::xdr::Decode::decode(from)?;
+        let r#type = Key(from.opaque(32, "pair.type")?);
         let written = from.u64("pair.written")?;
         let value = from.bulk(65536, "pair.value")?;
         Ok(Self { r#type, written, value })
@@ -110,7 +110,7 @@ impl<'a> rpcrdma::xdr::Decode<'a> for Pair<'a> {
 impl rpcrdma::xdr::Encode for Pair<'_> {
     #[inline]
     fn encoded_len(&self) -> usize {
-        8 + rpcrdma::xdr::Encode::encoded_len(&self.r#type) + self.value.encoded_len()
+        8 + 4 + rpcrdma::xdr::padded(self.r#type.0.len()) + self.value.encoded_len()
     }
 
     #[inline]
@@ -118,7 +118,7 @@ impl rpcrdma::xdr::Encode for Pair<'_> {
         &self,
         to: &mut rpcrdma::xdr::Encoder<'_>,
     ) -> Result<(), rpcrdma::xdr::NoSpace> {
-        rpcrdma::xdr::Encode::encode(&self.r#type, to)?;
+        to.opaque(self.r#type.0, 32)?;
         to.u64(self.written)?;
         to.bulk(&self.value, 65536)
     }

@@ -118,7 +118,8 @@ impl Nfs {
     /// Handle of a name; `said` describes it in errors.
     pub(crate) fn lookup(&mut self, dir: &Handle, name: &[u8], said: impl Fn() -> String) -> anyhow::Result<Handle> {
         let lookup = |nfs: &mut Self| -> anyhow::Result<Handle> {
-            let response = nfs.calls().lookup(&Lookup3Args { what: Diropargs3 { dir: fh(dir), name } })?;
+            let response =
+                nfs.calls().lookup(&Lookup3Args { what: Diropargs3 { dir: fh(dir), name: Filename3(name) } })?;
             Ok(response.results()?.into_result().map_err(Failed)?.object.data.into())
         };
         self.retry(|nfs| lookup(nfs).with_context(|| format!("LOOKUP of {}", said())))
@@ -135,7 +136,7 @@ impl Nfs {
 
     fn target(&mut self, link: &Handle) -> anyhow::Result<Vec<u8>> {
         let response = self.calls().readlink(&Readlink3Args { symlink: fh(link) })?;
-        Ok(response.results()?.into_result().map_err(Failed)?.data.bytes().into())
+        Ok(response.results()?.into_result().map_err(Failed)?.data.0.bytes().into())
     }
 
     /// Target of a symbolic link.
@@ -165,7 +166,9 @@ impl Nfs {
     pub(crate) fn create(&mut self, dir: &Handle, name: &[u8], mode: u32, path: &[u8]) -> anyhow::Result<Handle> {
         let create = |nfs: &mut Self| -> anyhow::Result<Option<Handle>> {
             let how = Createhow3::Unchecked(Sattr3 { mode: Some(mode), size: Some(0), ..UNCHANGED });
-            let response = nfs.calls().create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name }, how })?;
+            let response = nfs
+                .calls()
+                .create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name: Filename3(name) }, how })?;
             Ok(response.results()?.into_result().map_err(Failed)?.obj.map(|handle| handle.data.into()))
         };
         match self.retry(|nfs| create(nfs).with_context(|| format!("CREATE of {}", Escaped(path))))? {

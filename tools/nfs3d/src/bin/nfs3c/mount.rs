@@ -59,7 +59,7 @@ pub(crate) fn root(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
     let path = xdr::encode(&Dirpath(export)).with_context(said)?;
     let results = client.call(PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(said)?;
     let results = xdr::decode::<Mountres3<'_>>(&results).with_context(said)?.into_result();
-    results.map(|results| results.fhandle.into()).map_err(|status| anyhow!("{}: {}", said(), status.name()))
+    results.map(|results| results.fhandle.0.into()).map_err(|status| anyhow!("{}: {}", said(), status.name()))
 }
 
 /// A connection from a reserved port, if the user may have one.

@@ -47,7 +47,7 @@ pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Re
         let mut any = false;
         for entry in part.reply.entries {
             (cookie, any) = (entry.cookie, true);
-            let name = entry.name.to_vec();
+            let name = entry.name.0.to_vec();
             if name == b"." || name == b".." {
                 continue;
             }
