@@ -12,7 +12,7 @@ use crate::wire::ErrorBody;
 ///
 /// | variant | sent | may be sent again | whose fault |
 /// | --- | --- | --- | --- |
-/// | `TimedOut { sent: false }` | no | yes | connection: no credit, or not connected in time |
+/// | `TimedOut { sent: false }` | no | yes | connection: no credit granted, or not connected in time |
 /// | `TimedOut { sent: true }` | unanswered | if idempotent | peer |
 /// | `NoCredits` | no | yes | peer: it leaves calls unanswered |
 /// | `Cancelled { sent: false }` | no | yes | caller |
@@ -51,14 +51,15 @@ pub enum CallError {
     /// A call whose caller has given up keeps its credit until the server answers it or the connection ends; see
     /// `limits.max_abandoned`.
     #[error(
-        "call timed out (not sent): all credits are in use by {unanswered} unanswered calls, the first of them \
-         abandoned by its caller {oldest:.1?} ago (limits.max_abandoned, limits.credits of the server)"
+        "call timed out (not sent): all credits are in use by {unanswered} unanswered calls{} (limits.max_abandoned, \
+         limits.credits of the server)",
+        abandoned_text(*.oldest)
     )]
     NoCredits {
         /// Calls that were sent and have no answer.
         unanswered: usize,
-        /// Time since the first of them was abandoned.
-        oldest: Duration,
+        /// Time since the first of them was abandoned. `None` if callers wait for all of them.
+        oldest: Option<Duration>,
     },
     /// The caller cancelled it.
     #[error("call cancelled ({})", sent_text(*.sent))]
@@ -319,6 +320,10 @@ fn sent_text(sent: bool) -> &'static str {
     if sent { "sent: the server may have executed it" } else { "not sent" }
 }
 
+fn abandoned_text(oldest: Option<Duration>) -> String {
+    oldest.map_or_else(String::new, |age| format!(", the first of them abandoned by its caller {age:.1?} ago"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,7 +338,7 @@ mod tests {
         vec![
             (TimedOut { sent: false }, Sent::No, true, Fault::Connection),
             (TimedOut { sent: true }, Sent::Unanswered, false, Fault::Peer),
-            (NoCredits { unanswered: 64, oldest: Duration::from_secs(7) }, Sent::No, true, Fault::Peer),
+            (NoCredits { unanswered: 64, oldest: None }, Sent::No, true, Fault::Peer),
             (Cancelled { sent: false }, Sent::No, true, Fault::Caller),
             (Cancelled { sent: true }, Sent::Unanswered, false, Fault::Caller),
             (ConnectionLost { sent: false }, Sent::No, true, Fault::Connection),
@@ -393,6 +398,13 @@ mod tests {
         // On the wire it is 1.
         says(CallError::Transport(error), text);
         says(CallError::TimedOut { sent: false }, "call timed out (not sent)");
+        for (oldest, abandoned) in
+            [(None, ""), (Some(Duration::from_secs(7)), ", the first of them abandoned by its caller 7.0s ago")]
+        {
+            let text = "call timed out (not sent): all credits are in use by 4 unanswered calls";
+            let knobs = " (limits.max_abandoned, limits.credits of the server)";
+            says(CallError::NoCredits { unanswered: 4, oldest }, &[text, abandoned, knobs].concat());
+        }
         says(Defect::EmptyChunk.into(), "chunk of 0 bytes");
         says(
             Defect::ChunkSegments { segments: 17, limit: 16 }.into(),

@@ -19,13 +19,13 @@ impl Connection {
         Some((call, token, CallError::TimedOut { sent }))
     }
 
-    /// The error of a call that could not be sent until now, if abandoned calls hold the credits.
+    /// The error of a call that could not be sent until now, if unanswered calls hold all credits.
     pub fn lack_of_credits(&self, now: u64) -> Option<CallError> {
-        if self.calls.abandoned() == 0 || self.credits.available() > 0 {
+        let (_, unanswered, since) = self.calls.unanswered();
+        if unanswered == 0 || self.credits.available() > 0 {
             return None;
         }
-        let (_, unanswered, since) = self.calls.unanswered();
-        let oldest = Duration::from_nanos(now.saturating_sub(since?));
+        let oldest = since.map(|since| Duration::from_nanos(now.saturating_sub(since)));
         Some(CallError::NoCredits { unanswered, oldest })
     }
 

@@ -1,5 +1,7 @@
 //! Ends of calls: in time, late, cancelled, or with their connection.
 
+use std::time::Duration;
+
 use super::*;
 
 #[test]
@@ -25,6 +27,36 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         pair.turn();
         pair.turn();
         assert_eq!(pair.answered.len(), 10, "{scheme:?}");
+    }
+}
+
+#[test]
+fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bounded() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        // The first reply grants the credits of version 1.
+        pair.client.start_call(50, u64::MAX).unwrap();
+        pair.turn();
+        for token in 0..u64::from(CREDITS) {
+            pair.client.start_call(token, if token < 3 { 100 } else { u64::MAX }).unwrap();
+        }
+        assert_eq!(pair.client.lack_of_credits(0), None, "{scheme:?}: none was sent");
+        while Pair::transmit(&mut pair.client, &mut pair.to_server) > 0 {
+            pair.deliver_to_server();
+            Pair::transmit(&mut pair.server, &mut pair.to_client);
+            pair.deliver_to_client();
+        }
+        assert_eq!(pair.client.credits().available(), 0, "{scheme:?}");
+        let waits = pair.client.start_call(99, 200).unwrap();
+        let lack = |oldest| Some(CallError::NoCredits { unanswered: CREDITS as usize, oldest });
+        assert_eq!(pair.client.lack_of_credits(50), lack(None), "{scheme:?}: callers wait for all of them");
+        for abandoned in 1..=3 {
+            assert!(pair.client.handle_timeout(100).is_some());
+            let withheld = [abandoned, abandoned + 1].map(|most| pair.client.withheld_answers(most));
+            assert_eq!(withheld, [Some(0), None], "{scheme:?}: {abandoned} abandoned calls");
+        }
+        assert_eq!(pair.client.lack_of_credits(150), lack(Some(Duration::from_nanos(50))), "{scheme:?}");
+        assert!(pair.client.handle_timeout(200).is_some_and(|(call, ..)| call == waits));
     }
 }
 
