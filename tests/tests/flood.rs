@@ -297,6 +297,35 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
     }
 }
 
+/// Abandoned calls beyond `limits.max_abandoned` end their connection although credits are left and no call waits.
+#[test]
+fn too_many_abandoned_calls_end_their_connection_while_credits_are_left() {
+    let mut world = World::new("abandoned");
+    let (hold, held) = std::sync::mpsc::channel();
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = hold.send(call)));
+    let address = world.serve_with(small_server(), services);
+    let config = small_client(small()).with(|c| {
+        c.shard.limits.max_abandoned = 2;
+        c.shard.timeouts.progress = Duration::from_millis(200);
+    });
+    let mut client = world.client(&address, config);
+    let first = client.first();
+    echo(&mut client, b"before").expect("a reply");
+    heard();
+    for token in 0..2 {
+        let call = client.prepare(20, 0).expect("a buffer").timeout(Duration::from_millis(1));
+        client.start(first, call, token);
+    }
+    assert!(settles(|| {
+        client.poll(|done| assert!(done.result.is_err()));
+        client.close_reason(first).is_some()
+    }));
+    let reason = client.close_reason(first).expect("it has ended").to_string();
+    assert!(reason.contains("peer does not answer calls that their callers abandoned"), "{reason}");
+    drop(held);
+}
+
 /// A function, a future, and a task that block their shard.
 #[test]
 fn a_blocked_shard_is_logged_with_the_procedure() {

@@ -322,15 +322,16 @@ fn items(call: &mut ServerCall, lens: [usize; 2], to_chunk: ToChunk) {
     call.reply_mut(inline.len()).expect("declared").copy_from_slice(&inline);
 }
 
+fn by_capacity(call: &mut ServerCall, n: usize, item: &[u8]) -> bool {
+    let has_chunk = call.write_chunk_capacity(n).is_some();
+    if has_chunk {
+        call.result_writer(n).expect("a chunk").put(item).expect("room");
+    }
+    has_chunk
+}
+
 #[test]
 fn an_empty_write_chunk_brings_its_result_inline() {
-    let by_capacity = |call: &mut ServerCall, n, item: &[u8]| match call.write_chunk_capacity(n) {
-        Some(_) => {
-            call.result_writer(n).expect("a chunk").put(item).expect("room");
-            true
-        }
-        None => false,
-    };
     let by_writer = |call: &mut ServerCall, n, item: &[u8]| match call.result_writer(n) {
         Ok(mut to) => to.put(item).map(|()| true).expect("room"),
         Err(_) => false,
@@ -351,9 +352,14 @@ fn an_empty_write_chunk_brings_its_result_inline() {
             });
             services.add(PROGRAM, VERSION, 20 + n as u32, run.write_chunks(2, 100).read_chunks(2, 100).uncounted());
         }
-        // One that has no inline form of its result.
+        // Two that have no inline form of their result.
         let needs_chunk = Procedure::new(|call| Ok(call.result_writer(0)?.put(b"data")?));
         services.add(PROGRAM, VERSION, 23, needs_chunk.write_chunks(1, 100));
+        let returns = Procedure::new(|call| {
+            let argument = call.take_read_chunk(0).expect("an argument");
+            Ok(call.set_result(0, argument)?)
+        });
+        services.add(PROGRAM, VERSION, 24, returns.write_chunks(1, 100).read_chunks(1, 100).uncounted());
         let address = world.serve_with(server_of(scheme), services);
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
         let (room, memory) = client.peer.expose(&[0xEE; 100], Access::REMOTE_WRITE);
@@ -379,13 +385,14 @@ fn an_empty_write_chunk_brings_its_result_inline() {
         }
         let mut now = [0; 100];
         assert!(memory.read_at(0, &mut now) && now == [2; 100]);
-        client.call(23, Chunks { writes: WriteList { counts: &[0], segments: &[] }, ..Chunks::NONE }, b"");
-        let bytes = client.answer().bytes;
-        let refused = ReplyHeader::parse(view(&bytes).payload()).expect("a reply").0.body;
-        assert!(
-            matches!(refused, ReplyBody::Accepted { stat: AcceptStat::GarbageArgs, .. }),
-            "{scheme:?}: {refused:?}"
-        );
+        for (procedure, reads) in [(23, &[][..]), (24, &arguments[..1])] {
+            let writes = WriteList { counts: &[0], segments: &[] };
+            client.call(procedure, Chunks { reads, writes, ..Chunks::NONE }, b"");
+            let bytes = client.answer().bytes;
+            let what = format!("{scheme:?}, {procedure}: {}", view(&bytes));
+            let refused = ReplyHeader::parse(view(&bytes).payload()).expect(&what).0.body;
+            assert!(matches!(refused, ReplyBody::Accepted { stat: AcceptStat::GarbageArgs, .. }), "{what}");
+        }
         client.ping();
     }
 }
@@ -398,7 +405,7 @@ fn an_inline_result_of_an_empty_write_chunk_may_be_long() {
         let mut world = World::new("empty-write-long");
         let mut services = services_for(8192);
         let run = Procedure::new(|call| {
-            items(call, [LEN, 4], |call, n, item| call.result_writer(n).is_ok_and(|mut to| to.put(item).is_ok()));
+            items(call, [LEN, 4], by_capacity);
             Ok(())
         });
         services.add(PROGRAM, VERSION, 20, run.write_chunks(2, LEN).max_reply(8192));

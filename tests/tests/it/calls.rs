@@ -492,6 +492,17 @@ fn configurations_that_cannot_work_are_explained() {
     let more = rpcrdma::server::ServerConfig { workers: Some(workers), ..small_server() };
     let error = Server::start(&address, standard_services(), &more).err().unwrap().to_string();
     assert!(error.starts_with("`WorkerConfig::count` is 1, `WorkerConfig::cores` names 2 cores"), "{error}");
+    let accept = rpcrdma::config::AcceptConfig { setup: Duration::from_secs(1 << 20), ..Default::default() };
+    let long = rpcrdma::server::ServerConfig { accept, ..small_server() };
+    for error in [
+        Server::start(&address, standard_services(), &long).err().map(|error| error.to_string()),
+        rpcrdma::server::LocalServer::start(&address, standard_services(), &long).err().map(|error| error.to_string()),
+        rpcrdma::server::LocalServer::start_with(&address, |_| standard_services().to_local(), &long)
+            .err()
+            .map(|error| error.to_string()),
+    ] {
+        assert!(error.as_deref().is_some_and(|text| text.starts_with("accept.setup is ")), "{error:?}");
+    }
     let none = rpcrdma::server::ServerConfig { shards: 0, ..small_server() };
     assert!(Server::start(&address, standard_services(), &none).is_err());
     let core = rpcrdma::server::ServerConfig { cores: Some(vec![100_000]), ..small_server() };

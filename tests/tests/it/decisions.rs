@@ -337,15 +337,17 @@ fn a_malformed_authentication_message_ends_the_connection_where_it_is_required()
         let mut world = World::new("bad-hostauth");
         let shard = small().with(|c| c.wire.host_auth = host_auth.clone());
         let address = world.serve(ServerConfig { shard, ..small_server() });
-        // Opaque data beyond their own end, and an unknown flag in the header.
-        for case in 0..2 {
+        // Opaque data beyond their own end, an unknown flag in the header, and RECEIVED before it was offered.
+        for case in 0..3 {
             let mut peer = RawPeer::connect_silently(&address);
             let mut buffer = [0; 64];
             let data: &[u8] = if case == 0 { &[0, 0, 0, 9, 1, 2, 3, 4] } else { &[0; 4] };
             let set = Builder::new(&mut buffer).property(Property { which: 6, data }).expect("space").finish();
+            peer.windowed = case == 2;
             let mut message = peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
-            message[16] |= 0x80 * case;
+            message[16] |= if case == 1 { 0x80 } else { 0 };
             peer.send(&message);
+            peer.windowed = false;
             if required {
                 // An end without an error: a CONNPROP with an empty message refuses the client.
                 while let Some(last) = peer.receive() {
@@ -357,12 +359,12 @@ fn a_malformed_authentication_message_ends_the_connection_where_it_is_required()
                 continue;
             }
             let mut client = Client { peer };
-            let error = [ErrorBody::BadXdr, ErrorBody::InvalFlag][usize::from(case)];
+            let error = if case == 0 { ErrorBody::BadXdr } else { ErrorBody::InvalFlag };
             assert_eq!(client.error(), (XID, error));
             client.ping();
         }
         let faults = world.server().stats()[0].peer_faults;
-        assert_eq!(faults, if required { 2 } else { 0 });
+        assert_eq!(faults, if required { 3 } else { 0 });
     }
 }
 
