@@ -247,11 +247,25 @@ fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
 
 #[test]
 fn a_signal_ends_an_attempt_to_connect() {
-    use std::os::unix::process::ExitStatusExt;
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    assert_signal_ends(&listener, &[]);
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_rpcbind() {
+    match TcpListener::bind("127.0.0.77:111") {
+        Ok(listener) => assert_signal_ends(&listener, &["--rpcbind"]),
+        Err(error) => println!("not run: port 111 of rpcbind: {error}"),
+    }
+}
+
+/// Interrupts `ping` while it waits for a server that accepts its connection and says nothing.
+fn assert_signal_ends(listener: &TcpListener, options: &[&str]) {
+    use std::os::unix::process::ExitStatusExt;
     let address = format!("iwarp:{}", listener.local_addr().expect("an address"));
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .args(["ping", "-W", "600", &address])
+        .args(options)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
