@@ -64,7 +64,7 @@ impl Bodies {
     pub(crate) fn new(files: &[impl AsRef<Path>]) -> Result<Self, (String, String)> {
         let mut schemas = Vec::new();
         for file in files {
-            let schema = xdrgen::load(file.as_ref(), None).map_err(|error| match error {
+            let schema = xdrgen::load(file.as_ref(), None, &xdrgen::Options::default()).map_err(|error| match error {
                 CompileError::File { path, source } => (path.display().to_string(), source.to_string()),
                 error => (file.as_ref().display().to_string(), error.to_string()),
             });

@@ -5,7 +5,8 @@ use std::{env, fs, io};
 
 use thiserror::Error;
 
-use crate::{Errors, Options, Schema, Source, generate, parse};
+use crate::sources::{Sources, text};
+use crate::{Errors, Options, Schema, Source, generate, parse_files};
 
 /// A file that was not compiled.
 #[derive(Debug, Error)]
@@ -48,7 +49,10 @@ pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileE
     for path in [Some(path.into()), watched(path, &out)].into_iter().flatten() {
         println!("cargo::rerun-if-changed={}", path.display());
     }
-    let mut schema = load(path, None)?;
+    let mut schema = load(path, None, options)?;
+    for included in &schema.included {
+        println!("cargo::rerun-if-changed={}", included.display());
+    }
     if !options.types_only && !schema.programs.is_empty() && watched(path, &out).is_none() {
         let placement = placement_of(path);
         schema.warnings.push(format!(
@@ -93,32 +97,28 @@ fn watched(path: &Path, out: &Path) -> Option<PathBuf> {
 
 /// Reads a specification and its placement file: `placement`, or else the one beside it, if it exists.
 ///
+/// The specifications that it includes are read, too, and become a part of it. Of `options`, the names of
+/// [`Options::define`] count.
+///
 /// # Errors
 /// A file is invalid or not readable.
-pub fn load(path: &Path, placement: Option<&Path>) -> Result<Schema, CompileError> {
+pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<Schema, CompileError> {
+    let failed = |path: &Path, source| CompileError::File { path: path.into(), source };
     let read = |path: &Path| match fs::read(path) {
         Ok(bytes) => Ok(Source { name: path.display().to_string(), text: text(&bytes) }),
-        Err(source) => Err(CompileError::File { path: path.into(), source }),
+        Err(source) => Err(failed(path, source)),
     };
     let beside = placement_of(path);
     let placement = placement.or_else(|| beside.exists().then_some(&*beside));
     let file = placement.map(read).transpose()?;
-    let mut schema = parse(&read(path)?, file.as_ref())?;
+    let sources = Sources::read(path).map_err(|source| failed(path, source))?;
+    let mut schema = parse_files(&sources, file.as_ref(), &options.defines)?;
+    schema.included = sources.included_paths();
     if placement.is_none() {
         let warning = |file: PathBuf| format!("{} is not used: {} would be", file.display(), beside.display());
         schema.warnings.extend(misnamed(path).map(warning));
     }
     Ok(schema)
-}
-
-/// The text of a file. A byte that is not UTF-8 is read as Latin-1, which comments of old files have.
-///
-/// Outside of comments, these characters are errors like any other one that is not ASCII.
-fn text(bytes: &[u8]) -> String {
-    let chunk = |chunk: std::str::Utf8Chunk<'_>| {
-        chunk.valid().chars().chain(chunk.invalid().iter().map(|&byte| char::from(byte))).collect::<String>()
-    };
-    bytes.utf8_chunks().map(chunk).collect()
 }
 
 /// Files that look like the missing placement file of `path`: of no specification, or with its name alone.
@@ -155,9 +155,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let x = dir.path().join("a.x");
         fs::write(&x, b"/* Andr\xe9, \xc3\xa9 */\nstruct a { int x; };\n").expect("written");
-        assert_eq!(load(&x, None).expect("a schema").types[0].name.doc, ["Andr\u{e9}, \u{e9}"]);
+        assert_eq!(load(&x, None, &Options::default()).expect("a schema").types[0].name.doc, ["Andr\u{e9}, \u{e9}"]);
         fs::write(&x, b"/* Andr\xe9 */\nstruct a {\n    int \xe9; };\n").expect("written");
-        let error = load(&x, None).expect_err("not UTF-8").to_string();
+        let error = load(&x, None, &Options::default()).expect_err("not UTF-8").to_string();
         assert!(error.contains("unexpected character `\u{e9}`") && error.contains("a.x:3:9"), "{error}");
     }
 
@@ -172,9 +172,9 @@ mod tests {
         let mut found: Vec<_> = misnamed(&x).filter_map(|file| file.file_name().map(ToOwned::to_owned)).collect();
         found.sort();
         assert_eq!(found, ["a.toml", "a_placement.toml", "c.placement.toml"]);
-        let schema = load(&x, None).expect("a schema");
+        let schema = load(&x, None, &Options::default()).expect("a schema");
         assert!(schema.warnings.iter().all(|line| line.contains("a.placement.toml would be")), "{schema:?}");
         write("a.placement.toml");
-        assert!(load(&x, None).expect("a schema").warnings.is_empty());
+        assert!(load(&x, None, &Options::default()).expect("a schema").warnings.is_empty());
     }
 }

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::ops::Range;
 
-use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use annotate_snippets::{Annotation, AnnotationKind, Level, Renderer, Snippet};
 
 use crate::Source;
+use crate::sources::Sources;
 
 /// Most errors that are shown.
 const MOST: usize = 20;
@@ -40,19 +41,22 @@ pub(crate) struct Problems {
     list: Vec<Problem>,
     count: usize,
     /// Warnings of the specification, and their places.
-    warnings: Vec<(usize, String)>,
+    warnings: Vec<(Range<usize>, String)>,
 }
 
 impl Problems {
     /// Adds a warning of the specification.
     pub(crate) fn warn(&mut self, at: &Range<usize>, message: String) {
-        self.warnings.push((at.start, message));
+        self.warnings.push((at.clone(), message));
     }
 
     /// The warnings: one line each, with file and line.
-    pub(crate) fn warnings(&self, xdr: &Source) -> Vec<String> {
-        let line = |at: usize| xdr.text[..at].matches('\n').count() + 1;
-        self.warnings.iter().map(|(at, message)| format!("{}:{}: {message}", xdr.name, line(*at))).collect()
+    pub(crate) fn warnings(&self, xdr: &Sources) -> Vec<String> {
+        let warning = |(at, message): &(Range<usize>, String)| {
+            let (source, at) = xdr.locate(at);
+            format!("{}:{}: {message}", source.name, source.text[..at.start].matches('\n').count() + 1)
+        };
+        self.warnings.iter().map(warning).collect()
     }
 
     /// Adds an error in the specification.
@@ -79,11 +83,12 @@ impl Problems {
     }
 
     /// The errors in the order of the files.
-    pub(crate) fn into_errors(mut self, xdr: &Source, placement: Option<&Source>) -> Errors {
+    pub(crate) fn into_errors(mut self, xdr: &Sources, placement: Option<&Source>) -> Errors {
         self.list.truncate(MOST);
         self.list.sort_by_key(|problem| (problem.in_placement, problem.at.start));
         Errors {
-            files: [Some(xdr), placement].into_iter().flatten().cloned().collect(),
+            xdr: xdr.clone(),
+            placement: Box::new(placement.cloned().unwrap_or_default()),
             warnings: self.warnings(xdr),
             list: self.list,
             count: self.count,
@@ -96,8 +101,8 @@ impl Problems {
 /// `Display` shows the first 20, each with its line and a mark below it.
 #[derive(Clone, Debug)]
 pub struct Errors {
-    /// The specification, then the placement file.
-    files: Vec<Source>,
+    xdr: Sources,
+    placement: Box<Source>,
     list: Vec<Problem>,
     count: usize,
     /// Perhaps their cause.
@@ -109,22 +114,19 @@ impl std::error::Error for Errors {}
 impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, problem) in self.list.iter().enumerate() {
-            let source = &self.files[usize::from(problem.in_placement)];
-            // The lines with marks alone: the renderer reads all that it is given.
-            let related = problem.related.as_ref().map_or(&problem.at, |(at, _)| at);
-            let start = problem.at.start.min(related.start);
-            let start = source.text[..start].rfind('\n').map_or(0, |end| end + 1);
-            let end = problem.at.end.max(related.end);
-            let end = source.text[end..].find('\n').map_or(source.text.len(), |len| end + len);
-            let within = |at: &Range<usize>| at.start - start..at.end - start;
-            let mut snippet = Snippet::source(&source.text[start..end])
-                .line_start(source.text[..start].matches('\n').count() + 1)
-                .path(source.name.as_str())
-                .annotation(AnnotationKind::Primary.span(within(&problem.at)));
+            let locate = |at| if problem.in_placement { (&*self.placement, at) } else { self.xdr.locate(&at) };
+            let (source, at) = locate(problem.at.clone());
+            let mut marks = vec![(AnnotationKind::Primary, at, None)];
+            let mut elsewhere = None;
             if let Some((at, label)) = &problem.related {
-                snippet = snippet.annotation(AnnotationKind::Context.span(within(at)).label(label.as_str()));
+                let (of, at) = locate(at.clone());
+                let mark = (AnnotationKind::Context, at, Some(label.as_str()));
+                if std::ptr::eq(of, source) { marks.push(mark) } else { elsewhere = Some((of, mark)) }
             }
-            let mut report = Level::ERROR.primary_title(problem.message.as_str()).element(snippet);
+            let mut report = Level::ERROR.primary_title(problem.message.as_str()).element(snippet(source, &marks));
+            if let Some((of, mark)) = elsewhere {
+                report = report.element(snippet(of, &[mark]));
+            }
             if let Some(help) = &problem.help {
                 report = report.element(Level::HELP.message(help.as_str()));
             }
@@ -137,4 +139,23 @@ impl fmt::Display for Errors {
         }
         self.warnings.iter().try_for_each(|warning| write!(f, "\n\nwarning: {warning}"))
     }
+}
+
+/// A mark below a line, and its label.
+type Mark<'a> = (AnnotationKind, Range<usize>, Option<&'a str>);
+
+/// The lines with marks alone: the renderer reads all that it is given.
+fn snippet<'a>(source: &'a Source, marks: &[Mark<'a>]) -> Snippet<'a, Annotation<'a>> {
+    let start = marks.iter().map(|(_, at, _)| at.start).min().unwrap_or(0);
+    let start = source.text[..start].rfind('\n').map_or(0, |end| end + 1);
+    let end = marks.iter().map(|(_, at, _)| at.end).max().unwrap_or(0);
+    let end = source.text[end..].find('\n').map_or(source.text.len(), |len| end + len);
+    let annotations = marks.iter().map(|(kind, at, label)| {
+        let annotation = kind.span(at.start - start..at.end - start);
+        if let Some(label) = label { annotation.label(*label) } else { annotation }
+    });
+    Snippet::source(&source.text[start..end])
+        .line_start(source.text[..start].matches('\n').count() + 1)
+        .path(source.name.as_str())
+        .annotations(annotations)
 }

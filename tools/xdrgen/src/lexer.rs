@@ -1,5 +1,6 @@
 //! Words, numbers and signs of a file, with the comments that document them.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use winnow::ascii::till_line_ending;
@@ -10,6 +11,7 @@ use winnow::token::{one_of, take_till, take_until, take_while};
 
 use crate::errors::Problems;
 use crate::preprocessor::Preprocessor;
+use crate::sources::{Include, Sources, include};
 
 /// Kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,49 +35,112 @@ pub(crate) struct Token<'s> {
     pub(crate) after: Vec<String>,
 }
 
-/// Splits a file into tokens.
-pub(crate) fn lex<'s>(text: &'s str, problems: &mut Problems) -> (Vec<Token<'s>>, Preprocessor<'s>) {
-    let mut tokens: Vec<Token<'s>> = Vec::new();
-    let mut preprocessor = Preprocessor::default();
-    let mut input = LocatingSlice::new(text);
-    let mut comments: Vec<String> = Vec::new();
-    let mut starts_line = true;
-    loop {
-        let space = space(&mut input);
-        starts_line |= space.contains('\n');
-        if space.matches('\n').nth(1).is_some() {
-            comments.clear();
-        }
-        if input.is_empty() {
-            break;
-        }
-        if starts_line && (preprocessor.is_skipping() || input.starts_with(['#', '%'])) {
-            let (line, at) = line(&mut input);
-            if line.starts_with(['#', '%']) {
-                preprocessor.line(line, at, problems);
+/// Most files inside each other.
+const MAX_DEPTH: usize = 16;
+
+/// Splits a specification into tokens, with the files that it includes in the place of the lines that include them.
+pub(crate) fn lex<'s>(
+    sources: &'s Sources,
+    defines: &'s [String],
+    problems: &mut Problems,
+) -> (Vec<Token<'s>>, Preprocessor<'s>) {
+    let mut lexer = Lexer {
+        sources,
+        tokens: Vec::new(),
+        preprocessor: Preprocessor::new(defines),
+        open: Vec::new(),
+        read: HashSet::new(),
+        problems,
+    };
+    lexer.file(0);
+    (lexer.tokens, lexer.preprocessor)
+}
+
+struct Lexer<'s, 'p> {
+    sources: &'s Sources,
+    tokens: Vec<Token<'s>>,
+    preprocessor: Preprocessor<'s>,
+    /// Indices of the files that are being read, each included by the one in front of it.
+    open: Vec<usize>,
+    /// Indices of all files that were begun.
+    read: HashSet<usize>,
+    problems: &'p mut Problems,
+}
+
+impl<'s> Lexer<'s, '_> {
+    fn file(&mut self, index: usize) {
+        self.open.push(index);
+        self.read.insert(index);
+        let conditions = self.preprocessor.enter();
+        let (text, base) = self.sources.file(index);
+        let first = self.tokens.len();
+        let mut input = LocatingSlice::new(text);
+        let mut comments: Vec<String> = Vec::new();
+        let mut starts_line = true;
+        loop {
+            let space = space(&mut input);
+            starts_line |= space.contains('\n');
+            if space.matches('\n').nth(1).is_some() {
+                comments.clear();
             }
-            comments.clear();
-            continue;
-        }
-        let start = input.current_token_start();
-        let Ok((kind, at)) = token.with_span().parse_next(&mut input) else {
-            let len = bad_token(text, start, problems);
-            input.next_slice(len);
-            continue;
-        };
-        let text = &text[at.clone()];
-        match (kind, tokens.last_mut()) {
-            (Kind::Comment, Some(last)) if !starts_line => last.after.extend(comment_lines(text)),
-            (Kind::Comment, _) => comments.extend(comment_lines(text)),
-            _ => {
-                let before = std::mem::take(&mut comments);
-                tokens.push(Token { kind, text, at, before, after: Vec::new() });
-                starts_line = false;
+            if input.is_empty() {
+                break;
+            }
+            if starts_line && (self.preprocessor.is_skipping() || input.starts_with(['#', '%'])) {
+                let (line, at) = line(&mut input);
+                let at = base + at.start..base + at.end;
+                match include(line).filter(|include| include.is_hidden || !self.preprocessor.is_skipping()) {
+                    Some(include) if self.include(include, &at) => {}
+                    _ if line.starts_with(['#', '%']) => self.preprocessor.line(line, at, self.problems),
+                    _ => {}
+                }
+                comments.clear();
+                continue;
+            }
+            let start = input.current_token_start();
+            let Ok((kind, at)) = token.with_span().parse_next(&mut input) else {
+                let len = bad_token(text, start, base, self.problems);
+                input.next_slice(len);
+                continue;
+            };
+            let (text, at) = (&text[at.clone()], base + at.start..base + at.end);
+            // A comment behind an included file is not that of its last token.
+            match (kind, self.tokens[first..].last_mut()) {
+                (Kind::Comment, Some(last)) if !starts_line => last.after.extend(comment_lines(text)),
+                (Kind::Comment, _) => comments.extend(comment_lines(text)),
+                _ => {
+                    let before = std::mem::take(&mut comments);
+                    self.tokens.push(Token { kind, text, at, before, after: Vec::new() });
+                    starts_line = false;
+                }
             }
         }
+        self.preprocessor.leave(conditions, self.problems);
+        self.open.pop();
     }
-    preprocessor.end(problems);
-    (tokens, preprocessor)
+
+    /// Reads the file that a line includes, unless it was read before. False if the line includes no specification.
+    fn include(&mut self, include: Include<'s>, at: &Range<usize>) -> bool {
+        let by = self.open[self.open.len() - 1];
+        let message = match self.sources.included(by, include.path) {
+            None => return false,
+            Some(Err(error)) => format!("cannot include `{}`: {error}", include.path),
+            Some(Ok(index)) if self.open.contains(index) && !include.is_c() => {
+                format!("`{}` includes itself, by the files that it includes", include.path)
+            }
+            Some(Ok(_)) if self.open.len() == MAX_DEPTH => {
+                format!("`{}` is inside {MAX_DEPTH} files that include each other, the limit", include.path)
+            }
+            Some(&Ok(index)) => {
+                if !self.read.contains(&index) {
+                    self.file(index);
+                }
+                return true;
+            }
+        };
+        self.problems.add(at, message);
+        true
+    }
 }
 
 /// The value of a number: decimal, `0x…` or `0…`, with an optional sign.
@@ -98,7 +163,7 @@ pub(crate) fn in_range(value: i128) -> Option<i128> {
 }
 
 /// Reports what no token starts with. Returns its bytes.
-fn bad_token(text: &str, start: usize, problems: &mut Problems) -> usize {
+fn bad_token(text: &str, start: usize, base: usize, problems: &mut Problems) -> usize {
     let rest = &text[start..];
     let char_len = rest.chars().next().map_or(0, char::len_utf8);
     let (message, marked, len) = if rest.starts_with("/*") {
@@ -108,7 +173,7 @@ fn bad_token(text: &str, start: usize, problems: &mut Problems) -> usize {
     } else {
         (format!("unexpected character `{}`", rest[..char_len].escape_debug()), char_len, char_len)
     };
-    problems.add(&(start..start + marked), message);
+    problems.add(&(base + start..base + start + marked), message);
     len
 }
 

@@ -11,8 +11,8 @@
 //!
 //! Beyond the RFCs, the compiler reads:
 //! - `unsigned` alone, `char`, `short`, `long`, and the integers of C headers, such as `u_int` and `uint64_t`;
-//! - `netobj`, `des_block`, `MAXNETNAMELEN` of Sun's RPC library, `opaque_auth`, `authsys_parms`, and the flavors of
-//!   authentication, such as `AUTH_NONE`, `AUTH_SYS` and `RPCSEC_GSS`;
+//! - `netobj`, `netbuf`, `des_block`, `MAXNETNAMELEN` of Sun's RPC library, `opaque_auth`, `authsys_parms`, and the
+//!   flavors of authentication, such as `AUTH_NONE`, `AUTH_SYS` and `RPCSEC_GSS`;
 //! - `struct NAME`, `union NAME` and `enum NAME` as types;
 //! - enum values without number: one more than the last one;
 //! - no argument, several arguments, and arguments with names; `string` and `opaque` without bounds as arguments and
@@ -32,10 +32,15 @@
 //! Lines of the C preprocessor:
 //! - `#define NAME value` is a constant if the value is a number, a known name, or a sum of these. Other `#define`
 //!   lines only make the name known to `#ifdef`.
-//! - `#ifdef NAME` is true if a `#define` of the file came before. So `RPC_HDR`, `RPC_XDR`, `RPC_SVC`, `RPC_CLNT` and
-//!   `RPC_TBL` are unknown, and the lines that `rpcgen` copies to one of its outputs are skipped.
+//! - [`Options::define`] and `-D NAME=VALUE` of the command define a name, as constants of C headers.
+//! - `#ifdef NAME` is true if a `#define` came before, or an option defines it. So `RPC_HDR`, `RPC_XDR`, `RPC_SVC`,
+//!   `RPC_CLNT` and `RPC_TBL` are unknown, and the lines that `rpcgen` copies to one of its outputs are skipped.
 //! - `#if` takes a number, a name, `defined(NAME)`, and `!` before these.
-//! - `#include` is dropped, with a warning. The other directives are dropped.
+//! - `#include "other.x"` reads that specification, by its path from the including file. Its items become items of this
+//!   one, once, however many lines include it. A missing file and a cycle are errors. The limits are 16 MiB, 256 files,
+//!   and 16 files inside each other.
+//! - `#include "other.h"` and `%#include "other.h"`, as for `rpcgen`, read `other.x` where it lies beside.
+//! - Other `#include` lines are dropped, with a warning. The other directives are dropped.
 //! - A byte that is not UTF-8 is read as Latin-1, and may be in a comment.
 //! - Lines with `%` in front are C code and dropped, but for `%#define NAME value`: the file may use the value.
 //!
@@ -79,6 +84,7 @@ mod recursion;
 mod resolver;
 pub mod schema;
 mod sizes;
+mod sources;
 
 pub use compile::{CompileError, compile, compile_or_exit, load};
 pub use errors::Errors;
@@ -86,6 +92,7 @@ pub use generate::{Options, generate};
 pub use schema::Schema;
 
 use errors::Problems;
+use sources::Sources;
 
 /// A file: its name for messages, and its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,21 +103,26 @@ pub struct Source {
     pub text: String,
 }
 
-/// Compiles a specification and its placement file.
+/// Compiles a specification and its placement file. [`load`] also reads the files that it includes.
 ///
 /// # Errors
 /// All errors of the first stage that has any: syntax, names, recursion, limits, placement.
 pub fn parse(xdr: &Source, placement: Option<&Source>) -> Result<Schema, Errors> {
+    parse_files(&Sources::text(xdr), placement, &[])
+}
+
+/// Compiles a specification, with the files that it includes and the names that options define.
+fn parse_files(xdr: &Sources, placement: Option<&Source>, defines: &[String]) -> Result<Schema, Errors> {
     let mut problems = Problems::default();
-    let schema = stages(xdr, placement, &mut problems);
+    let schema = stages(xdr, placement, defines, &mut problems);
     let warnings = problems.warnings(xdr);
     let schema = schema.filter(|_| problems.is_empty()).map(|schema| Schema { warnings, ..schema });
     schema.ok_or_else(|| problems.into_errors(xdr, placement))
 }
 
 /// `None` if a stage has errors and the next one would only repeat them.
-fn stages(xdr: &Source, placement: Option<&Source>, problems: &mut Problems) -> Option<Schema> {
-    let (tokens, preprocessor) = lexer::lex(&xdr.text, problems);
+fn stages(xdr: &Sources, placement: Option<&Source>, defines: &[String], problems: &mut Problems) -> Option<Schema> {
+    let (tokens, preprocessor) = lexer::lex(xdr, defines, problems);
     problems.is_empty().then_some(())?;
     let mut definitions = parser::parse(&tokens, problems);
     problems.is_empty().then_some(())?;

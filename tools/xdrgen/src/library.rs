@@ -1,12 +1,14 @@
 //! Types of the RPC library, where a file uses them and does not define them.
 
+use crate::Source;
 use crate::ast::Definition;
 use crate::errors::Problems;
 use crate::lexer::{Kind, Token, lex};
 use crate::parser::parse;
+use crate::sources::Sources;
 
 /// Their names and definitions.
-const TYPES: [(&str, &str); 3] = [
+const TYPES: [(&str, &str); 4] = [
     (
         "authsys_parms",
         "/* Body of an AUTH_SYS credential (RFC 5531, appendix A). */ struct authsys_parms { unsigned int stamp;
@@ -15,6 +17,10 @@ const TYPES: [(&str, &str); 3] = [
     (
         "opaque_auth",
         "/* A credential or verifier (RFC 5531 §8.2). */ struct opaque_auth { int flavor; opaque body<400>; };",
+    ),
+    (
+        "netbuf",
+        "/* A transport address, in Sun's RPC library. */ struct netbuf { unsigned int maxlen; opaque buf<>; };",
     ),
     ("netobj", "/* Data of the application, in Sun's RPC library. */ typedef opaque netobj<1024>;"),
 ];
@@ -25,7 +31,8 @@ pub(crate) fn add_used(tokens: &[Token<'_>], definitions: &mut Vec<Definition>, 
         let is_defined = definitions.iter().any(|definition| definition.name.text == name);
         let used = tokens.iter().find(|token| token.kind == Kind::Word && token.text == name);
         if let Some(used) = used.filter(|_| !is_defined) {
-            let (mut tokens, _) = lex(text, problems);
+            let sources = Sources::text(&Source { text: text.into(), ..Source::default() });
+            let (mut tokens, _) = lex(&sources, &[], problems);
             // Errors are shown where the file names the type.
             tokens.iter_mut().for_each(|token| token.at = used.at.clone());
             definitions.splice(0..0, parse(&tokens, problems));

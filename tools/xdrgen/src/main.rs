@@ -19,6 +19,9 @@ struct Args {
     /// Output; default: standard output.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Defines a name for `#ifdef`, and as a constant if the value is a number; default: 1.
+    #[arg(short = 'D', value_name = "NAME[=VALUE]")]
+    define: Vec<String>,
     /// Leaves out programs: the code depends on `rpcrdma-xdr` only.
     #[arg(long)]
     types_only: bool,
@@ -35,9 +38,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<(), CompileError> {
-    let schema = load(&args.file, args.placement.as_deref())?;
-    schema.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
     let options = if args.types_only { Options::types_only() } else { Options::default() };
+    let options = args.define.iter().fold(options, |options, define| options.define(define));
+    let schema = load(&args.file, args.placement.as_deref(), &options)?;
+    schema.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
     let text = generate(&schema, &options);
     match args.output {
         Some(path) => fs::write(&path, text).map_err(|source| CompileError::File { path, source }),

@@ -1,6 +1,7 @@
 //! Lines of the C preprocessor, as the crate's documentation has them.
 
 use std::collections::HashMap;
+use std::mem;
 use std::ops::Range;
 
 use crate::errors::Problems;
@@ -22,6 +23,12 @@ pub(crate) struct Preprocessor<'s> {
     skipping: usize,
 }
 
+/// The `#if` lines around the line of a file that includes another one.
+pub(crate) struct Conditions {
+    branches: Vec<Branch>,
+    skipping: usize,
+}
+
 struct Branch {
     at: Range<usize>,
     /// The lines that follow count.
@@ -36,11 +43,29 @@ impl<'s> Preprocessor<'s> {
         self.skipping > 0
     }
 
-    /// Reports what has no end.
-    pub(crate) fn end(&self, problems: &mut Problems) {
+    /// A state that knows names, each as `NAME` or `NAME=VALUE`. They are not constants of the specification.
+    pub(crate) fn new(defines: &'s [String]) -> Self {
+        let mut new = Self::default();
+        for define in defines {
+            let (name, value) =
+                define.split_once('=').map_or((&**define, Some(1)), |(name, value)| (name, number(value)));
+            new.defined.insert(name, value);
+            value.map(|value| new.hidden.insert(name, value));
+        }
+        new
+    }
+
+    /// Begins an included file, which its own conditions alone skip. Returns those of the file that includes it.
+    pub(crate) fn enter(&mut self) -> Conditions {
+        Conditions { branches: mem::take(&mut self.branches), skipping: mem::take(&mut self.skipping) }
+    }
+
+    /// Ends a file, and reports a condition without end.
+    pub(crate) fn leave(&mut self, Conditions { branches, skipping }: Conditions, problems: &mut Problems) {
         if let Some(branch) = self.branches.first() {
             problems.add(&branch.at, "this condition has no `#endif`");
         }
+        (self.branches, self.skipping) = (branches, skipping);
     }
 
     /// Reads a line that starts with `#` or `%`.

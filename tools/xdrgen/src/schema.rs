@@ -1,6 +1,7 @@
 //! A checked specification: names are resolved, constants have values, sizes are known.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 /// All definitions of a file, in its order.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +14,8 @@ pub struct Schema {
     pub programs: Vec<Program>,
     /// Warnings, one line each, such as of a dropped `#include`.
     pub warnings: Vec<String>,
+    /// Paths of the files that the specification includes. What they define is a part of it.
+    pub included: Vec<PathBuf>,
 }
 
 /// Index of a type in [`Schema::types`].

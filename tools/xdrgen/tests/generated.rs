@@ -124,3 +124,89 @@ fn the_program_writes_a_file_or_shows_errors() {
     let done = xdrgen(&[&path("none.x")]);
     assert!(String::from_utf8_lossy(&done.stderr).contains("none.x: No such file"), "{done:?}");
 }
+
+/// Writes files to a new directory, and compiles the first one. Returns what the program says, or the code.
+fn compiled(files: &[(&str, &str)], arguments: &[&str]) -> Result<String, String> {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (name, text) in files {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        fs::write(path, text).expect("written");
+    }
+    let path = dir.path().join(files[0].0);
+    let done = xdrgen(&[&["--types-only", path.to_str().expect("a path")], arguments].concat());
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    if done.status.success() { Ok(text(done.stdout)) } else { Err(text(done.stderr)) }
+}
+
+#[test]
+fn included_specifications_are_part_of_the_one_that_includes_them() {
+    let files = [
+        (
+            "main.x",
+            "%#include \"main.h\"\n#include \"sub/a.x\"\n#include \"b.x\"\nstruct m { a one; b two[SIZE]; c *d; };",
+        ),
+        ("sub/a.x", "/* Of a. */\n#include \"../b.x\"\nstruct a { b x; };\n"),
+        (
+            "b.x",
+            "#ifndef B\n#define B\n#define SIZE 3\ntypedef opaque b[SIZE];\n#endif\n#ifdef RPC_HDR\n%#include \"c.h\"\n#endif",
+        ),
+        ("c.x", "#include \"c.h\"\nstruct c { int y; };"),
+    ];
+    let code = compiled(&files, &[]).expect("code");
+    for item in ["pub struct A {", "pub type B = ", "pub struct C {", "pub struct M {", "pub const SIZE: u32 = 3;"] {
+        assert_eq!(code.matches(item).count(), 1, "{item}: {code}");
+    }
+    assert!(code.contains("pub two: [B; 3],"), "{code}");
+}
+
+#[test]
+fn errors_name_the_included_file_and_its_line() {
+    for (files, message, place) in [
+        (
+            &[("m.x", "\n#include \"a.x\"\n"), ("a.x", "\n\nstruct a { none x; };")][..],
+            "unknown type `none`",
+            "a.x:3:12",
+        ),
+        (
+            &[("m.x", "#include \"a.x\"\nstruct m { none x; };"), ("a.x", "const A = 1;\n")],
+            "unknown type `none`",
+            "m.x:2:12",
+        ),
+        (&[("m.x", "\n#include \"none.x\"\n")], "cannot include `none.x`", "m.x:2:1"),
+        (&[("m.x", "#include \".\"\n#include \"d.x\"\n"), ("d.x/a", "")], "d.x: not a regular file", "m.x:2:1"),
+        (
+            &[("m.x", "#include \"a.x\"\n"), ("a.x", "\n#include \"m.x\"\n")],
+            "`m.x` includes itself, by the files that it includes",
+            "a.x:2:1",
+        ),
+        (&[("m.x", "#include \"a.x\"\n#endif"), ("a.x", "\n#if 1\n")], "this condition has no `#endif`", "a.x:2:1"),
+        (
+            &[("m.x", "#include \"a.x\"\n\nconst A = 2;"), ("a.x", "\nconst A = 1;\n")],
+            "`A` is defined twice",
+            "a.x:2:7",
+        ),
+    ] {
+        let errors = compiled(files, &[]).expect_err("no specification");
+        assert!(errors.contains(message) && errors.contains(place), "{message} at {place}: {errors}");
+    }
+    let names: Vec<_> = (0..20).map(|i| (format!("f{i}.x"), format!("#include \"f{}.x\"\n", i + 1))).collect();
+    let mut files: Vec<_> = names.iter().map(|(name, text)| (&**name, &**text)).collect();
+    files.push(("f20.x", ""));
+    let errors = compiled(&files, &[]).expect_err("too deep");
+    assert!(errors.contains("`f16.x` is inside 16 files that include each other, the limit"), "{errors}");
+    let long = " ".repeat(9 << 20);
+    let errors = compiled(&[("m.x", &format!("#include \"a.x\"\n{long}")), ("a.x", &long)], &[]).expect_err("too long");
+    assert!(errors.contains("a.x: a specification and its included files exceed 16777216 bytes"), "{errors}");
+}
+
+#[test]
+fn names_are_defined_by_options() {
+    let file = [(
+        "m.x",
+        "#ifdef WIDE\ntypedef opaque a[LEN];\n#else\ntypedef int a;\n#endif\n#if LEVEL\nstruct b { a x; };\n#endif\n",
+    )];
+    let code = compiled(&file, &["-D", "WIDE", "-DLEN=0x10", "-D", "LEVEL=0"]).expect("code");
+    assert!(code.contains("pub type A = [u8; 16];") && !code.contains("LEN") && !code.contains("struct B"), "{code}");
+    assert!(compiled(&file, &["-DLEVEL"]).expect("code").contains("pub x: A,"));
+}

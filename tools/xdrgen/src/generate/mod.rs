@@ -19,6 +19,7 @@ use model::Model;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) types_only: bool,
+    pub(crate) defines: Vec<String>,
     xdr: String,
     engine: String,
 }
@@ -26,7 +27,7 @@ pub struct Options {
 /// Types and programs, for crates that depend on `rpcrdma`.
 impl Default for Options {
     fn default() -> Self {
-        Self { types_only: false, xdr: "rpcrdma::xdr".into(), engine: "rpcrdma".into() }
+        Self { types_only: false, defines: Vec::new(), xdr: "rpcrdma::xdr".into(), engine: "rpcrdma".into() }
     }
 }
 
@@ -35,6 +36,15 @@ impl Options {
     #[must_use]
     pub fn types_only() -> Self {
         Self { types_only: true, xdr: "rpcrdma_xdr".into(), ..Self::default() }
+    }
+
+    /// Defines a name for the specification, as `NAME=VALUE`, or `NAME` for the value 1.
+    ///
+    /// `#ifdef` and `#if` know it. A decimal, hexadecimal or octal value is a constant that the specification may use.
+    #[must_use]
+    pub fn define(mut self, define: &str) -> Self {
+        self.defines.push(define.into());
+        self
     }
 
     /// Path of the crate `rpcrdma-xdr`.

@@ -1,0 +1,145 @@
+//! The files of a specification: itself and those that it includes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::Source;
+
+/// Most bytes of all files.
+const MAX_BYTES: usize = 16 << 20;
+/// Most files.
+const MAX_FILES: usize = 256;
+
+/// A specification and all files that it may include, with one range of places for the bytes of all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources {
+    files: Vec<Input>,
+}
+
+/// A file, and what its lines include.
+#[derive(Clone, Debug)]
+struct Input {
+    source: Source,
+    path: PathBuf,
+    /// Place of its first byte.
+    start: usize,
+    /// Indices of included files, by the names in its lines, or why a file is not read.
+    includes: HashMap<String, Result<usize, String>>,
+}
+
+/// A line that includes a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Include<'s> {
+    /// The path as it is written.
+    pub(crate) path: &'s str,
+    /// It is a line of C code, with `%` in front.
+    pub(crate) is_hidden: bool,
+}
+
+impl Sources {
+    /// A text without files.
+    pub(crate) fn text(source: &Source) -> Self {
+        Self { files: vec![Input { source: source.clone(), path: PathBuf::new(), start: 0, includes: HashMap::new() }] }
+    }
+
+    /// Reads a specification, and the files that its lines name, whether or not an `#ifdef` hides them.
+    pub(crate) fn read(path: &Path) -> io::Result<Self> {
+        let mut known = HashMap::new();
+        let mut sources = Self::default();
+        sources.add(path, &mut known)?;
+        let mut index = 0;
+        while index < sources.files.len() {
+            let named = sources.files[index].source.text.lines().filter_map(include);
+            let named: BTreeMap<_, _> = named.map(|include| (include.path.to_owned(), include.is_c())).collect();
+            for (name, is_c) in named {
+                let path = sources.files[index].path.with_file_name(&name);
+                let path = if is_c { path.with_extension("x") } else { path };
+                if is_c && !path.is_file() {
+                    continue;
+                }
+                let found = sources.add(&path, &mut known).map_err(|error| format!("{}: {error}", path.display()));
+                sources.files[index].includes.insert(name, found);
+            }
+            index += 1;
+        }
+        Ok(sources)
+    }
+
+    /// Adds a file, unless it is known by its canonical path. Returns its index.
+    fn add(&mut self, path: &Path, known: &mut HashMap<PathBuf, usize>) -> io::Result<usize> {
+        // A pipe, as standard input may be, has no such path.
+        let canonical = path.canonicalize().unwrap_or_else(|_| path.into());
+        if let Some(&index) = known.get(&canonical) {
+            return Ok(index);
+        }
+        if self.files.len() == MAX_FILES {
+            return Err(io::Error::other(format!("a specification includes at most {MAX_FILES} files")));
+        }
+        if !self.files.is_empty() && !fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let start = self.files.last().map_or(0, |last| last.start + last.source.text.len() + 1);
+        let mut bytes = Vec::new();
+        let room = MAX_BYTES.saturating_sub(start);
+        File::open(path)?.take(room as u64 + 1).read_to_end(&mut bytes)?;
+        let source = Source { name: path.display().to_string(), text: text(&bytes) };
+        if source.text.len() > room {
+            return Err(io::Error::other(format!("a specification and its included files exceed {MAX_BYTES} bytes")));
+        }
+        self.files.push(Input { source, path: path.into(), start, includes: HashMap::new() });
+        known.insert(canonical, self.files.len() - 1);
+        Ok(self.files.len() - 1)
+    }
+
+    /// The text of a file, and the place of its first byte.
+    pub(crate) fn file(&self, index: usize) -> (&str, usize) {
+        (&self.files[index].source.text, self.files[index].start)
+    }
+
+    /// The file that a line of another one includes. `None` if none of this name was looked for.
+    pub(crate) fn included(&self, by: usize, path: &str) -> Option<&Result<usize, String>> {
+        self.files[by].includes.get(path)
+    }
+
+    /// The file of a place, and the range in it.
+    pub(crate) fn locate(&self, at: &Range<usize>) -> (&Source, Range<usize>) {
+        let index = self.files.partition_point(|file| file.start <= at.start).saturating_sub(1);
+        let Input { source, start, .. } = &self.files[index];
+        (source, at.start - start..at.end - start)
+    }
+
+    /// Paths of the included files.
+    pub(crate) fn included_paths(&self) -> Vec<PathBuf> {
+        self.files.iter().skip(1).map(|file| file.path.clone()).collect()
+    }
+}
+
+impl Include<'_> {
+    /// It names a header of C. A specification beside it may have the same name with `.x`.
+    pub(crate) fn is_c(&self) -> bool {
+        self.is_hidden || Path::new(self.path).extension().is_none_or(|extension| extension != "x")
+    }
+}
+
+/// The file that a line includes by its path from the including file, as in `#include "other.x"`.
+pub(crate) fn include(line: &str) -> Option<Include<'_>> {
+    let line = line.trim_start();
+    let is_hidden = line.starts_with('%');
+    let code = line.trim_start_matches('%').trim_start().strip_prefix('#')?;
+    let path = code.trim_start().strip_prefix("include")?.trim_start().strip_prefix('"')?.split('"').next()?;
+    Some(Include { path, is_hidden })
+}
+
+/// The text of a file. A byte that is not UTF-8 is read as Latin-1, which comments of old files have.
+///
+/// Outside of comments, these characters are errors like any other one that is not ASCII.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let chunk = |chunk: std::str::Utf8Chunk<'_>| {
+        chunk.valid().chars().chain(chunk.invalid().iter().map(|&byte| char::from(byte))).collect::<String>()
+    };
+    bytes.utf8_chunks().map(chunk).collect()
+}
