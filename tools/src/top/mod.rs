@@ -93,12 +93,13 @@ fn print(args: &Args) -> Outcome {
                 told = false;
                 let view = model.take(snapshot);
                 if view.interval > 0 {
-                    if args.json {
-                        let json = serde_json::to_string(&view).map_err(io::Error::other)?;
-                        writeln!(out, "{json}")?;
+                    let text = if args.json {
+                        serde_json::to_string(&view).map_err(io::Error::other)? + "\n"
                     } else {
-                        out.write_all(text(&view).as_bytes())?;
-                    }
+                        text(&view)
+                    };
+                    // In one system call, so that a signal, which ends the process, leaves whole intervals.
+                    out.write_all(text.as_bytes())?;
                     out.flush()?;
                     if args.once {
                         return Ok(Ended::Well);

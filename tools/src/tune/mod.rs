@@ -132,7 +132,7 @@ pub struct Args {
     ///
     /// Keys: aim, rpcperf, start, candidates (settings, sweep, stage, runs, figure, ratio, failed, stayed), left_out,
     /// best, duel (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended
-    /// (settings, arguments, server, client).
+    /// (settings, arguments, server, client). A tuning that failed or was interrupted has aim, start and error instead.
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 
@@ -170,27 +170,40 @@ pub fn run(args: &Args) -> Outcome {
     let space = args.space(&allowed)?;
     let test = args.test()?;
     let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(writable).transpose()?;
+    let measured = measure(args, &space, &test);
+    // A tuning that failed or was interrupted leaves JSON, too.
+    let report = match &measured {
+        Ok((report, _)) => report.clone(),
+        Err(error) => json!({"aim": args.aim.name(), "start": space.start().to_string(), "error": error.to_string()}),
+    };
+    match (&mut json, &args.json) {
+        (Some(file), _) => {
+            let failed = |error: io::Error| CommandError::Failed(format!("--json: {}", describe(&error)));
+            file.set_len(0).and_then(|()| writeln!(file, "{report:#}")).map_err(failed)?;
+        }
+        (None, Some(_)) => writeln!(io::stdout().lock(), "{report:#}")?,
+        (None, None) => {}
+    }
+    let (_, text) = measured?;
+    if json.is_some() || args.json.is_none() {
+        io::stdout().lock().write_all(text.as_bytes())?;
+    }
+    Ok(Ended::Well)
+}
+
+/// The report of a tuning, as JSON and as text.
+fn measure(args: &Args, space: &Space, test: &Test) -> Result<(Value, String), CommandError> {
     let limit = args.limit.unwrap_or(PATIENCE + Duration::from_secs_f64(args.seconds));
     let mut rpcperf = Rpcperf::new(args.rpcperf.as_deref(), test.clone(), limit)?;
     let version = rpcperf.version()?;
-    let state = args.state.as_deref().map(|path| State::open(path, &args.head(&space, &version)));
+    let state = args.state.as_deref().map(|path| State::open(path, &args.head(space, &version)));
     let mut machine = Shown::new(Recorded::new(state.transpose()?, rpcperf));
-    let found = search(&space, args.aim, args.plan, &mut machine);
+    let found = search(space, args.aim, args.plan, &mut machine);
     let kept = machine.inner.runs();
     drop(machine);
     let found = found.map_err(|error| explained(error, kept, args.state.as_deref()))?;
-    let report = Report { test: &test, start: space.start(), found: &found, version: &version };
-    match (&mut json, &args.json) {
-        (None, Some(_)) => writeln!(io::stdout().lock(), "{:#}", report.json())?,
-        (file, _) => {
-            if let Some(file) = file {
-                let failed = |error: io::Error| CommandError::Failed(format!("--json: {}", describe(&error)));
-                file.set_len(0).and_then(|()| writeln!(file, "{:#}", report.json())).map_err(failed)?;
-            }
-            io::stdout().lock().write_all(report.text().as_bytes())?;
-        }
-    }
-    Ok(Ended::Well)
+    let report = Report { test, start: space.start(), found: &found, version: &version };
+    Ok((report.json(), report.text()))
 }
 
 /// Opens the file for the result, to fail before hours of runs instead of after.

@@ -125,7 +125,8 @@ fn interrupted_system_calls_are_resumed() {
     let made = Command::new("mkfifo").arg(fake.path("there")).status().expect("mkfifo");
     assert!(made.success());
     let state = fake.path("state").display().to_string();
-    let arguments = fake.arguments(&[KNOBS, &["--state", &state]].concat());
+    let result = fake.path("result.json").display().to_string();
+    let arguments = fake.arguments(&[KNOBS, &["--state", &state, "--json", &result]].concat());
     let tune = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .arg("tune")
         .args(&arguments)
@@ -143,6 +144,8 @@ fn interrupted_system_calls_are_resumed() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &[][..]), "{errors}");
     assert!(errors.contains(&format!("interrupted; 8 runs are kept in {state}: the same command goes on")), "{errors}");
+    let said = json(&fs::read_to_string(&result).expect("the result"));
+    assert!(said["error"].as_str().is_some_and(|error| error.starts_with("interrupted; 8 runs are kept")), "{said}");
     // At the end of the pipe no process holds it open.
     let rest = there.read_to_string(&mut line).map(|_| line);
     assert_eq!(rest.expect("text"), "there\n", "a run outlives its tuning");

@@ -4,7 +4,8 @@ mod symptoms;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
-use std::process::Stdio;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 
 use crate::patience::{has, settles};
 use crate::served::{PROGRAM, Served, rpcrdma};
@@ -46,6 +47,32 @@ fn where_there_is_no_terminal_each_interval_is_printed() {
     assert_eq!(heads.take(3).count(), 3);
     // Its reader is gone, which ends it without a failure.
     assert!(top.wait().expect("it ends").success());
+}
+
+/// A datagram socket shows the system calls: a signal ends the program between two of them.
+#[test]
+fn a_signal_ends_it_after_whole_intervals() {
+    for (json, signal, number) in [(true, "-INT", 2), (false, "-TERM", 15)] {
+        let served = Served::start();
+        let (out, top_out) = std::os::unix::net::UnixDatagram::pair().expect("sockets");
+        let mut top = rpcrdma();
+        top.args(["top", "--interval", "0.1", "--stats"]).arg(served.stats()).args(json.then_some("--json"));
+        let mut top = top.stdout(std::os::fd::OwnedFd::from(top_out)).spawn().expect("it runs");
+        for _ in 0..3 {
+            let mut text = vec![0; 1 << 20];
+            let len = out.recv(&mut text).expect("an interval");
+            text.truncate(len);
+            assert!(text.ends_with(b"\n"), "{}", text.escape_ascii());
+            if json {
+                serde_json::from_slice::<Value>(&text).expect("a whole object");
+            } else {
+                assert!(text.starts_with(b"pid ") && text.ends_with(b"\n\n"), "{}", text.escape_ascii());
+            }
+        }
+        let kill = Command::new("kill").args([signal, &top.id().to_string()]).status().expect("kill");
+        assert!(kill.success());
+        assert_eq!(top.wait().expect("it ends").signal(), Some(number));
+    }
 }
 
 #[test]
