@@ -4,20 +4,23 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cli::Direction;
 use crate::failure::Failure;
 use crate::figures::Test;
 use crate::hgrm;
-use crate::report::{Entry, Report, TestInfo};
+use crate::report::{Entry, Report, SCHEMA, TestInfo};
 use crate::samples::Samples;
-use crate::table;
+use crate::{stop, table};
 
 /// Outputs of one invocation.
 pub(crate) struct Output {
     pub(crate) test: Test,
     pub(crate) direction: Direction,
-    json: Option<Json>,
+    /// JSON on standard output excludes the table.
+    tabular: bool,
+    pending: Pending,
     hgrm: Option<PathBuf>,
     several_sizes: bool,
 }
@@ -27,8 +30,51 @@ enum Json {
     File(PathBuf, File),
 }
 
+impl Json {
+    fn write(&mut self, report: &Report) -> Result<(), Failure> {
+        let mut text = serde_json::to_string_pretty(report).map_err(|e| Failure::run("--json", e))?;
+        text.push('\n');
+        match self {
+            Self::Stdout => {
+                say(&text);
+                Ok(())
+            }
+            Self::File(path, file) => {
+                replace(file, &text).map_err(|e| Failure::run(format!("--json {}", path.display()), e))
+            }
+        }
+    }
+}
+
+/// The report so far. It is written once, when the run ends, fails or is interrupted.
+#[derive(Clone, Default)]
+pub(crate) struct Pending(Arc<Mutex<(Option<Json>, Report)>>);
+
+impl Pending {
+    fn update<T>(&self, run: impl FnOnce(&mut Option<Json>, &mut Report) -> T) -> T {
+        let (json, report) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        run(json, report)
+    }
+
+    /// Writes the JSON, unless it was written.
+    fn write(&self, error: Option<&str>) -> Result<(), Failure> {
+        self.update(|json, report| {
+            report.error = error.map(str::to_owned);
+            json.take().map_or(Ok(()), |mut json| json.write(report))
+        })
+    }
+
+    /// Passes on the outcome of a run. Writes the JSON of one that failed before it had results.
+    pub(crate) fn complete(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        if let Err(failure) = &outcome {
+            self.write(Some(&failure.to_string()))?;
+        }
+        outcome
+    }
+}
+
 impl Output {
-    /// Opens the JSON file at once: a wrong path fails before a long run.
+    /// Opens the JSON file at once: a wrong path fails before a long run. From now on a signal completes the JSON.
     pub(crate) fn new(
         test: Test,
         direction: Direction,
@@ -47,17 +93,27 @@ impl Output {
                 ))
             }
         };
-        Ok(Self { test, direction, json, hgrm: hgrm.map(Path::to_owned), several_sizes })
+        let tabular = !matches!(json, Some(Json::Stdout));
+        let report = Report { schema: SCHEMA, ..Report::default() };
+        let pending = Pending(Arc::new(Mutex::new((json, report))));
+        let interrupted = pending.clone();
+        stop::on_signals(move |reason| {
+            if let Err(failure) = interrupted.write(Some(reason)) {
+                eprintln!("rpcperf: {failure}");
+            }
+        })?;
+        Ok(Self { test, direction, tabular, pending, hgrm: hgrm.map(Path::to_owned), several_sizes })
     }
 
-    /// JSON on standard output excludes the table.
-    fn tabular(&self) -> bool {
-        !matches!(self.json, Some(Json::Stdout))
+    /// The report so far, for a run that fails.
+    pub(crate) fn pending(&self) -> Pending {
+        self.pending.clone()
     }
 
     /// Prints the banner and the column titles.
     pub(crate) fn begin(&self, info: &TestInfo) {
-        if self.tabular() {
+        self.pending.update(|_, report| report.test_info = Some(info.clone()));
+        if self.tabular {
             let directions = self.direction != Direction::Forward;
             say(&format!("{}\n{}\n", table::banner(info), self.test.header(directions)));
         }
@@ -65,7 +121,7 @@ impl Output {
 
     /// Prints the rows of an entry, and writes its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
-        if self.tabular() {
+        if self.tabular {
             let rows = self.test.rows(entry, self.direction);
             rows.iter().for_each(|row| say(&format!("{row}\n")));
         }
@@ -78,24 +134,20 @@ impl Output {
         Ok(())
     }
 
+    /// Adds a complete entry to the report.
+    pub(crate) fn keep(&self, entry: Entry) {
+        self.pending.update(|_, report| report.results.push(entry));
+    }
+
     /// Prints the last line, and writes the JSON.
-    pub(crate) fn end(&mut self, report: &Report) -> Result<(), Failure> {
-        if self.tabular() {
+    pub(crate) fn end(&self, error: Option<&str>) -> Result<(), Failure> {
+        if self.tabular {
             say(&format!("{}\n", table::rule()));
-            report.results.iter().flat_map(table::per_call).for_each(|line| say(&format!("{line}\n")));
+            let lines: Vec<String> =
+                self.pending.update(|_, report| report.results.iter().flat_map(table::per_call).collect());
+            lines.iter().for_each(|line| say(&format!("{line}\n")));
         }
-        let mut text = serde_json::to_string_pretty(report).map_err(|e| Failure::run("--json", e))?;
-        text.push('\n');
-        match &mut self.json {
-            None => Ok(()),
-            Some(Json::Stdout) => {
-                say(&text);
-                Ok(())
-            }
-            Some(Json::File(path, file)) => {
-                replace(file, &text).map_err(|e| Failure::run(format!("--json {}", path.display()), e))
-            }
-        }
+        self.pending.write(error)
     }
 }
 

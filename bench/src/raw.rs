@@ -81,10 +81,17 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let raw = fabrics::raw(&fabrics::parse(&address)?)?;
     let several = plan.sizes.len() > 1;
     let output = Output::new(plan.test, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
-    common.device.check(&raw)?;
+    let pending = output.pending();
+    pending.complete(start(plan, &address, &raw, placement, output))
+}
+
+/// Starts the server of `--loopback`, and measures.
+fn start(plan: &Plan<'_>, address: &str, raw: &Address, placement: Placement, output: Output) -> Result<(), Failure> {
+    let common = plan.common;
+    common.device.check(raw)?;
     placement::warn(
         common.root.as_deref(),
-        &raw,
+        raw,
         [placement.client].into_iter().chain(common.loopback.is_some().then_some(placement.server)),
     );
     let server = if common.loopback.is_some() {
@@ -92,13 +99,13 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
         let idle = common.idle.name();
         let arguments =
             ["--only", "raw", "--cores", &core, "--client-core", &client, "--idle", &idle].map(str::to_owned);
-        Some(ServerProcess::start(&address, &[&arguments[..], &cli::given::<DeviceArgs>(plan.given)].concat())?)
+        Some(ServerProcess::start(address, &[&arguments[..], &cli::given::<DeviceArgs>(plan.given)].concat())?)
     } else {
         None
     };
     // The server would inherit the affinity, so pinning follows its start.
     pin::pin(placement.client)?;
-    measure(plan, &address, &raw, placement, server, output)
+    measure(plan, address, raw, placement, server, output)
 }
 
 fn measure(

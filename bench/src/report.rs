@@ -16,11 +16,12 @@ use crate::samples::Latency;
 /// Version of this layout. A removed field, or a new meaning of a field, increments it.
 pub(crate) const SCHEMA: u32 = 1;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// [`SCHEMA`].
     pub(crate) schema: u32,
-    pub(crate) test_info: TestInfo,
+    /// `None` if the run failed before a server answered.
+    pub(crate) test_info: Option<TestInfo>,
     /// One entry per size, in order.
     pub(crate) results: Vec<Entry>,
     /// Cause of an aborted run. `results` then lacks the remaining sizes.

@@ -185,7 +185,7 @@ pub(crate) fn bandwidth(args: &BwArgs, given: &ArgMatches) -> Result<(), Failure
 fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let CallArgs { common, engine, travel, .. } = plan.call;
     let direction = travel.direction();
-    let mut placement = Placement::decide(common.cores)?;
+    let placement = Placement::decide(common.cores)?;
     let text = common.server_address();
     let address = fabrics::parse(&text)?;
     common.device.check(&address)?;
@@ -197,7 +197,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let ours = [placement.client].into_iter().chain(reverser).chain(servers.iter().flat_map(ServerCores::all));
     placement::warn(common.root.as_deref(), &address, ours);
     let travel = plan.travels()?;
-    let mut sizes = plan.sizes(&travel)?;
+    let sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
     let probing = config::shared(engine, &common.device, common.idle, !common.no_batch, &probing)?;
     let (probing, connect) = config::in_force(engine, &common.device, &probing)?;
@@ -208,6 +208,29 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     }
     let several = common.all && sizes.len() > 1;
     let output = Output::new(plan.test, direction, common.json.as_deref(), plan.hgrm, several)?;
+    let pending = output.pending();
+    let prepared = Prepared { text, address, placement, probing, connect, travel, sizes, output };
+    pending.complete(measure(plan, prepared))
+}
+
+/// A run whose options were checked.
+struct Prepared {
+    /// The server's address, as given and parsed.
+    text: String,
+    address: Address,
+    placement: Placement,
+    /// Configuration of a first connection.
+    probing: Config,
+    connect: ConnectConfig,
+    travel: Travel,
+    sizes: Vec<usize>,
+    output: Output,
+}
+
+fn measure(plan: &Plan<'_>, prepared: Prepared) -> Result<(), Failure> {
+    let common = &plan.call.common;
+    let direction = plan.call.travel.direction();
+    let Prepared { text, address, mut placement, probing, connect, travel, mut sizes, output } = prepared;
     let server = if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
     // The server would inherit the affinity, so pinning follows its start.
     pin::pin(placement.client)?;

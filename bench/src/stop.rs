@@ -1,34 +1,48 @@
-//! SIGINT and SIGTERM: the first ends the measurement with its results so far, the second ends the process.
+//! SIGINT and SIGTERM. The first ends a measurement with its results so far. A signal at any other time, as while
+//! connecting, and the second signal end the process.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
+use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
 
 /// What the results of an interrupted run say.
 pub(crate) const INTERRUPTED: &str = "interrupted by SIGINT or SIGTERM: the figures are those until then";
-/// Exit code of the second signal.
+/// What the results of a run say whose process a signal has ended.
+const ENDED: &str = "interrupted by SIGINT or SIGTERM outside of a measurement, or twice: the results are those before";
+/// Exit code of a process that a signal has ended.
 const EXIT: i32 = 1;
 
-static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+static MEASURING: AtomicBool = AtomicBool::new(false);
 
-/// Handles the signals from now on.
-pub(crate) fn on_signals() -> Result<(), Failure> {
-    let requested = REQUESTED.get_or_init(Arc::default);
-    for signal in [SIGINT, SIGTERM] {
-        // In this order, so that the first signal only sets the flag.
-        flag::register_conditional_shutdown(signal, EXIT, Arc::clone(requested))
-            .and_then(|_| flag::register(signal, Arc::clone(requested)))
-            .map_err(|error| Failure::run("signal handlers", error))?;
-    }
+/// Handles the signals from now on, on a thread of its own. `end` gets the reason before a signal ends the process.
+pub(crate) fn on_signals(end: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
+    let failed = |error| Failure::run("signal handlers", error);
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    let handle = move || {
+        for _ in signals.forever() {
+            let first = !REQUESTED.swap(true, Ordering::SeqCst);
+            if !(first && MEASURING.load(Ordering::SeqCst)) {
+                eprintln!("rpcperf: {ENDED}");
+                end(ENDED);
+                std::process::exit(EXIT);
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(handle).map_err(failed)?;
     Ok(())
 }
 
-/// Whether a signal has come.
+/// Whether a measurement is to end.
 pub(crate) fn is_requested() -> bool {
-    REQUESTED.get().is_some_and(|requested| requested.load(Ordering::Relaxed))
+    REQUESTED.load(Ordering::SeqCst)
+}
+
+/// Sets whether a measurement is under way, which checks [`is_requested`].
+pub(crate) fn set_measuring(measuring: bool) {
+    MEASURING.store(measuring, Ordering::SeqCst);
 }

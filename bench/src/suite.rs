@@ -14,7 +14,7 @@ use crate::pin::Placement;
 use crate::probe::{self, Probes};
 use crate::process::ServerProcess;
 use crate::progress::Progress;
-use crate::report::{Entry, Report, SCHEMA, TestInfo};
+use crate::report::{Entry, TestInfo};
 use crate::stop::{self, INTERRUPTED};
 use crate::target::{Length, Target};
 
@@ -50,35 +50,30 @@ impl Suite {
         sizes: &[usize],
         mut connect: impl FnMut(usize) -> Result<T, Failure>,
     ) -> Result<(), Failure> {
-        stop::on_signals()?;
         self.output.begin(&self.info);
-        let mut report = Report {
-            schema: SCHEMA,
-            test_info: self.info.clone(),
-            results: Vec::with_capacity(sizes.len()),
-            error: None,
-        };
-        let mut missed = Vec::new();
+        let (mut missed, mut error) = (Vec::new(), None);
         for &size in sizes {
             match self.one_size(size, &mut connect) {
                 Ok(entry) => {
                     missed.extend(entry.limits_missed.iter().cloned());
-                    report.results.push(entry);
+                    self.output.keep(entry);
                 }
                 // Too short for a figure, or the signal has reached a server of another process, too.
                 Err(_) if stop::is_requested() => {}
                 Err(failure) => {
-                    report.error = Some(self.explain(size, &failure));
+                    error = Some(self.explain(size, &failure));
                     break;
                 }
             }
+            // In this order: a signal that comes after the check ends the process.
+            stop::set_measuring(false);
             if stop::is_requested() {
-                report.error = Some(format!("{size} bytes: {INTERRUPTED}"));
+                error = Some(format!("{size} bytes: {INTERRUPTED}"));
                 break;
             }
         }
-        self.output.end(&report)?;
-        match report.error {
+        self.output.end(error.as_deref())?;
+        match error {
             Some(error) => Err(Failure::Run(error)),
             None if missed.is_empty() => Ok(()),
             None => Err(Failure::Limit(missed)),
@@ -91,6 +86,7 @@ impl Suite {
         connect: &mut impl FnMut(usize) -> Result<T, Failure>,
     ) -> Result<Entry, Failure> {
         let mut target = connect(size)?;
+        stop::set_measuring(true);
         let mut entry = Entry { size, outstanding: target.depth(), ..Entry::default() };
         let before = self.probe();
         let memcpy = self.memcpy(size);

@@ -1,5 +1,6 @@
 //! `rpcperf` from outside: exit codes and parseable output. No figure is judged.
 
+mod ends;
 mod forms;
 mod limits;
 mod placement;

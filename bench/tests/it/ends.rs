@@ -1,0 +1,56 @@
+//! Runs that end before they measure: the JSON says why.
+
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::{rpcperf, scratch};
+
+/// Reads and removes the JSON of a run.
+fn report(file: &std::path::Path) -> Value {
+    let text = std::fs::read_to_string(file).expect("the file");
+    std::fs::remove_file(file).expect("the file");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
+}
+
+#[test]
+fn a_signal_while_a_run_connects_ends_it_and_completes_the_json() {
+    let file = scratch("connecting.json");
+    for test in ["lat", "rate", "bw", "raw-lat", "raw-bw"] {
+        for signal in ["-INT", "-TERM"] {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            // The bare fabric is served at the port after that of calls.
+            let address = format!("iwarp:127.0.0.1:{}", port - u16::from(test.starts_with("raw")));
+            let mut child = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+                .args([test, &address, "--json", file.to_str().expect("text")])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("the program starts");
+            // Nobody answers this connection.
+            let _connection = listener.accept().expect("a client");
+            let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
+            assert!(kill.success());
+            assert_eq!(child.wait().expect("our child").code(), Some(1), "{test} {signal}");
+            let report = report(&file);
+            assert!(report["error"].as_str().is_some_and(|error| error.contains("interrupted by SIGINT")), "{report}");
+            assert_eq!((&report["results"], &report["test_info"]), (&Value::Array(vec![]), &Value::Null), "{test}");
+        }
+    }
+}
+
+#[test]
+fn a_run_without_a_server_completes_the_json() {
+    let file = scratch("absent.json");
+    let nobody = format!("soft:rpcperf-nobody-{}", std::process::id());
+    for test in ["lat", "raw-lat"] {
+        let output = rpcperf(&[test, &nobody, "--json", file.to_str().expect("text")]);
+        let errors = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        let report = report(&file);
+        let error = report["error"].as_str().unwrap_or_else(|| panic!("{report}"));
+        assert!(!error.is_empty() && errors.contains(error), "{error}: {errors}");
+    }
+}
