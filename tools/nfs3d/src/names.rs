@@ -6,6 +6,7 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
@@ -34,6 +35,9 @@ pub(crate) struct Names {
     dev: u64,
     /// Locked for moments only, without system calls: each LOOKUP needs it.
     known: Mutex<LinkTable>,
+    /// Inodes that are searched for, until one of their names was followed or they are absent. The value is the number
+    /// of the pass that decides: the first one that began after the request. Locked for moments only.
+    wanted: Mutex<HashMap<u64, u64>>,
     /// Locked during a part of the search.
     search: Mutex<Search>,
 }
@@ -41,7 +45,7 @@ pub(crate) struct Names {
 impl Names {
     pub(crate) fn new(root: OwnedFd, stat: &Stat) -> Self {
         let (known, search) = (Mutex::new(LinkTable::new(KNOWN)), Mutex::new(Search::new()));
-        Self { root, root_ino: stat.st_ino, dev: stat.st_dev, known, search }
+        Self { root, root_ino: stat.st_ino, dev: stat.st_dev, known, wanted: Mutex::default(), search }
     }
 
     /// Time of birth, which differs for a later inode of the same number. Some file systems do not record it.
@@ -76,7 +80,7 @@ impl Names {
     ///
     /// # Errors
     /// `NFS3ERR_JUKEBOX` while the search goes on, which takes a bounded time of each call; `NFS3ERR_STALE` if it has
-    /// not found the file.
+    /// not found the file, or if a later file has the inode number.
     pub(crate) fn find(&self, ino: u64, birth: &[u8]) -> Outcome<OwnedFd> {
         if let Some(file) = self.follow(ino, birth)? {
             return Ok(file);
@@ -89,7 +93,7 @@ impl Names {
         let mut budget = search.part;
         loop {
             match search.advance(self, ino, &mut budget)? {
-                // It may be another file, with the number of a removed one.
+                // The name may not lead to the inode, as at a mount point: the search goes on from there.
                 Progress::Found => {
                     if let Some(file) = self.follow(ino, birth)? {
                         return Ok(file);
@@ -102,15 +106,22 @@ impl Names {
     }
 
     /// Opens an inode by its known names, and verifies it. Forgets a name that does not lead there.
+    ///
+    /// # Errors
+    /// `NFS3ERR_STALE` if the inode was born at another time, as a file system gives the number of a removed file to a
+    /// new one. The name is that of the new file, and stays known.
     fn follow(&self, ino: u64, birth: &[u8]) -> Outcome<Option<OwnedFd>> {
         let Some(path) = lock(&self.known).path(ino, self.root_ino, DEPTH) else { return Ok(None) };
         let opened = self.descend(path.iter().map(|(_, name)| &**name)).and_then(|file| {
             let stat = fstat(&file)?;
-            let is_it = (stat.st_ino, stat.st_dev) == (ino, self.dev) && Self::birth(file.as_fd())? == birth;
-            Ok(is_it.then_some(file))
+            Ok(((stat.st_ino, stat.st_dev) == (ino, self.dev)).then_some(file))
         });
         match opened {
-            Ok(Some(file)) => return Ok(Some(file)),
+            Ok(Some(file)) => {
+                lock(&self.wanted).remove(&ino);
+                let is_it = Self::birth(file.as_fd())? == birth;
+                return if is_it { Ok(Some(file)) } else { Err(Nfsstat3::ErrStale) };
+            }
             Err(error) if !is_absence(error) => return Err(error.into()),
             Ok(None) | Err(_) => {}
         }

@@ -5,7 +5,7 @@
 //! whichever file that is about, and records names for all.
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ impl Frame {
 pub(super) enum Progress {
     /// Recorded a name of the inode.
     Found,
-    /// No name since the first request for it.
+    /// No name since the first request has led to the inode.
     Absent,
     /// Not yet known.
     Pending,
@@ -70,8 +70,6 @@ pub(super) struct Search {
     /// Passes begun, and those completed.
     pub(super) begun: u64,
     completed: u64,
-    /// Searched inodes, with the number of the pass that decides: the first one that began after the request.
-    wanted: HashMap<u64, u64>,
     /// Names visited in this pass.
     pub(super) visited: u64,
     /// Directories opened in this pass.
@@ -92,7 +90,6 @@ impl Search {
             seen: HashSet::new(),
             begun: 0,
             completed: 0,
-            wanted: HashMap::new(),
             visited: 0,
             opened: 0,
             taken: Duration::ZERO,
@@ -119,16 +116,9 @@ impl Search {
     /// # Errors
     /// Those of the system, such as too many open files.
     pub(super) fn advance(&mut self, names: &Names, ino: u64, budget: &mut usize) -> io::Result<Progress> {
-        if self.wanted.len() >= WANTED && !self.wanted.contains_key(&ino) {
-            let completed = self.completed;
-            self.wanted.retain(|_, pass| *pass > completed);
-            if self.wanted.len() >= WANTED {
-                return Ok(Progress::Pending);
-            }
-        }
-        let decisive = *self.wanted.entry(ino).or_insert(self.begun + 1);
+        let Some(decisive) = self.decisive_pass(names, ino) else { return Ok(Progress::Pending) };
         if self.completed >= decisive {
-            self.wanted.remove(&ino);
+            lock(&names.wanted).remove(&ino);
             return Ok(Progress::Absent);
         }
         let since = Instant::now();
@@ -141,7 +131,6 @@ impl Search {
         let step = self.steps(names, ino, budget, since);
         self.taken += since.elapsed();
         if step? {
-            self.wanted.remove(&ino);
             return Ok(Progress::Found);
         }
         if !self.frames.is_empty() {
@@ -153,8 +142,20 @@ impl Search {
         if self.completed < decisive {
             return Ok(Progress::Pending);
         }
-        self.wanted.remove(&ino);
+        lock(&names.wanted).remove(&ino);
         Ok(Progress::Absent)
+    }
+
+    /// The number of the pass that decides about an inode; `None` while too many others are searched for.
+    fn decisive_pass(&self, names: &Names, ino: u64) -> Option<u64> {
+        let mut wanted = lock(&names.wanted);
+        if wanted.len() >= WANTED && !wanted.contains_key(&ino) {
+            wanted.retain(|_, pass| *pass > self.completed);
+            if wanted.len() >= WANTED {
+                return None;
+            }
+        }
+        Some(*wanted.entry(ino).or_insert(self.begun + 1))
     }
 
     fn begin(&mut self, names: &Names) -> io::Result<()> {
@@ -163,7 +164,7 @@ impl Search {
         self.begun += 1;
         (self.visited, self.opened, self.taken) = (0, 1, Duration::ZERO);
         let oldest = self.begun.saturating_sub(KEPT);
-        self.wanted.retain(|_, pass| *pass >= oldest);
+        lock(&names.wanted).retain(|_, pass| *pass >= oldest);
         Ok(())
     }
 
@@ -265,8 +266,10 @@ impl Search {
             if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
                 frame.subdirs.push(name.into());
             }
+            // Another call may have followed a name of this call's inode meanwhile.
+            let is_wanted = ino == wanted || lock(&names.wanted).contains_key(&ino);
             let mut links = lock(&names.known);
-            if !self.wanted.contains_key(&ino) {
+            if !is_wanted {
                 links.insert_if_room(ino, frame.ino, name);
                 continue;
             }

@@ -57,6 +57,7 @@ fn find(names: &Names, (ino, birth): (u64, [u8; BIRTH])) -> (Outcome<u64>, usize
         if found != Err(Nfsstat3::ErrJukebox) {
             return (found, asked);
         }
+        assert!(asked < 10_000, "the search has no end");
         lock(&names.search).end_rest();
     }
     unreachable!()
@@ -132,6 +133,52 @@ fn a_pass_that_began_before_a_request_does_not_make_its_file_stale() {
     let (found, asked) = find(&names, moves);
     assert_eq!((found, lock(&names.search).begun > 1 || asked == 1), (Ok(moves.0), true));
     assert_eq!(find(&names, absent).0, Err(Nfsstat3::ErrStale));
+}
+
+/// File systems give the number of a removed file to a new one.
+#[test]
+fn a_handle_is_stale_at_once_if_its_number_belongs_to_a_later_file() {
+    let (names, directory) = export();
+    let file = directory.path().join("file");
+    fs::write(&file, "").expect("a file");
+    let (ino, birth) = identity(&file);
+    let mut earlier = birth;
+    earlier[7] ^= 1;
+    assert_eq!(find(&names, (ino, earlier)), (Err(Nfsstat3::ErrStale), 1), "one pass finds the number");
+    assert_eq!(find(&names, (ino, earlier)), (Err(Nfsstat3::ErrStale), 1));
+    assert_eq!(names.known(), 1, "the name leads to the later file");
+    assert_eq!(find(&names, (ino, birth)), (Ok(ino), 1));
+    assert_eq!(lock(&names.search).begun, 1, "the later file is found by its known name");
+}
+
+/// A directory lists a mount point with the number of the directory below the mount, which cannot be opened.
+#[test]
+fn a_file_is_stale_if_its_listed_names_do_not_lead_to_it() {
+    let (mut names, directory) = export();
+    let file = directory.path().join("file");
+    fs::write(&file, "").expect("a file");
+    // What the names lead to is on another device, as if it were mounted there.
+    names.dev += 1;
+    assert_eq!(find(&names, identity(&file)), (Err(Nfsstat3::ErrStale), 1));
+    assert_eq!((lock(&names.search).begun, names.known()), (1, 0));
+}
+
+/// A pass that ended before the file was moved decides nothing about it.
+#[test]
+fn a_file_that_another_search_has_found_is_found_again_after_another_move() {
+    let (names, directory) = export();
+    let [gone, file, moved] = ["gone", "file", "moved"].map(|name| directory.path().join(name));
+    fs::write(&gone, "").expect("a file");
+    fs::write(&file, "").expect("a file");
+    let (absent, moves) = (identity(&gone), identity(&file));
+    fs::remove_file(&gone).expect("it is there");
+    lock(&names.search).part = 0;
+    assert_eq!(names.find(moves.0, &moves.1).err(), Some(Nfsstat3::ErrJukebox));
+    lock(&names.search).part = usize::MAX;
+    assert_eq!(find(&names, absent).0, Err(Nfsstat3::ErrStale));
+    assert_eq!(find(&names, moves), (Ok(moves.0), 1), "the search for the absent file has found it");
+    fs::rename(&file, &moved).expect("renamed");
+    assert_eq!(find(&names, moves).0, Ok(moves.0));
 }
 
 /// Whatever one call searches for, other calls find their files by names.

@@ -51,6 +51,26 @@ fn handles_of_names_survive_a_restart() {
 }
 
 #[test]
+fn a_handle_of_names_is_stale_once_its_number_belongs_to_a_later_file() {
+    let nfsd = Nfsd::start(&["--handles", "names"]);
+    let mut nfs = nfsd.client();
+    let root = nfs.root;
+    let removed = nfs.make(&root, "removed");
+    let number = nfs.getattr(&removed).unwrap().fileid;
+    nfs.remove(&root, "removed").unwrap();
+    let later = (0..20).find_map(|n| {
+        let later = nfs.make(&root, &format!("later-{n}"));
+        (nfs.getattr(&later).unwrap().fileid == number).then_some(later)
+    });
+    let Some(later) = later else {
+        eprintln!("not run: the file system did not reuse the inode number {number}");
+        return;
+    };
+    assert_eq!(nfs.getattr(&removed).unwrap_err(), Nfsstat3::ErrStale);
+    assert_eq!(nfs.getattr(&later).unwrap().fileid, number);
+}
+
+#[test]
 fn handles_that_the_server_did_not_make_are_refused() {
     let nfsd = Nfsd::start(&[]);
     let other = Nfsd::start(&[]);
