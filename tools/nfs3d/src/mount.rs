@@ -69,8 +69,8 @@ impl Mountd {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Mostly too many open files: some will be closed.
-                    let line =
-                        format_args!("MOUNT: accept: {}: no new connections until it succeeds", describe(&error));
+                    let error = describe(&error);
+                    let line = format_args!("MOUNT: accept: {error}: no new connections until it succeeds");
                     lines::log(Level::Warn, "failures of accept for MOUNT", line);
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
