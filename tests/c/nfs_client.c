@@ -12,6 +12,7 @@
 
 #include <rpcrdma.h>
 
+#include "check.h"
 #include "example.h"
 #include "xdr.h"
 
