@@ -16,19 +16,21 @@ trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true
 storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
 # serve [OPTION…]: starts the server and waits until it listens. $server: its process. $port: another RDMA port.
+# $address: another address than $ours, with its fabric.
 serve() {
     : >/run/nfs3d
-    "${enter[@]}" "$nfs3d" $export --listen $fabric:$ours:${port:-20049} --mount-port 20148 --key /run/nfs3d.key --squash none \
+    "${enter[@]}" "$nfs3d" $export --listen "${address:-$fabric:$ours}:${port:-20049}" --mount-port 20148 --key /run/nfs3d.key --squash none \
         --clients 2 "$@" >/run/nfs3d 2>&1 &
     server=$!
     await grep -q '^listening' /run/nfs3d
 }
 
-# quit [PATTERN]: ends the server. It may have logged only lines that match.
+# quit [PATTERN]: ends the server. It may have logged only lines that match, and that a shard did not get its core, as
+# happens on a busy host.
 quit() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"
-    ! grep -v -E "^(listening|drained|stopped${1:+|$1})" /run/nfs3d || fail "the server had something to say"
+    ! grep -v -E "^(listening|drained|stopped|WARN: shard was blocked${1:+|$1})" /run/nfs3d || fail "the server had something to say"
 }
 
 # nfs [DIRECTORY [OPTIONS]]: mounts it.

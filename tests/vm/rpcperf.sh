@@ -56,14 +56,15 @@ unharmed() {
     echo "- $1: ok"
 }
 
-# fails WHAT PATTERN… -- COMMAND…: the command fails by itself, soon, and prints all of these.
+# fails WHAT PATTERN… -- COMMAND…: the command fails by itself, soon, and prints all of these. $ended: another exit
+# status than 1.
 fails() {
     local what=$1 status=0 patterns=() pattern
     shift
     while [[ $1 != -- ]]; do patterns+=("$1") && shift; done
     shift
     timeout 150 "$@" >/run/said 2>&1 </dev/null || status=$?
-    ((status == 1)) || fail "$what: exit status $status: $(</run/said)"
+    ((status == ${ended:-1})) || fail "$what: exit status $status: $(</run/said)"
     for pattern in "${patterns[@]}"; do
         grep -qF -- "$pattern" /run/said || fail "$what: nothing is said of '$pattern': $(</run/said)"
     done

@@ -10,7 +10,16 @@ disk=/sys/kernel/config/nullb/slow
 delay=${DELAY_MS:-500}
 trap 'kill $(jobs -p) 2>/dev/null || true
     umount -l /mnt $export 2>/dev/null || true
-    echo 0 >$disk/power 2>/dev/null && rmdir $disk || true' EXIT
+    echo 0 >$disk/power 2>/dev/null && rmdir $disk || true
+    [[ $second == "$ours" ]] || ip address delete $second/24 dev $near || true' EXIT
+
+# Clients at one address share the threads of one host. Over verbs both run on this host, and each of its addresses is
+# reached from that address itself, so the second client calls the server at another one.
+second=$ours
+if [[ $fabric == verbs ]]; then
+    second=10.0.0.3 address=verbs:$DEVICE@0.0.0.0
+    ip address add $second/24 dev $near
+fi
 
 # An in-memory disk that keeps its contents while its power is off. It becomes slow after it is filled.
 mkdir $disk
@@ -41,7 +50,7 @@ nfs
 calls=500
 time_reads() {
     local line
-    line=$("${enter[@]}" "$NFS3C" $fabric:$ours:20049 $export --mount $ours:20148 --block 4096 time fast --calls $calls)
+    line=$("${enter[@]}" "$NFS3C" $fabric:$second:20049 $export --mount $second:20148 --block 4096 time fast --calls $calls)
     echo "- $1: $line"
     median=$(sed 's/.*median \([0-9]*\).*/\1/' <<<"$line")
 }
