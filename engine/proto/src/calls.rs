@@ -41,19 +41,25 @@ enum State {
 struct Slot {
     xid: u32,
     state: State,
-    /// Sent before, on a lost connection or refused; possibly executed.
-    tried: bool,
-    /// Its age, in calls of [`age`](CallTable::age).
-    age: u8,
-    /// What [`start`](CallTable::start) calls its name.
+    /// [`TRIED`], and its age in calls of [`age`](CallTable::age): one store for a new call.
+    marks: u8,
+    /// The caller's name for it, as [`age`](CallTable::age) returns it.
     name: u16,
     token: u64,
     /// Of an abandoned call: when it was abandoned.
     deadline: u64,
 }
 
+/// Sent before, on a lost connection or refused; possibly executed.
+const TRIED: u8 = 0x80;
 /// Age of a call that is reported, in calls of [`CallTable::age`].
 const OLD: u8 = 2;
+
+impl Slot {
+    fn was_tried(&self) -> bool {
+        self.marks & TRIED != 0
+    }
+}
 
 /// The meaning of a reply's XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +104,7 @@ impl CallTable {
         let slot = |i: u32| Slot {
             xid: (seed & !(size - 1)) | i,
             state: State::Free,
-            tried: false,
-            age: 0,
+            marks: 0,
             name: 0,
             token: 0,
             deadline: u64::MAX,
@@ -132,16 +137,16 @@ impl CallTable {
     /// # Errors
     /// No more are taken, or all slots are in use.
     #[inline]
-    pub(super) fn start(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+    pub(super) fn start(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
         if self.closed {
             return Err(CallError::Closed);
         }
-        let call = self.insert(token, deadline).ok_or_else(|| self.all_in_use())?;
+        let call = self.insert_as(State::Queued, token, deadline, name).ok_or_else(|| self.all_in_use())?;
         self.wait(call);
         Ok(call)
     }
 
-    /// Starts a call that is sent now, as [none waits](Self::none_waits), with its name for [`age`](Self::age).
+    /// Starts a call that is sent now, as [none waits](Self::none_waits).
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -153,11 +158,6 @@ impl CallTable {
         self.insert_as(State::Sent, token, deadline, name).ok_or_else(|| self.all_in_use())
     }
 
-    /// Gives a call a name, for [`age`](Self::age).
-    pub(super) fn set_name(&mut self, call: CallId, name: u16) {
-        self.slots[(call.0 & self.mask) as usize].name = name;
-    }
-
     /// Makes all calls older; returns the names of those that have been unanswered since the call before the last one.
     /// Each is returned once.
     pub(super) fn age(&mut self) -> Vec<u16> {
@@ -166,9 +166,9 @@ impl CallTable {
             return old;
         }
         for slot in self.slots.iter_mut().filter(|slot| matches!(slot.state, State::Sent | State::Abandoned)) {
-            if slot.age < OLD {
-                slot.age += 1;
-                if slot.age == OLD {
+            if slot.marks & !TRIED < OLD {
+                slot.marks += 1;
+                if slot.marks & !TRIED == OLD {
                     old.push(slot.name);
                 }
             }
@@ -273,18 +273,13 @@ impl CallTable {
     }
 
     /// Takes a slot for a new call; `None` when all are in use.
-    #[inline]
-    fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
-        self.insert_as(State::Queued, token, deadline, 0)
-    }
-
     #[inline(always)]
     fn insert_as(&mut self, state: State, token: u64, deadline: u64, name: u16) -> Option<CallId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         slot.xid = slot.xid.wrapping_add(self.mask + 1);
         slot.state = state;
-        (slot.tried, slot.age, slot.name) = (false, 0, name);
+        (slot.marks, slot.name) = (0, name);
         slot.token = token;
         slot.deadline = deadline;
         self.earliest = self.earliest.min(deadline);
@@ -339,7 +334,7 @@ impl CallTable {
     pub(super) fn retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         (slot.state == State::Sent && slot.xid == xid).then(|| {
-            (slot.state, slot.tried, slot.age) = (State::Queued, true, 0);
+            (slot.state, slot.marks) = (State::Queued, TRIED);
             (CallId(xid), slot.token)
         })
     }
@@ -356,9 +351,9 @@ impl CallTable {
                     self.free.push(index as u32);
                 }
                 State::Queued | State::Sent => {
-                    slot.tried |= slot.state == State::Sent;
-                    slot.age = 0;
-                    calls.push((CallId(slot.xid), slot.tried));
+                    let tried = slot.state == State::Sent || slot.was_tried();
+                    slot.marks = if tried { TRIED } else { 0 };
+                    calls.push((CallId(slot.xid), tried));
                     slot.state = State::Queued;
                 }
             }
@@ -380,7 +375,7 @@ impl CallTable {
     #[inline]
     pub(super) fn remove(&mut self, call: CallId) -> Option<(u64, bool)> {
         let slot = self.live(call)?;
-        let (token, sent) = (slot.token, slot.state == State::Sent || slot.tried);
+        let (token, sent) = (slot.token, slot.state == State::Sent || slot.was_tried());
         slot.state = State::Free;
         self.free.push(call.0 & self.mask);
         Some((token, sent))

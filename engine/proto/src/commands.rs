@@ -40,11 +40,6 @@ impl Connection {
         (abandoned > 0 && (abandoned >= most || hold_all())).then(|| self.calls.late())
     }
 
-    /// Gives a call that was [queued](Self::start_call) a name, for [`age_calls`](Self::age_calls).
-    pub fn name_call(&mut self, call: CallId, name: u16) {
-        self.calls.set_name(call, name);
-    }
-
     /// Call it at intervals: returns the names of calls that have been without an answer for one interval at least, and
     /// for two at most. Each call is returned once.
     pub fn age_calls(&mut self) -> Vec<u16> {
@@ -107,12 +102,12 @@ impl Connection {
     /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
     #[inline]
     pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
-        self.calls.start(token, deadline)
+        self.calls.start(token, deadline, 0)
     }
 
     /// As [`start_call`](Self::start_call), bypassing the queue if possible. True if the call may go out at once: it is
-    /// not queued, and its header must be [written](Self::emit_plain) now. The name is for
-    /// [`age_calls`](Self::age_calls).
+    /// not queued, and its header must be [written](Self::emit_plain) now. `name` is what
+    /// [`age_calls`](Self::age_calls) calls it.
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
@@ -126,12 +121,9 @@ impl Connection {
     ) -> Result<(CallId, bool), CallError> {
         // Waiting messages go first: a continued message must not be interrupted.
         let now = self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call(receives_ok);
-        if now {
-            return Ok((self.calls.start_sent(token, deadline, name)?, true));
-        }
-        let call = self.calls.start(token, deadline)?;
-        self.calls.set_name(call, name);
-        Ok((call, false))
+        let call =
+            if now { self.calls.start_sent(token, deadline, name) } else { self.calls.start(token, deadline, name) };
+        Ok((call?, now))
     }
 
     /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.

@@ -307,7 +307,7 @@ impl<F: Fabric> LocalClient<F> {
         let conn = connection.0;
         let sink = Sink::Polled;
         let max_reply = self.template.reply_room(max_reply);
-        let request = CallRequest { message, memory, max_reply, timeout, token, sink };
+        let request = CallRequest { message, memory, max_reply, timeout, token, sink, procedure: procedure as u16 };
         if one_way {
             return self.shard.start_one_way(conn, request);
         }

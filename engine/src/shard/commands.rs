@@ -7,7 +7,7 @@ use std::time::Duration;
 use rpcrdma_mempool::Buf;
 
 use super::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
-use super::requester::{CallRequest, ChunkMemory};
+use super::requester::{CallRequest, ChunkMemory, procedure_of};
 use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::fabric::{Fabric, FabricAddress};
@@ -334,7 +334,8 @@ impl<F: Fabric> Shard<F> {
         };
         buf.set_window(HEADROOM_CALL, bytes.len());
         buf.copy_from_slice(bytes);
-        let request = CallRequest { message: buf, memory, max_reply, timeout, token: 0, sink };
+        let procedure = procedure_of(&buf);
+        let request = CallRequest { message: buf, memory, max_reply, timeout, token: 0, sink, procedure };
         match one_way {
             true => self.start_one_way(conn, request),
             false => self.start_call(conn, request),

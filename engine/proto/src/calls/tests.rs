@@ -3,23 +3,23 @@ use super::*;
 #[test]
 fn a_late_reply_never_matches_another_call() {
     let mut table = CallTable::new(2, 0xFFFF_FFFF);
-    let first = table.insert(1, u64::MAX).unwrap();
+    let first = table.insert_as(State::Queued, 1, u64::MAX, 0).unwrap();
     assert!(table.mark_sent(first));
     assert_eq!(table.abandon(first, 0), Some((1, true)));
     assert_eq!(table.abandon(first, 0), None, "a call ends once");
-    let second = table.insert(2, u64::MAX).unwrap();
-    assert!(table.insert(3, u64::MAX).is_none(), "the slot of the given up call is not free");
+    let second = table.insert_as(State::Queued, 2, u64::MAX, 0).unwrap();
+    assert!(table.insert_as(State::Queued, 3, u64::MAX, 0).is_none(), "the slot of the given up call is not free");
     assert!(table.mark_sent(second));
     assert_eq!(table.answered(first.xid()), Match::Late(first));
     assert_eq!(table.answered(first.xid()), Match::Unknown, "one reply is owed, not two");
     assert_eq!(table.answered(second.xid()), Match::Call(second, 2));
-    assert_ne!(table.insert(3, u64::MAX).unwrap().xid(), first.xid());
+    assert_ne!(table.insert_as(State::Queued, 3, u64::MAX, 0).unwrap().xid(), first.xid());
 }
 
 #[test]
 fn a_reply_to_an_unsent_or_future_call_is_unknown() {
     let mut table = CallTable::new(4, 7);
-    let call = table.insert(1, u64::MAX).unwrap();
+    let call = table.insert_as(State::Queued, 1, u64::MAX, 0).unwrap();
     assert_eq!(table.answered(call.xid()), Match::Unknown);
     assert!(table.mark_sent(call));
     assert_eq!(table.answered(call.xid().wrapping_add(4)), Match::Unknown);
@@ -28,7 +28,7 @@ fn a_reply_to_an_unsent_or_future_call_is_unknown() {
 #[test]
 fn the_slot_of_a_given_up_call_is_freed_by_its_own_reply_only() {
     let mut table = CallTable::new(2, 0);
-    let call = table.insert(1, u64::MAX).unwrap();
+    let call = table.insert_as(State::Queued, 1, u64::MAX, 0).unwrap();
     table.mark_sent(call);
     table.abandon(call, 0).unwrap();
     assert_eq!(table.answered(call.xid().wrapping_add(2)), Match::Unknown);
@@ -38,21 +38,19 @@ fn the_slot_of_a_given_up_call_is_freed_by_its_own_reply_only() {
 #[test]
 fn a_refused_call_may_have_run_and_the_next_in_its_slot_has_not() {
     let mut table = CallTable::new(1, 0);
-    let call = table.insert(1, u64::MAX).unwrap();
+    let call = table.insert_as(State::Queued, 1, u64::MAX, 0).unwrap();
     table.mark_sent(call);
     assert_eq!(table.retryable(call.xid()), Some((call, 1)));
     assert_eq!(table.remove(call), Some((1, true)));
-    let next = table.insert(2, u64::MAX).unwrap();
+    let next = table.insert_as(State::Queued, 2, u64::MAX, 0).unwrap();
     assert_eq!(table.remove(next), Some((2, false)));
 }
 
 #[test]
 fn calls_without_an_answer_grow_old_once_and_abandoned_ones_are_counted() {
     let mut table = CallTable::new(4, 0);
-    let calls = [1, 2].map(|token| table.start_sent(token, u64::MAX, 0).unwrap());
-    table.set_name(calls[0], 7);
-    table.set_name(calls[1], 9);
-    let queued = table.start(3, u64::MAX).unwrap();
+    let calls = [(1, 7), (2, 9)].map(|(token, name)| table.start_sent(token, u64::MAX, name).unwrap());
+    let queued = table.start(3, u64::MAX, 0).unwrap();
     assert_eq!(table.age(), []);
     assert_eq!(table.abandon(calls[1], 50), Some((2, true)));
     assert_eq!((table.abandoned(), table.late(), table.unanswered()), (1, 0, (1, 2, Some(50))));
@@ -70,20 +68,20 @@ fn calls_without_an_answer_grow_old_once_and_abandoned_ones_are_counted() {
 #[test]
 fn calls_that_were_given_up_end_with_their_connection() {
     let mut table = CallTable::new(1, 0);
-    let call = table.insert(1, u64::MAX).unwrap();
+    let call = table.insert_as(State::Queued, 1, u64::MAX, 0).unwrap();
     table.mark_sent(call);
     table.abandon(call, 0).unwrap();
-    assert!(table.insert(2, u64::MAX).is_none());
+    assert!(table.insert_as(State::Queued, 2, u64::MAX, 0).is_none());
     assert_eq!(table.interrupt(), []);
-    assert!(table.insert(2, u64::MAX).is_some());
+    assert!(table.insert_as(State::Queued, 2, u64::MAX, 0).is_some());
 }
 
 #[test]
 fn deadlines_come_out_once_due_and_only_then() {
     let mut table = CallTable::new(8, 0);
-    let a = table.insert(1, 50).unwrap();
-    let b = table.insert(2, 20).unwrap();
-    table.insert(3, u64::MAX).unwrap();
+    let a = table.insert_as(State::Queued, 1, 50, 0).unwrap();
+    let b = table.insert_as(State::Queued, 2, 20, 0).unwrap();
+    table.insert_as(State::Queued, 3, u64::MAX, 0).unwrap();
     assert_eq!(table.earliest_deadline(), 20);
     assert_eq!(table.expired(19), None);
     assert_eq!(table.expired(20), Some(b));
@@ -102,7 +100,7 @@ fn deadlines_come_out_once_due_and_only_then() {
 fn all_calls_at_once_end_with_one_look_at_each_slot() {
     let mut table = CallTable::new(1 << 16, 0);
     for token in 0..1 << 16 {
-        table.insert(token, 10 + token % 2).unwrap();
+        table.insert_as(State::Queued, token, 10 + token % 2, 0).unwrap();
     }
     let mut ended = 0;
     while let Some(call) = table.expired(10) {
@@ -124,12 +122,12 @@ fn all_calls_at_once_end_with_one_look_at_each_slot() {
 #[test]
 fn a_call_that_is_made_amid_a_look_at_deadlines_has_its_own() {
     let mut table = CallTable::new(4, 0);
-    let first = table.insert(1, 10).unwrap();
-    table.insert(2, 10).unwrap();
-    table.insert(3, 50).unwrap();
+    let first = table.insert_as(State::Queued, 1, 10, 0).unwrap();
+    table.insert_as(State::Queued, 2, 10, 0).unwrap();
+    table.insert_as(State::Queued, 3, 50, 0).unwrap();
     assert_eq!(table.expired(10), Some(first));
     table.remove(first).unwrap();
-    let again = table.insert(4, 20).unwrap();
+    let again = table.insert_as(State::Queued, 4, 20, 0).unwrap();
     assert_eq!(table.slot(again), table.slot(first));
     let second = table.expired(10).unwrap();
     table.remove(second).unwrap();

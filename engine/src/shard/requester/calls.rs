@@ -30,6 +30,8 @@ pub(crate) struct CallRequest {
     pub(crate) timeout: Option<Duration>,
     pub(crate) token: u64,
     pub(crate) sink: Sink,
+    /// Procedure number modulo 2^16, for log lines.
+    pub(crate) procedure: u16,
 }
 
 impl Requester {
@@ -83,7 +85,7 @@ impl Requester {
         conn: ConnRef,
         request: CallRequest,
     ) -> Option<CallId> {
-        let CallRequest { message, memory, max_reply, timeout, token, sink } = request;
+        let CallRequest { message, memory, max_reply, timeout, token, sink, procedure } = request;
         cx.stats.calls += 1;
         let deadline = cx.clock.after(timeout);
         self.next_deadline = self.next_deadline.min(deadline);
@@ -94,9 +96,9 @@ impl Requester {
         let plain =
             memory.is_none() && message.len() <= conn.requests.plain_call && max_reply <= conn.requests.plain_reply;
         let call = if plain && !cx.connect.retransmit {
-            self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
+            self.start_plain(cx, &mut conn, message, (token, deadline, procedure), (sink, started))
         } else {
-            let request = CallRequest { message, memory, max_reply, timeout: None, token, sink };
+            let request = CallRequest { message, memory, max_reply, timeout: None, token, sink, procedure };
             self.start_shaped(cx, &mut conn, request, deadline, started)
         };
         // As `lend`: moving the call into a closure would double the time.
@@ -111,11 +113,11 @@ impl Requester {
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut message: Buf,
-        (token, deadline): (u64, u64),
+        (token, deadline, procedure): (u64, u64, u16),
         (sink, started): (Sink, Option<u64>),
     ) -> Option<CallId> {
         let receives_ok = cx.receives_ok(conn);
-        let (call, now) = match conn.proto.start_call_now(token, deadline, procedure_of(&message), receives_ok) {
+        let (call, now) = match conn.proto.start_call_now(token, deadline, procedure, receives_ok) {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, error.into()),
         };
@@ -148,24 +150,23 @@ impl Requester {
         deadline: u64,
         started: Option<u64>,
     ) -> Option<CallId> {
-        let CallRequest { mut message, mut memory, max_reply, token, sink, .. } = request;
+        let CallRequest { mut message, mut memory, max_reply, token, sink, procedure, .. } = request;
         let receives_ok = cx.receives_ok(conn);
         let result = if conn.is_reconnecting() {
             // The call gets its form after the reconnect.
-            conn.proto.start_call(token, deadline).map(|call| {
-                conn.proto.name_call(call, procedure_of(&message));
-                (call, false)
-            })
+            conn.proto.start_call(token, deadline).map(|call| (call, false))
         } else {
             let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
-            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, procedure_of(&message), receives_ok))
+            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, procedure, receives_ok))
         };
         let (call, now) = match result {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
         };
         let at = conn.proto.call_slot(call);
-        conn.requests.program = program_of(&message);
+        if !matches!(sink, Sink::Polled) {
+            conn.requests.program = program_of(&message);
+        }
         let out = conn.out_call(call);
         (out.sink, out.started) = (sink, started);
         (out.max_reply, out.retries, out.refusals) = (max_reply, 0, 0);
@@ -425,8 +426,7 @@ fn set_xid(message: &mut Buf, call: CallId) {
 }
 
 /// Procedure number of a call (RFC 5531 §9), modulo 2^16.
-#[inline(always)]
-fn procedure_of(message: &[u8]) -> u16 {
+pub(crate) fn procedure_of(message: &[u8]) -> u16 {
     message.first_chunk::<24>().map_or(0, |header| u16::from_be_bytes([header[22], header[23]]))
 }
 

@@ -41,8 +41,8 @@ use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, Version};
 
-pub(crate) use calls::CallRequest;
 pub(super) use calls::call_header_len;
+pub(crate) use calls::{CallRequest, procedure_of};
 pub(crate) use chunks::{ChunkMemory, Memory};
 use exposures::{Exposure, Exposures};
 use lists::Lists;

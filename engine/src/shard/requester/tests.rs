@@ -43,7 +43,8 @@ impl Scene {
         }
         let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
         let message = self.cx.copy_of(&bytes).expect("a buffer");
-        let request = CallRequest { message, memory, max_reply: 64, timeout: deadline, token, sink: Sink::Polled };
+        let request =
+            CallRequest { message, memory, max_reply: 64, timeout: deadline, token, sink: Sink::Polled, procedure: 0 };
         let call = self.requester.start(&mut self.cx, self.name, request).expect("it starts");
         self.with(|_, cx, conn| cx.post_chain(conn));
         call
