@@ -14,6 +14,9 @@ refuses() {
     grep -q "$what" /run/error || fail "$*: $(cat /run/error)"
 }
 
+echo "- shards that would need the rights of users"
+refuses 'use --workers 1 or more' "$nfs3d" $export --listen verbs:$ours:20050 --workers 0 --key /run/nfs3d.key
+
 echo "- a full disk"
 refuses 'No space left' dd if=/dev/zero of=/mnt/full bs=1M count=40 conv=fsync status=none
 rm /mnt/full

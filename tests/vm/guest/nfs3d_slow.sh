@@ -14,10 +14,10 @@ trap 'kill $(jobs -p) 2>/dev/null || true
     [[ $second == "$ours" ]] || ip address delete $second/24 dev $near || true' EXIT
 
 # Clients at one address share the threads of one host. Over verbs both run on this host, and each of its addresses is
-# reached from that address itself, so the second client calls the server at another one.
+# reached from the first address of its subnet, so the second client calls the server at an address of another subnet.
 second=$ours
 if [[ $fabric == verbs ]]; then
-    second=10.0.0.3 address=verbs:$DEVICE@0.0.0.0
+    second=10.3.0.1 address=verbs:$DEVICE@0.0.0.0
     ip address add $second/24 dev $near
 fi
 

@@ -73,7 +73,7 @@ struct Cli {
     not_sync: bool,
     /// Threads for file operations, which may block. One client host gets at most half of them, the next one half of
     /// the rest, and so on: a slow disk does not stop other hosts. 0: the shards do file operations, which is fastest
-    /// for files in memory, and blocks all clients of the shard.
+    /// for files in memory, and blocks all clients of the shard. Root needs at least 1 for verbs: addresses.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
     /// Cores of the shards, separated by commas; at least one for each address. Default: one unpinned shard for each
@@ -144,6 +144,14 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let policy = Policy::new(options.squash);
     policy.prepare()?;
+    // The kernel denies an RDMA device to a thread whose credentials have changed since the device was opened.
+    ensure!(
+        options.workers > 0
+            || !policy.is_privileged()
+            || options.listen.iter().all(|address| address.scheme() != "verbs"),
+        "--workers 0: the shards would take on the IDs of callers, and threads that do so may not use the RDMA devices \
+         of verbs: addresses: use --workers 1 or more"
+    );
     let descriptors = Descriptors::divide(config.shards, config.shard.memory.receives, options.workers.into())?;
     let export = Arc::new(Export::open(
         &options.directory,
