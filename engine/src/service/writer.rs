@@ -166,16 +166,13 @@ impl<'a> ResultWriter<'a> {
     /// # Errors
     /// `pread` failed: nothing is written.
     pub fn read_from(&mut self, file: impl AsFd, offset: u64, most: usize) -> io::Result<usize> {
-        let most = most.min(self.room());
+        // The kernel refuses a range that exceeds the largest file, although no file has bytes there.
+        let before_limit = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
+        let most = most.min(self.room()).min(before_limit);
         let room = self.next(most).map_err(io::Error::other)?;
         let mut len = 0;
         while len < most {
-            let at = offset.saturating_add(len as u64);
-            if i64::try_from(at).is_err() {
-                // No file has such an offset.
-                break;
-            }
-            match pread(&file, &mut room[len..], at) {
+            match pread(&file, &mut room[len..most], offset + len as u64) {
                 Ok(0) => break,
                 Ok(more) => len += more,
                 Err(Errno::INTR) => {}
@@ -269,7 +266,9 @@ mod tests {
         let mut writer = ResultWriter::new(&mut room, &mut len);
         assert_eq!(writer.read_from(&file, 2, 3).unwrap(), 3);
         assert_eq!(writer.read_from(&file, 7, 100).unwrap(), 3, "to its end");
-        assert_eq!(writer.read_from(&file, u64::MAX - 1, 100).unwrap(), 0, "no file is so long");
+        for offset in [i64::MAX as u64 - 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX - 1] {
+            assert_eq!(writer.read_from(&file, offset, 4).unwrap(), 0, "the file does not reach {offset}");
+        }
         assert_eq!(writer.read_from(&file, 0, 100).unwrap(), 10, "as there is room for");
         assert_eq!((&room, len), (b"2347890123456789", 16));
         let (write_only, mut len) = (std::fs::File::options().write(true).open("/dev/null").unwrap(), 0);

@@ -66,7 +66,7 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
     // A READ over the end is shorter; one behind it has nothing; neither is an error.
     let (_, eof, part) = nfs.read(&file, 99_000, 5000).unwrap();
     assert!(eof && part == data[99_000..]);
-    for offset in [100_000, 1 << 40, u64::MAX] {
+    for offset in [100_000, 1 << 40, i64::MAX as u64 - 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX] {
         assert!(nfs.read(&file, offset, 100).unwrap().1, "{offset}");
         assert_eq!(nfs.read(&file, offset, 100).unwrap().2, b"", "{offset}");
         assert_eq!(nfs.read_inline(&file, offset, 100), (true, vec![]));
