@@ -150,7 +150,7 @@ fn root(export: &Arc<Export>) -> Result<Vec<u8>, Failure> {
     let path = xdr::encode(&Dirpath(export.path.as_os_str().as_bytes()))?;
     let results = client.call(mount_v3::PROGRAM, mount_v3::VERSION, mount_v3::Mnt::NUMBER, &path)?;
     match xdr::decode(&results)? {
-        Mountres3::Ok(results) => Ok(results.fhandle.to_vec()),
+        Mountres3::Ok(results) => Ok(results.fhandle.0.to_vec()),
         Mountres3::Default(status) => Err(format!("MOUNT: {status:?}").into()),
     }
 }
