@@ -6,22 +6,25 @@
 //! arguments of the first call. One cache serves all shards and workers, as a new connection may be on another shard.
 //! It has parts, each with a lock that is held for a lookup only.
 //!
-//! Limits: the cache does not survive a restart of the server. It is bounded: calls of busy clients may evict a reply
-//! early. It keeps inline results only. Procedures with results in Write chunks are reads, and may run twice.
+//! Limits: the cache does not survive a restart of the server. It is bounded, so that a reply may be evicted early: the
+//! oldest one of the host that holds most. A host with many calls therefore evicts its own replies, whatever the
+//! connections and credentials that it uses. The cache keeps inline results only. Procedures with results in Write
+//! chunks are reads, and may run twice.
 #![forbid(unsafe_code)]
 
+mod part;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use self::part::{Entry, Part};
 use super::ServerCall;
 use crate::fabric::host::network;
 use crate::stats::{Metric, Numbers, fields};
@@ -33,13 +36,15 @@ pub(super) const CHECKSUMMED: usize = 256;
 /// Limits of a [`DuplicateRequestCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DuplicateRequestCacheConfig {
-    /// Most calls, running or finished; about 160 bytes each.
+    /// Most calls, running or finished; about 170 bytes each.
     ///
-    /// The running calls of one client take about half of what those of others leave, at most.
+    /// The running calls of one host take about half of what those of others leave, at most. One call more evicts the
+    /// oldest finished one of the host that has most calls.
     pub entries: usize,
     /// Most bytes of replies.
     ///
-    /// From 4096 `entries` on, a reply of more than a sixteenth is not kept.
+    /// A reply beyond them evicts those of the host that has most bytes, oldest first, but is not kept if it alone is
+    /// longer than those of each other host. From 4096 `entries` on, a reply of more than a sixteenth is not kept.
     pub bytes: usize,
     /// Lifetime of a finished call.
     ///
@@ -134,9 +139,10 @@ pub(crate) enum Lookup {
     Done(Kept),
     /// The call ran, or began to, but its reply is gone.
     ///
-    /// It was too long, or its handler never gave one. The call must not run again.
+    /// It was too long, alone or beside those of other hosts, or its handler never gave one. The call must not run
+    /// again.
     Lost,
-    /// Every entry, or every one of the client's share, is in progress. The call must not run.
+    /// Every entry, or every one of the host's share, is in progress. The call must not run.
     Full,
     /// Its caller has no identity: it runs each time.
     Nobody,
@@ -208,14 +214,6 @@ impl DuplicateRequestCacheStats {
     }
 }
 
-#[derive(Debug, Default)]
-struct Part {
-    calls: HashMap<CallKey, State>,
-    /// Finished calls with their time, oldest first.
-    finished: VecDeque<(Instant, CallKey)>,
-    stats: DuplicateRequestCacheStats,
-}
-
 /// A bounded duplicate request cache, shared by shards and workers.
 ///
 /// ```
@@ -283,11 +281,12 @@ impl DuplicateRequestCache {
         hasher.finish()
     }
 
-    /// Looks a call up, and adds it if new. It may evict the oldest finished call.
-    pub(crate) fn begin(self: &Arc<Self>, key: CallKey) -> Lookup {
+    /// Looks a call up, and adds it if new. It then counts against the quota of `owner`, and may evict a finished call.
+    pub(crate) fn begin(self: &Arc<Self>, key: CallKey, owner: &str) -> Lookup {
+        let host = self.hasher.hash_one(owner);
         let part = &mut *self.part(&key);
         part.expire(self.limits.keep);
-        match part.calls.get(&key) {
+        match part.calls.get(&key).map(|entry| &entry.state) {
             Some(State::InProgress) => {
                 part.stats.early += 1;
                 return Lookup::InProgress;
@@ -302,24 +301,24 @@ impl DuplicateRequestCache {
             }
             None => {}
         }
-        if part.has_its_share(&key.client, self.limits.entries) {
+        if part.has_its_share(host, self.limits.entries) {
             part.stats.full += 1;
             return Lookup::Full;
         }
         while part.calls.len() >= self.limits.entries {
-            if !part.evict() {
+            if !part.evict_for_a_call() {
                 part.stats.full += 1;
                 return Lookup::Full;
             }
         }
         part.stats.misses += 1;
-        part.calls.insert(key, State::InProgress);
+        part.start(key, host);
         Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
     }
 
     /// Whether the call is running.
     pub(crate) fn is_running(&self, key: &CallKey) -> bool {
-        matches!(self.part(key).calls.get(key), Some(State::InProgress))
+        matches!(self.part(key).calls.get(key), Some(Entry { state: State::InProgress, .. }))
     }
 
     /// Statistics of the cache.
@@ -348,51 +347,11 @@ impl DuplicateRequestCache {
     }
 
     fn finish(&self, key: &CallKey, reply: Option<(OpaqueAuth<'_>, &[u8])>) {
+        let limit = self.limits.bytes;
         let reply = reply
-            .filter(|(verifier, results)| verifier.body.len() + results.len() <= self.limits.bytes)
+            .filter(|(verifier, results)| verifier.body.len() + results.len() <= limit)
             .map(|(verifier, results)| Kept::new(verifier, results));
-        let len = reply.as_ref().map_or(0, |reply| reply.bytes.len()) as u64;
-        let part = &mut *self.part(key);
-        while part.stats.bytes + len > self.limits.bytes as u64 && part.evict() {}
-        part.stats.bytes += len;
-        part.calls.insert(*key, State::Finished(reply));
-        part.finished.push_back((Instant::now(), *key));
-    }
-}
-
-impl Part {
-    /// Whether a client has as many running calls as there are free entries: few clients leave some. Counts them only
-    /// where they may be so many.
-    fn has_its_share(&self, client: &Client, entries: usize) -> bool {
-        let running = self.calls.len() - self.finished.len();
-        if running < entries - running {
-            return false;
-        }
-        let is_own = |(key, state): &(&CallKey, &State)| key.client == *client && matches!(state, State::InProgress);
-        let own = self.calls.iter().filter(is_own).count();
-        own > 0 && own >= entries - running
-    }
-
-    /// Evicts the oldest finished call; false without one.
-    fn evict(&mut self) -> bool {
-        let forgotten = self.forget_oldest();
-        self.stats.evictions += u64::from(forgotten);
-        forgotten
-    }
-
-    /// Drops calls that finished longer ago than `keep`.
-    fn expire(&mut self, keep: Duration) {
-        while self.finished.front().is_some_and(|(finished, _)| finished.elapsed() >= keep) {
-            self.stats.expired += u64::from(self.forget_oldest());
-        }
-    }
-
-    fn forget_oldest(&mut self) -> bool {
-        let Some((_, key)) = self.finished.pop_front() else { return false };
-        if let Some(State::Finished(Some(reply))) = self.calls.remove(&key) {
-            self.stats.bytes -= reply.bytes.len() as u64;
-        }
-        true
+        self.part(key).finish(key, reply, limit as u64);
     }
 }
 
@@ -422,7 +381,7 @@ impl Claim {
     /// Removes a call that did nothing: a retransmission runs.
     pub(crate) fn forget(mut self) {
         self.over = true;
-        self.cache.part(&self.key).calls.remove(&self.key);
+        self.cache.part(&self.key).forget(&self.key);
     }
 }
 

@@ -80,13 +80,14 @@ pub(crate) struct Cached {
 pub(crate) type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
-    /// Looks a call up. `None` if it is new, which stores its ticket in the call.
+    /// Looks a call up. `None` if it is new, which stores its ticket in the call. It then counts against the quota of
+    /// `owner`.
     ///
     /// # Errors
     /// Text of the panic of the application's function that identifies callers.
-    pub(crate) fn look_up(&self, call: &mut Call<Ready>) -> Result<Option<Lookup>, Box<str>> {
+    pub(crate) fn look_up(&self, call: &mut Call<Ready>, owner: &str) -> Result<Option<Lookup>, Box<str>> {
         let Some(key) = self.key(call.view())? else { return Ok(Some(Lookup::Nobody)) };
-        Ok(match self.cache.begin(key) {
+        Ok(match self.cache.begin(key, owner) {
             Lookup::New(ticket) => {
                 call.set_claim(ticket);
                 None

@@ -1,11 +1,13 @@
 //! Retransmitted calls of procedures that run once.
 
+use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rpcrdma::fabric::Access;
+use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::duplicate_requests::{
@@ -49,7 +51,12 @@ fn scene(name: &'static str, entries: usize) -> Scene {
 }
 
 fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
-    let mut world = World::new(name);
+    let world = World::new(name);
+    let address = world.address();
+    scene_at(world, address, entries, shard)
+}
+
+fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -> Scene {
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
         entries,
         bytes: 1 << 20,
@@ -119,7 +126,7 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
         workers: Some(WorkerConfig { count: 2, ..WorkerConfig::default() }),
         ..small_server()
     };
-    let address = world.serve_with(config, services);
+    world.serve_at(&address, config, services);
     Scene { world, address, cache, ran, started, go_on }
 }
 
@@ -278,6 +285,27 @@ fn evicted_calls_run_again() {
     assert_eq!(call(&mut peer, 8, COUNT, b""), counted(8, 8, b""), "the last one is remembered");
     assert_eq!(call(&mut peer, 0, COUNT, b""), counted(0, 9, b""), "the first one is not");
     assert!(scene.cache.stats().evictions >= 2);
+}
+
+/// Hosts have shares of the cache, whatever their connections, and whatever clients their calls name.
+#[test]
+fn a_host_with_many_calls_evicts_no_reply_to_another_host() {
+    let address: Address = format!("iwarp:{}", loopback_address().0).parse().expect("an address");
+    let scene = scene_at(World::new("hosts"), address, 8, small());
+    let mut victim = RawPeer::connect(&scene.address);
+    let first = call(&mut victim, 1, COUNT, b"");
+    assert_eq!(first, counted(1, 0, b""));
+    for connection in 0..2 {
+        let cable = Cable::new(&scene.address, Ipv4Addr::new(127, 0, 0, 2));
+        let mut greedy = RawPeer::connect(cable.address());
+        for n in 0..20 {
+            let xid = 100 + 20 * connection + n;
+            assert_eq!(call(&mut greedy, xid, COUNT, b""), counted(xid, xid - 99, b""));
+        }
+    }
+    assert_eq!(scene.cache.stats().evictions, 33);
+    assert_eq!(call(&mut RawPeer::connect(&scene.address), 1, COUNT, b""), first, "on another connection");
+    assert_eq!(scene.ran(), 41);
 }
 
 #[test]

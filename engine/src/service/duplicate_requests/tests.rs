@@ -16,6 +16,13 @@ fn cache(entries: usize, bytes: usize) -> Arc<DuplicateRequestCache> {
     }))
 }
 
+/// Host of the callers, unless a test has several.
+const HOST: &str = "192.0.2.1";
+
+fn begin(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Lookup {
+    cache.begin(key, HOST)
+}
+
 /// Key of a call whose checksum another cache has made.
 fn key_of(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> CallKey {
     let checksum = checksum(&CACHE, (0, &[]), &[args]);
@@ -34,14 +41,14 @@ fn key(xid: u32) -> CallKey {
 }
 
 fn new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Claim {
-    match cache.begin(key) {
+    match cache.begin(key, HOST) {
         Lookup::New(claim) => claim,
         other => panic!("not new: {other:?}"),
     }
 }
 
 fn reply(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Option<Vec<u8>> {
-    match cache.begin(key) {
+    match cache.begin(key, HOST) {
         Lookup::Done(reply) => Some(reply.to_vec()),
         _ => None,
     }
@@ -51,7 +58,7 @@ fn reply(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Option<Vec<u8>> {
 fn a_call_runs_once_and_is_answered_again() {
     let cache = cache(8, 1024);
     let claim = new(&cache, key(1));
-    assert!(matches!(cache.begin(key(1)), Lookup::InProgress));
+    assert!(matches!(begin(&cache, key(1)), Lookup::InProgress));
     claim.finish(OpaqueAuth::NONE, b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
@@ -66,7 +73,7 @@ fn the_verifier_of_a_reply_is_kept() {
     let cache = cache(8, 1024);
     let verifier = OpaqueAuth { flavor: 5, body: b"body" };
     new(&cache, key(1)).finish(verifier, b"results");
-    let Lookup::Done(kept) = cache.begin(key(1)) else { panic!("no reply") };
+    let Lookup::Done(kept) = begin(&cache, key(1)) else { panic!("no reply") };
     assert_eq!((kept.verifier(), &kept[..]), (verifier, &b"results"[..]));
 }
 
@@ -109,7 +116,7 @@ fn a_call_is_forgotten_after_its_time() {
         let running = new(&cache, key(1));
         new(&cache, key(2)).finish(OpaqueAuth::NONE, b"results");
         assert_eq!(reply(&cache, key(2)).is_none(), forgotten, "{keep:?}");
-        assert!(matches!(cache.begin(key(1)), Lookup::InProgress), "what runs is not finished");
+        assert!(matches!(begin(&cache, key(1)), Lookup::InProgress), "what runs is not finished");
         running.finish(OpaqueAuth::NONE, b"");
         let stats = cache.stats();
         assert_eq!((stats.expired > 0, stats.evictions), (forgotten, 0), "{stats:?}");
@@ -164,32 +171,101 @@ fn the_call_that_finished_longest_ago_goes_first() {
 #[test]
 fn calls_in_progress_are_never_forgotten() {
     let cache = cache(3, 1024);
-    let other = |xid| key_of(Client::number(2), xid, 100, 3, 9, b"arguments");
+    let other = |xid| cache.begin(key(xid), "192.0.2.2");
     let mut claims: Vec<Claim> = (0..2).map(|xid| new(&cache, key(xid))).collect();
-    claims.push(new(&cache, other(2)));
-    assert!(matches!(cache.begin(other(9)), Lookup::Full));
-    assert!((0..2).all(|xid| matches!(cache.begin(key(xid)), Lookup::InProgress)));
+    let Lookup::New(claim) = other(2) else { panic!("there is room") };
+    claims.push(claim);
+    assert!(matches!(other(9), Lookup::Full));
+    assert!((0..2).all(|xid| matches!(begin(&cache, key(xid)), Lookup::InProgress)));
     claims.into_iter().for_each(|claim| claim.finish(OpaqueAuth::NONE, b"done"));
     new(&cache, key(9)).finish(OpaqueAuth::NONE, b"9");
     assert_eq!((cache.stats().entries, cache.stats().full), (3, 1));
 }
 
-/// However many calls of some clients run, there is room for the next client.
+/// However many calls of some hosts run, there is room for the next host. Its number of clients does not matter.
 #[test]
-fn running_calls_of_a_client_leave_room_for_others() {
+fn running_calls_of_a_host_leave_room_for_others() {
     let cache = cache(60, 1024);
-    let of = |client, xid| key_of(Client::number(client), xid, 100, 3, 9, b"arguments");
+    let begin = |host: u32, xid| {
+        let client = Client::number(u64::from(xid % 3));
+        cache.begin(key_of(client, xid, 100, host, 9, b"arguments"), &host.to_string())
+    };
+    let start = |host, xid| match begin(host, xid) {
+        Lookup::New(claim) => claim,
+        other => panic!("not new: {other:?}"),
+    };
     let mut claims = Vec::new();
-    for (client, share) in [(1, 30), (2, 15), (3, 8), (4, 4)] {
-        claims.extend((0..share).map(|xid| new(&cache, of(client, xid))));
-        assert!(matches!(cache.begin(of(client, 99)), Lookup::Full), "{client}");
+    for (host, share) in [(1, 30), (2, 15), (3, 8), (4, 4)] {
+        claims.extend((0..share).map(|xid| start(host, xid)));
+        assert!(matches!(begin(host, 99), Lookup::Full), "{host}");
     }
     // What has ended counts no more.
     drop(claims.remove(0));
     claims.remove(0).forget();
     claims.remove(0).finish(OpaqueAuth::NONE, b"done");
-    claims.extend((0..3).map(|xid| new(&cache, of(5, xid))));
-    assert!(matches!(cache.begin(of(5, 99)), Lookup::Full));
+    claims.extend((0..3).map(|xid| start(5, xid)));
+    assert!(matches!(begin(5, 99), Lookup::Full));
+}
+
+/// A host with many calls, of many clients, evicts its own only.
+#[test]
+fn finished_calls_of_a_host_stay_whatever_another_host_calls() {
+    let cache = cache(4096, 1 << 20);
+    let of = |client, xid| key_of(Client::number(client), xid, 100, 3, 12, b"arguments");
+    for xid in 0..200 {
+        new(&cache, of(0, xid)).finish(OpaqueAuth::NONE, &xid.to_be_bytes());
+    }
+    for xid in 0..15_000 {
+        match cache.begin(of(1 + u64::from(xid), xid), "192.0.2.2") {
+            Lookup::New(claim) => claim.finish(OpaqueAuth::NONE, &[0; 80]),
+            other => panic!("not new: {other:?}"),
+        }
+    }
+    let again: Vec<_> = (0..200).map(|xid| reply(&cache, of(0, xid))).collect();
+    assert_eq!(again, (0..200u32).map(|xid| Some(xid.to_be_bytes().to_vec())).collect::<Vec<_>>());
+    assert!(cache.stats().evictions > 10_000);
+}
+
+/// Of hosts with equally many calls, that loses one whose oldest call finished first.
+#[test]
+fn hosts_with_equally_many_calls_lose_the_oldest() {
+    let cache = cache(4, 1024);
+    for (xid, host) in [(0, "b"), (1, "a"), (2, "d"), (3, "c")] {
+        let Lookup::New(claim) = cache.begin(key(xid), host) else { panic!("{host}") };
+        claim.finish(OpaqueAuth::NONE, host.as_bytes());
+    }
+    for (xid, oldest) in [(4, 0), (5, 1), (6, 2), (7, 3)] {
+        let Lookup::New(claim) = cache.begin(key(xid), &xid.to_string()) else { panic!("{xid}") };
+        let part = lock(&cache.parts[0]);
+        assert!(
+            !part.calls.contains_key(&key(oldest)) && (oldest + 1..4).all(|xid| part.calls.contains_key(&key(xid)))
+        );
+        drop(part);
+        claim.finish(OpaqueAuth::NONE, b"");
+    }
+}
+
+/// Long replies of a host evict its own, and none that another host holds fewer bytes of.
+#[test]
+fn bytes_of_a_host_stay_whatever_another_host_calls() {
+    let cache = cache(16, 100);
+    let finish = |xid, host, len: usize| match cache.begin(key(xid), host) {
+        Lookup::New(claim) => claim.finish(OpaqueAuth::NONE, &vec![xid as u8; len]),
+        other => panic!("not new: {other:?}"),
+    };
+    (0..2).for_each(|xid| finish(xid, "a", 20));
+    (2..12).for_each(|xid| finish(xid, "b", 30));
+    assert_eq!((cache.stats().bytes, cache.stats().evictions), (100, 8));
+    assert!((0..2).all(|xid| reply(&cache, key(xid)) == Some(vec![xid as u8; 20])));
+    // A reply longer than all of the other host evicts its host's own replies, and is not kept: it does not fit.
+    finish(12, "b", 70);
+    assert!(matches!(begin(&cache, key(12)), Lookup::Lost));
+    assert!((0..2).all(|xid| reply(&cache, key(xid)) == Some(vec![xid as u8; 20])));
+    assert_eq!(cache.stats().bytes, 40);
+    // A host with fewer bytes makes room at the cost of the one with more.
+    finish(13, "c", 60);
+    finish(14, "a", 30);
+    assert_eq!((reply(&cache, key(13)), reply(&cache, key(14))), (None, Some(vec![14; 30])));
 }
 
 #[test]
@@ -208,7 +284,7 @@ fn a_reply_that_is_too_long_is_not_kept_but_its_call_does_not_run_again() {
     let cache = cache(16, 100);
     new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
     new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 101]);
-    assert!(matches!(cache.begin(key(2)), Lookup::Lost));
+    assert!(matches!(begin(&cache, key(2)), Lookup::Lost));
     assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "nothing was pushed out for it");
     assert_eq!((cache.stats().lost, cache.stats().bytes), (1, 60));
 }
@@ -222,7 +298,7 @@ fn a_handler_that_panics_leaves_a_call_that_does_not_run_again() {
         std::panic::resume_unwind(Box::new("as the test wants"));
     }));
     assert!(panicked.is_err());
-    assert!(matches!(cache.begin(key(1)), Lookup::Lost));
+    assert!(matches!(begin(&cache, key(1)), Lookup::Lost));
 }
 
 #[test]
@@ -242,7 +318,7 @@ fn many_threads_run_each_call_once() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for (xid, runs) in runs.iter().enumerate() {
-                    match cache.begin(key(xid as u32)) {
+                    match begin(&cache, key(xid as u32)) {
                         Lookup::New(claim) => {
                             runs.fetch_add(1, Ordering::Relaxed);
                             claim.finish(OpaqueAuth::NONE, &(xid as u32).to_be_bytes());
@@ -273,7 +349,7 @@ proptest! {
         let mut finished: HashMap<u32, Option<Vec<u8>>> = HashMap::new();
         for (xid, action, len) in steps {
             match action {
-                0 | 1 => match cache.begin(key(xid)) {
+                0 | 1 => match begin(&cache, key(xid)) {
                     Lookup::New(claim) => {
                         prop_assert!(running.insert(xid, claim).is_none());
                         finished.remove(&xid);
@@ -307,8 +383,8 @@ proptest! {
         drop(running);
         let held: u64 = cache.parts.iter().map(|part| {
             let part = lock(part);
-            assert_eq!(part.finished.len(), part.calls.len());
-            part.calls.values().map(|state| match state {
+            assert_eq!(part.finished(), part.calls.len());
+            part.calls.values().map(|entry| match &entry.state {
                 State::Finished(Some(reply)) => reply.len() as u64,
                 _ => 0,
             }).sum::<u64>()

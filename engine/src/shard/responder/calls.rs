@@ -5,6 +5,7 @@ use log::Level;
 use super::Responder;
 use super::header::{CallRefusal, Trouble, check_position_zero, read_lists, reply_body};
 use super::landing::Fetching;
+use super::parties::quota_owner;
 use super::replies::{fits_inline, reply_headroom, reply_room};
 use crate::config::HEADROOM_PLAIN;
 use crate::fabric::{Fabric, ReceivedBuf};
@@ -219,7 +220,7 @@ impl Responder {
     fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Ready>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry());
-        match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call)) {
+        match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call, &quota_owner(conn))) {
             Ok(None) => {}
             Ok(Some(Lookup::Nobody)) => {
                 let (peer, name) = (conn.who(), call.name());

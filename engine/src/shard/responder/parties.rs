@@ -5,6 +5,7 @@
 //! open and closed, may have as many calls away as the receives that are left for others: one party at most half, the
 //! next one half of the rest. Further calls wait with their connections, and end with them.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -43,6 +44,11 @@ pub(super) struct Sender {
     pub(super) account: Rc<Account>,
 }
 
+/// Owner of the quotas that calls of a connection count against: the host of a client, or the connection to a server.
+pub(super) fn quota_owner(conn: &Conn) -> Cow<'_, str> {
+    conn.accepted().map_or_else(|| String::from(conn.who()).into(), |accepted| (&*accepted.whose).into())
+}
+
 #[derive(Debug)]
 pub(super) struct Parties {
     /// Calls that may still go away.
@@ -61,11 +67,11 @@ impl Parties {
     /// Account of a connection's party.
     #[cold]
     pub(super) fn account(&mut self, conn: &Conn) -> Rc<Account> {
-        let party = conn.accepted().map_or_else(|| conn.who(), |accepted| accepted.whose.clone());
+        let party = quota_owner(conn);
         if let Some(account) = self.accounts.get(&*party) {
             return Rc::clone(account);
         }
-        let account = Rc::new(Account { party: party.into(), ..Account::default() });
+        let account = Rc::new(Account { party: (&*party).into(), ..Account::default() });
         self.accounts.insert(Arc::clone(&account.party), Rc::clone(&account));
         account
     }
