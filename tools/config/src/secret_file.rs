@@ -1,11 +1,12 @@
 //! Files with keys, which no other user may read or replace.
 
+use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 
 /// Permission to read, of the group and of others.
 const OTHERS_READ: u32 = 0o044;
@@ -13,20 +14,23 @@ const OTHERS_READ: u32 = 0o044;
 const OTHERS_WRITE: u32 = 0o022;
 /// Sticky bit of a directory: only the owner of a file may remove or rename it.
 const STICKY: u32 = 0o1000;
+/// Most symbolic links on the path of a key, as of any path on Linux.
+const LINKS: usize = 40;
 /// Most bytes of a key that are read.
 const LONGEST: u64 = 4096;
 
 /// Reads a key.
 ///
 /// # Errors
-/// The file cannot be read. A user other than root and the user of this process owns or may write the file or a
-/// directory on its path, which may be sticky. Or such a user may read the file; only root's file may be readable to
-/// its group, so that a service can get a key that it may not change.
+/// The file cannot be read. A user other than root and the user of this process owns or may
+/// write the file or a directory on its path, which may be sticky, or owns a symbolic link in a sticky directory. Or
+/// such a user may read the file; only root's file may be readable to its group, so that a service can get a key that
+/// it may not change.
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    check_directories(path)?;
+    let real = resolve(path)?;
     let file = File::open(path).with_context(|| path.display().to_string())?;
-    check_file(&path.canonicalize().unwrap_or_else(|_| path.to_owned()), &file.metadata()?)?;
+    check_file(&real, &file.metadata()?)?;
     file.take(LONGEST).read_to_end(&mut bytes).with_context(|| path.display().to_string())?;
     Ok(bytes)
 }
@@ -34,9 +38,9 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 /// Creates the file of a key, of mode 0600 whatever the umask; `None` if it exists.
 ///
 /// # Errors
-/// The file cannot be created, or a directory on its path is refused as by [`read`].
+/// The file cannot be created, or a directory or symbolic link on its path is refused as by [`read`].
 pub fn create(path: &Path) -> anyhow::Result<Option<File>> {
-    check_directories(path)?;
+    resolve(path)?;
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => {
             file.set_permissions(PermissionsExt::from_mode(0o600)).with_context(|| path.display().to_string())?;
@@ -47,20 +51,53 @@ pub fn create(path: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// Checks all directories above a file: of its name, and of the file that symbolic links lead to.
-fn check_directories(path: &Path) -> anyhow::Result<()> {
-    let named = std::path::absolute(path).with_context(|| path.display().to_string())?;
-    let linked = named.canonicalize().ok();
-    for directory in [Some(&named), linked.as_ref()].into_iter().flatten().flat_map(|path| path.ancestors().skip(1)) {
-        let stat = directory.metadata().with_context(|| directory.display().to_string())?;
-        check_owner(directory, &stat)?;
-        let mode = stat.mode() & 0o7777;
-        if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
-            let shown = directory.display();
-            bail!("{shown} has mode {mode:04o}, so that other users could replace the key: chmod go-w {shown}");
+/// Follows the symbolic links of a path, whose last name may be of no file. Checks each link and directory.
+fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
+    let context = |path: &Path| path.display().to_string();
+    let named = std::path::absolute(path).with_context(|| context(path))?;
+    let mut names = reversed(&named);
+    let (mut real, mut links, mut others_write) = (PathBuf::new(), 0, false);
+    while let Some(name) = names.pop() {
+        if name == ".." {
+            // The directory above was checked. The next name needs its mode.
+            real.pop();
+        } else {
+            real.push(&name);
+        }
+        let stat = match real.symlink_metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound && names.is_empty() => break,
+            stat => stat.with_context(|| context(&real))?,
+        };
+        if stat.is_symlink() {
+            if others_write {
+                check_owner(&real, &stat)?;
+            }
+            links += 1;
+            ensure!(links <= LINKS, "{} leads through more than {LINKS} symbolic links", path.display());
+            let target = real.read_link().with_context(|| context(&real))?;
+            names.append(&mut reversed(&target));
+            real.pop();
+        } else if stat.is_dir() {
+            others_write = check_directory(&real, &stat)?;
         }
     }
-    Ok(())
+    Ok(real)
+}
+
+/// Names of a path, the last one first.
+fn reversed(path: &Path) -> Vec<OsString> {
+    path.components().rev().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().into()).collect()
+}
+
+/// Checks that no other user may replace files of a directory. Returns whether others may create some.
+fn check_directory(path: &Path, stat: &Metadata) -> anyhow::Result<bool> {
+    check_owner(path, stat)?;
+    let (shown, mode) = (path.display(), stat.mode() & 0o7777);
+    let others_write = mode & OTHERS_WRITE != 0;
+    if others_write && mode & STICKY == 0 {
+        bail!("{shown} has mode {mode:04o}, so that other users could replace the key: chmod go-w {shown}");
+    }
+    Ok(others_write)
 }
 
 /// Checks that no other user may read or change the file of a key.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -125,9 +125,35 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     // Nobody else removes files of a sticky directory.
     set_mode(&above, 0o1777);
     assert_eq!(refused(&key), None);
+    // Directories between two symbolic links count, too.
+    let (first, second) = (top.join("first"), above.join("second"));
+    std::os::unix::fs::symlink("above/../above/second", &first).expect("a link");
+    std::os::unix::fs::symlink(&link, &second).expect("a link");
+    assert_eq!(refused(&first), None);
+    let between = top.join("between");
+    fs::create_dir(&between).expect("a directory");
+    fs::rename(&second, between.join("second")).expect("a name");
+    fs::remove_file(&first).expect("a link");
+    std::os::unix::fs::symlink("between/second", &first).expect("a link");
+    set_mode(&between, 0o777);
+    let said = refused(&first).expect("it is refused");
+    assert!(said.contains(&format!("{} has mode 0777", between.display())), "{said}");
+    set_mode(&between, 0o755);
+    assert_eq!(refused(&first), None);
     if !geteuid().is_root() {
         return println!("not run: files of other users need root");
     }
+    // The owner of a link may replace it in a sticky directory, but not where only root may write.
+    let second = between.join("second");
+    lchown(&second, Some(NOBODY), None).expect("chown");
+    assert_eq!(refused(&first), None);
+    set_mode(&between, 0o1777);
+    for name in [&first, &second] {
+        let said = refused(name).expect("it is refused");
+        assert!(said.contains(&format!("{} belongs to user {NOBODY}", second.display())), "{said}");
+    }
+    lchown(&second, Some(0), None).expect("chown");
+    assert_eq!(refused(&first), None);
     for path in [&key, &parent] {
         chown(path, Some(NOBODY), None).expect("chown");
         let said = refused(&key).expect("it is refused");
