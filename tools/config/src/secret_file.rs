@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use rustix::fs::OFlags;
 
 /// Permission to read, of the group and of others.
 const OTHERS_READ: u32 = 0o044;
@@ -22,15 +23,20 @@ const LONGEST: u64 = 4096;
 /// Reads a key.
 ///
 /// # Errors
-/// The file cannot be read. A user other than root and the user of this process owns or may
+/// The file cannot be read, or is no regular file. A user other than root and the user of this process owns or may
 /// write the file or a directory on its path, which may be sticky, or owns a symbolic link in a sticky directory. Or
 /// such a user may read the file; only root's file may be readable to its group, so that a service can get a key that
 /// it may not change.
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let real = resolve(path)?;
-    let file = File::open(path).with_context(|| path.display().to_string())?;
-    check_file(&real, &file.metadata()?)?;
+    // A FIFO without a writer would block.
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
+    let file = file.with_context(|| path.display().to_string())?;
+    let stat = file.metadata().with_context(|| path.display().to_string())?;
+    ensure!(stat.is_file(), "{} is not a regular file: copy the key to one", real.display());
+    check_file(&real, &stat)?;
     file.take(LONGEST).read_to_end(&mut bytes).with_context(|| path.display().to_string())?;
     Ok(bytes)
 }

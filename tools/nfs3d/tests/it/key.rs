@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::fs::{FileType, Mode};
 use rustix::process::geteuid;
 
 use crate::client::is_root;
@@ -80,6 +81,24 @@ fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates()
         let expected = format!("{} has mode 0777", state.display());
         assert!(said.contains(&expected) && said.contains(&format!("chmod go-w {}", state.display())), "{said}");
     }
+}
+
+/// Opening a FIFO would wait for a writer.
+#[test]
+fn a_key_that_is_no_regular_file_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (export, fifo) = (directory.path().join("export"), directory.path().join("fifo"));
+    fs::create_dir(&export).expect("a directory");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).expect("a FIFO");
+    let mut server = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
+    server.arg(&export).args(["--mount-port", "0", "--key"]).arg(&fifo).stdin(Stdio::null());
+    let output = server.output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(
+        said.contains(&format!("{} is not a regular file", fifo.canonicalize().expect("a path").display())),
+        "{said}"
+    );
 }
 
 #[test]
