@@ -307,7 +307,7 @@ fn hint(error: &ErrorBody) -> &'static str {
              memory.bulk_buffers of the peer; or, in version 1, one is missing or too short for a result)"
         }
         ErrorBody::Vers { .. } => {
-            " (wire.credit_mode; not executed; a server that requires a host key takes version 2 only)"
+            " (not executed: see wire.credit_mode of this side, and wire.version_1 and wire.host_auth of the server)"
         }
         ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. } => {
             " (limit of this side: memory.bulk_buffers)"

@@ -310,12 +310,7 @@ impl Credits {
     }
 
     /// As above, for any message.
-    pub(super) fn on_receive_other(
-        &mut self,
-        credit: u32,
-        received: Option<u32>,
-        payload: bool,
-    ) -> Result<(), PeerFault> {
+    pub(super) fn on_receive_other(&mut self, credit: u32, count: Option<u32>, payload: bool) -> Result<(), PeerFault> {
         if self.scheme == CreditMode::V1 {
             // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do. Outstanding calls
             // beyond the Receives for their replies are useless too.
@@ -323,7 +318,7 @@ impl Credits {
             return Ok(());
         }
         self.count(payload)?;
-        match received {
+        match count {
             Some(acknowledged) => self.on_windowed(acknowledged, credit),
             None => self.on_increment(credit),
         }
@@ -405,6 +400,11 @@ impl Credits {
             false => self.reported_payload = self.reported_payload.wrapping_add(1),
         }
         Ok(())
+    }
+
+    /// No longer counts a message of another version, which was answered before negotiation. Its Receive is free again.
+    pub fn on_version_refused(&mut self) {
+        self.received = self.received.wrapping_sub(1);
     }
 
     /// Whether a received message is not yet reported to the peer.

@@ -58,10 +58,10 @@ impl Connection {
     }
 
     /// Whether the next message answers an unsupported version. Its sender keeps a Receive for that answer, apart from
-    /// credits.
+    /// the credits of version 2.
     fn owes_versions(&self) -> bool {
         let versions = matches!(self.outbox.front(), Some(Outgoing::WrongVersion { .. }));
-        versions && self.config.server && self.session.version() == Version::V2 && self.credits.may_grant()
+        versions && self.config.server && self.session.version() == Version::V2
     }
 
     /// Returns a header-only message of [`poll_transmit`](Self::poll_transmit) that cannot be sent now. The next poll
@@ -229,7 +229,7 @@ impl Connection {
             Outgoing::Connprop => return self.emit_connprop(receives_ok, buf, end),
             Outgoing::Optional => return self.emit_operation(receives_ok, buf, end),
             Outgoing::WrongVersion { xid, vers } => {
-                let credit = self.account_error(receives_ok).credit;
+                let credit = self.account_version_error(receives_ok);
                 let start = end.checked_sub(wire::ERR_VERS_LEN)?;
                 let versions = self.versions();
                 wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, credit, versions).ok()?;
@@ -250,6 +250,17 @@ impl Connection {
     /// Version 2 ignores the credits of an error. It grants nothing, and a pure grant may still be due after it.
     fn account_error(&mut self, receives_ok: bool) -> CreditWords {
         self.account(false, self.session.version() == Version::V1, receives_ok)
+    }
+
+    /// Counts an answer to an unsupported version, and returns its credits. In the credits of version 2, a server
+    /// counts neither it nor, from here on, the message that it answers: the peer has the credit of that message again.
+    fn account_version_error(&mut self, receives_ok: bool) -> u32 {
+        if self.config.server && self.session.version() == Version::V2 {
+            self.counters.sent += 1;
+            self.credits.on_version_refused();
+            return 1;
+        }
+        self.account_error(receives_ok).credit
     }
 
     /// Counts an outgoing message and returns its credit words. Version 1 counts `call`s. A message that `grants`

@@ -88,9 +88,7 @@ impl Flow {
     /// The broken rule.
     pub(crate) fn send(&mut self, message: &[u8], revision: Revision) -> Result<(), String> {
         if is_err_vers(message, revision) {
-            if self.version == Version::V2 {
-                self.ours.add();
-            }
+            // It is outside the credits of version 2, as the message that it answers.
             return Ok(());
         }
         let view = View::check(message, revision);

@@ -15,6 +15,39 @@ fn another_version_is_answered_in_the_layout_of_all_versions() {
     }
 }
 
+/// RFC 8166 §4.5: an error carries credits like any reply.
+#[test]
+fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let server = ConnConfig { version_1: false, ..config(scheme, true) };
+        let mut pair = Pair::strangers(config(CreditMode::V1, false), server);
+        for token in 0..5 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+        }
+        for token in 0..5 {
+            Pair::transmit(&mut pair.client, &mut pair.to_server);
+            assert_eq!(pair.to_server.len(), 1, "{scheme:?}: the one credit of a client that was not granted others");
+            let call = pair.to_server.pop_front().unwrap();
+            let rejected = take(&mut pair.server, &call);
+            let error = ErrorBody::Vers { low: 2, high: 2 };
+            assert!(matches!(rejected, Ok(Event::Rejected(Rejected::Answered(e))) if e == error), "{rejected:?}");
+            Pair::transmit(&mut pair.server, &mut pair.to_client);
+            assert_eq!(pair.to_client.len(), 1, "{scheme:?}: a call has one answer");
+            assert_eq!(pair.to_client[0][8..12], 1u32.to_be_bytes(), "{scheme:?}: credits granted");
+            pair.deliver_to_client();
+            assert_eq!(pair.failed.last(), Some(&(token, CallError::Transport(error))), "{scheme:?}");
+        }
+        // The same server then settles on version 2, whose counts begin with that version.
+        let mut new = Pair::strangers(config(scheme, false), pair.server.config().clone());
+        new.server = pair.server;
+        new.client.start_call(9, u64::MAX).unwrap();
+        for _ in 0..3 {
+            new.turn();
+        }
+        assert_eq!(new.answered, [9], "{scheme:?}");
+    }
+}
+
 #[test]
 fn unreadable_messages_are_answered_in_their_version() {
     let spoilt_1 = words(&[9, 1, 1, 0, 0, 0, 5]);
