@@ -31,7 +31,7 @@ pub enum FabricErrorKind {
     System,
     /// The peer breaks the fabric's own protocol.
     Peer,
-    /// This fabric cannot use the device or the memory.
+    /// There is no such device, or this fabric cannot use the device or the memory.
     Unsupported,
     /// Invalid request: unknown queue pair, bound window, or unregistered memory.
     Misuse,
@@ -79,6 +79,12 @@ impl FabricError {
     /// A failed call with its size. `detail`: the error, the limit, and the command that fixes it.
     pub(crate) fn system(call: impl fmt::Display, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::System, format_args!("{call}: {detail}"))
+    }
+
+    /// A failed call, because there is no such device. `detail`: the reason, and the command that fixes it.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn no_device(call: impl fmt::Display, detail: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::Unsupported, format_args!("{call}: {detail}"))
     }
 
     /// The peer breaks the fabric's own protocol.

@@ -163,7 +163,7 @@ pub(super) fn choose(
     let choice = choose_port(ports, name, address.filter(|_| name.is_none()))?;
     let failed = |why: String| {
         let call = format!("choosing GID {index} of {} port {}", choice.device, choice.port);
-        Err(FabricError::system(call, format!("{why}; there are: {}", alternatives(ports))))
+        Err(FabricError::no_device(call, format!("{why}; there are: {}", alternatives(ports))))
     };
     let mut gids = ports
         .iter()
@@ -186,8 +186,8 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
         return Err(FabricError::iwarp(&port.device));
     }
     let failed = |why: String| {
-        let call = "choosing an RDMA device".to_owned();
-        Err(FabricError::system(call, format!("{why}; there are: {}", alternatives(ports))))
+        let detail = format!("{why}; there are: {}", alternatives(ports));
+        Err(FabricError::no_device("choosing an RDMA device", detail))
     };
     if named.is_empty() {
         return failed(name.map_or("none is there".to_owned(), |name| format!("none is called {name:?}")));
@@ -279,6 +279,7 @@ fn node_is_iwarp(node_type: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FabricErrorKind;
 
     fn gid(index: u32, value: &str, kind: &str) -> Gid {
         Gid { index, value: value.parse().expect("a GID"), kind: kind.into(), netdev: "eth0".into() }
@@ -354,7 +355,9 @@ mod tests {
             let text = failure(name, address);
             assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active, GID 0 fe80::1"), "{text}");
         }
-        let text = choose(&[], None, None, None).expect_err("nothing there").to_string();
+        let error = choose(&[], None, None, None).expect_err("nothing there");
+        assert_eq!(error.kind(), FabricErrorKind::Unsupported);
+        let text = error.to_string();
         assert!(text.contains("no RDMA devices at all") && text.contains("modprobe rdma_rxe"), "{text}");
         let old = vec![port("mlx5_0", true, vec![gid(0, "::ffff:10.0.0.1", "IB/RoCE v1")])];
         let text = choose(&old, None, Some("10.0.0.1".parse().expect("an address")), None).expect_err("v1").to_string();

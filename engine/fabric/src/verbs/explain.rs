@@ -27,7 +27,9 @@ fn errno(error: &io::Error) -> Option<Errno> {
 pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
-        Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => absence(Path::new(NODES)),
+        Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => {
+            return FabricError::no_device(call, format!("{error}; {}", absence(Path::new(NODES))));
+        }
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
         _ => other(error),
     };
