@@ -17,6 +17,7 @@ use rpcrdma_config::{Role, SettingError, Settings, knobs_named};
 use rustix::io::Errno;
 
 use crate::failure::Failure;
+use crate::names::in_c;
 use crate::services::Table;
 
 /// Source of settings, for errors.
@@ -54,9 +55,14 @@ impl Own {
         Some(match name {
             "server.shards" => within(name, text, 1..=MOST_THREADS).map(|count| self.shards = Some(count)),
             "server.cores" => {
-                let cores: Result<_, Failure> =
-                    text.split(',').map(|core| within(name, core, 0..=HIGHEST_CORE)).collect();
-                cores.map(|cores| self.cores = Some(cores))
+                let cores: Option<Vec<_>> = text.split(',').map(core_range).collect();
+                let wrong = || {
+                    let most = HIGHEST_CORE;
+                    Failure::argument(format_args!(
+                        "{name} = {text}: expected cores of 0 to {most}, such as 0,2 or 0-3"
+                    ))
+                };
+                cores.ok_or_else(wrong).map(|cores| self.cores = Some(cores.into_iter().flatten().collect()))
             }
             "server.workers" => within(name, text, 0..=MOST_THREADS).map(|count| self.workers = count),
             "server.stats" => {
@@ -95,13 +101,12 @@ impl Knobs {
     /// Adds a file's.
     pub(crate) fn load(&mut self, path: &Path) -> Result<(), Failure> {
         let mut next = self.settings.clone();
-        next.read(path).map_err(|error| match (error, std::fs::metadata(path)) {
-            (_, Err(missing)) => {
-                let code = Errno::from_io_error(&missing).unwrap_or(Errno::INVAL);
-                Failure::new(code, format_args!("{}: {missing}", path.display()))
+        next.read(path).map_err(|error| match error {
+            SettingError::File { why, errno, .. } => {
+                let code = errno.map_or(Errno::INVAL, Errno::from_raw_os_error);
+                Failure::new(code, format_args!("{}: {why}", path.display()))
             }
-            (SettingError::File { why, .. }, _) => Failure::argument(format_args!("{}: {why}", path.display())),
-            (error, _) => Failure::argument(error),
+            error => failure(error),
         })?;
         let mut own = self.own.clone();
         for name in OWN {
@@ -219,7 +224,12 @@ const CONNECT: &str = "connect.";
 #[cold]
 fn failure(error: SettingError) -> Failure {
     match error {
-        SettingError::Unknown { .. } => Failure::argument(format_args!("{error}; also {}", OWN.join(", "))),
+        SettingError::Unknown { source_, knob, known } => {
+            let own = OWN.join(", ");
+            let hint = Some(in_c(knob.clone())).filter(|here| *here != knob);
+            let hint = hint.map_or_else(String::new, |here| format!(" (in C: {here})"));
+            Failure::as_is(Errno::INVAL, format!("{source_}: no knob {knob}{hint}: {}; also {own}", in_c(known)))
+        }
         error => Failure::argument(error),
     }
 }
@@ -251,6 +261,14 @@ fn within(name: &str, text: &str, range: RangeInclusive<usize>) -> Result<usize,
         true => Ok(value),
         false => Err(Failure::argument(format_args!("{name} is {value}: {} to {}", range.start(), range.end()))),
     }
+}
+
+/// A core, or a range of them, `FIRST-LAST`. `None` if it is neither.
+fn core_range(text: &str) -> Option<RangeInclusive<usize>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let core = |text: &str| text.trim().parse().ok().filter(|core| *core <= HIGHEST_CORE);
+    let range = core(first)?..=core(last)?;
+    (!range.is_empty()).then_some(range)
 }
 
 fn numbers<T: FromStr>(name: &str, text: &str) -> Result<Vec<T>, Failure> {
@@ -296,4 +314,44 @@ fn host_key(name: &str, text: &str) -> Result<AuthPolicy, Failure> {
     let key = (0..key.len()).step_by(2).map(digits).collect::<Result<Vec<u8>, Failure>>()?;
     let key = PreSharedKey::new(id, &key).map_err(|error| Failure::argument(format_args!("{name}: {error}")))?;
     Ok(AuthPolicy::Required(Arc::new(key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(name: &str, value: &str) -> String {
+        let failure = Knobs::default().set(name, value).expect_err(name);
+        assert_eq!(failure.code(), Errno::INVAL);
+        failure.text().to_owned()
+    }
+
+    #[test]
+    fn an_unknown_knob_is_named_as_it_was_written() {
+        for (name, in_c) in [("wire.host_auth", "wire.host_key"), ("memory.arenas", "rpcrdma_config_arena")] {
+            let text = refused(name, "1");
+            assert!(text.contains(&format!("no knob {name} (in C: {in_c})")), "{text}");
+        }
+        assert!(refused("wire.colour", "1").contains("no knob wire.colour: wire has "));
+    }
+
+    #[test]
+    fn cores_are_numbers_and_ranges() {
+        for (text, cores) in [("0,2", &[0, 2][..]), ("3,0-1", &[3, 0, 1]), ("1023", &[1023])] {
+            let mut knobs = Knobs::default();
+            assert!(knobs.set("server.cores", text).is_ok(), "{text}");
+            assert_eq!(knobs.own.cores.as_deref(), Some(cores), "{text}");
+        }
+        for text in ["", "0,", "2-1", "0-1-2", "1024", "0-99999999999", "x"] {
+            assert!(refused("server.cores", text).contains("such as 0,2 or 0-3"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_has_the_code_of_its_system_call() {
+        for (path, code) in [("/", Errno::ISDIR), ("/nowhere", Errno::NOENT), ("/dev/null/x", Errno::NOTDIR)] {
+            let failure = Knobs::default().load(Path::new(path)).expect_err(path);
+            assert_eq!(failure.code(), code, "{path}: {}", failure.text());
+        }
+    }
 }

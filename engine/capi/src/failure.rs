@@ -24,6 +24,12 @@ impl Failure {
         Self(Box::new((code, in_c(text.to_string()))))
     }
 
+    /// As [`new`](Self::new), with a text whose names of Rust are those that the caller wrote.
+    #[cold]
+    pub(crate) fn as_is(code: Errno, text: String) -> Self {
+        Self(Box::new((code, text)))
+    }
+
     /// An argument is wrong.
     #[cold]
     #[inline(never)]

@@ -7,6 +7,7 @@ use std::ptr;
 
 use rpcrdma::server::{Peer, PeerEvent, PeerHook};
 
+use crate::names::in_c;
 use crate::services::Context;
 
 /// A client's connection to a server has begun, or ended.
@@ -17,7 +18,8 @@ pub struct rpcrdma_peer_event {
     pub size: usize,
     /// Number of the connection, as in `rpcrdma_call_info`: no other one of this shard of this server has had it.
     pub connection: u64,
-    /// Its peer, as of `rpcrdma_call_peer`.
+    /// Its peer, as of `rpcrdma_call_peer`. With `wire.host_key`, a connection begins before its peer has proven its
+    /// identity: `peer` is then its IP address, and the identity at the end.
     pub peer: *const c_char,
     /// Why it has ended; NULL if it has begun.
     pub reason: *const c_char,
@@ -50,7 +52,7 @@ pub(crate) unsafe fn hook(
 ) -> PeerHook {
     PeerHook::new(move |event| match event {
         PeerEvent::Established(peer) => tell(function, context, peer, None),
-        PeerEvent::Ended(peer, reason) => tell(function, context, peer, Some(text(reason.to_string()))),
+        PeerEvent::Ended(peer, reason) => tell(function, context, peer, Some(text(in_c(reason.to_string())))),
         _ => {}
     })
 }

@@ -150,6 +150,8 @@ pub enum SettingError {
         path: PathBuf,
         /// What failed.
         why: String,
+        /// The system's error number, if a system call failed.
+        errno: Option<i32>,
     },
     /// The argument of `--set` has no value.
     #[error("--set {0}: wanted GROUP.KNOB=VALUE, such as memory.receives=8192")]
@@ -188,8 +190,13 @@ pub enum SettingError {
 
 /// The knobs of a file.
 fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
-    let bad = |why: String| SettingError::File { path: path.to_owned(), why };
-    let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+    let bad = |why: String| SettingError::File { path: path.to_owned(), why, errno: None };
+    let unreadable = |error: std::io::Error| SettingError::File {
+        path: path.to_owned(),
+        why: error.to_string(),
+        errno: error.raw_os_error(),
+    };
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
         let (line, why) = (before.matches('\n').count(), short(error.message(), 4 * SHOWN));
