@@ -409,7 +409,8 @@ impl SoftwareFabric {
             }
             State::Connecting => {
                 if late {
-                    let within = format_args!("{:?}", self.common.config.handshake_timeout);
+                    let limit = self.common.config.handshake_timeout;
+                    let within = format_args!("{limit:?}, which this fabric allows (connect.timeout may be shorter)");
                     let error = FabricError::timed_out(within);
                     self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
                     self.give_up(slot);
