@@ -205,6 +205,10 @@ impl FromStr for Address {
         if rest.is_empty() {
             return Err(error("nothing follows the colon"));
         }
+        let begins_another = |part: &str| ["soft:", "iwarp:", "verbs:"].iter().any(|scheme| part.starts_with(scheme));
+        if rest.split(',').skip(1).any(|part| begins_another(part.trim_start())) {
+            return Err(error("it is a list, and only a server takes several addresses"));
+        }
         let at_host = |devices| host::check(rest, devices).map_err(error).map(|()| FabricAddress(rest.into()));
         match fabric {
             "soft" => Ok(Self::Soft(FabricAddress(rest.into()))),
@@ -230,6 +234,8 @@ mod tests {
 
     #[test]
     fn addresses_come_back_as_they_were_written() {
+        let address: Address = "soft:a,b".parse().unwrap();
+        assert_eq!(address.to_string(), "soft:a,b", "a name may have a comma");
         let address: Address = "soft:a/b".parse().unwrap();
         assert_eq!(address, Address::Soft(FabricAddress("a/b".into())));
         assert_eq!(address.to_string(), "soft:a/b");
@@ -286,6 +292,8 @@ mod tests {
             ("iwarp: h:1", "space"),
             ("iwarp:fd00::1", "brackets"),
             ("iwarp:d@h:1", "only addresses of verbs"),
+            ("soft:a,soft:b", "only a server"),
+            ("iwarp:h:1, iwarp:h:2", "only a server"),
             #[cfg(feature = "verbs")]
             ("verbs:d/1@h:65536", "port"),
             #[cfg(not(feature = "verbs"))]
