@@ -25,7 +25,8 @@
 // `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 #define RPCRDMA_CACHED 2
 
-// Calls have no reply.
+// Calls have no reply. Procedure and request both need the flag: without it in the request, the call ends by its
+// time-out alone.
 #define RPCRDMA_ONE_WAY 4
 
 // Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
@@ -52,7 +53,7 @@
 // No reply, for procedures of `RPCRDMA_ONE_WAY`. From others it is `SYSTEM_ERR`.
 #define RPCRDMA_NO_REPLY 6
 
-// `AUTH_ERROR`: add the `auth_stat`.
+// `AUTH_ERROR`: add the `auth_stat` of RFC 5531 §9, 0 to 255. A larger sum is SYSTEM_ERR.
 #define RPCRDMA_AUTH_ERROR 256
 
 // Memory that the application has mapped. Any thread uses it.
@@ -94,8 +95,16 @@ typedef struct rpcrdma_services rpcrdma_services;
 //
 // It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 // Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
-// this call. Any other is SYSTEM_ERR, and the log has the number. So is 0 if a function that writes results has failed
-// for this call, and none has written that part of them since. No exception of C++ may leave it: the process ends.
+// this call, which the caller gets as follows:
+//
+// - -EMSGSIZE of a Write chunk of the caller that is shorter than the result, which `max_write` allows: an error of
+//   the transport, by which a client of version 2 sends the call again with a longer chunk; in version 1 the call
+//   fails with EPROTO;
+// - -ENOENT of a Write chunk that the procedure declares, and the caller does not offer: GARBAGE_ARGS;
+// - any other negative code, also one of no such function: SYSTEM_ERR, and the log has the cause.
+//
+// So is 0 if a function that writes results has failed for this call, and none has written that part of them since.
+// Other numbers are SYSTEM_ERR, and the log has the number. No exception of C++ may leave it: the process ends.
 typedef int (*rpcrdma_handler)(void *context,
                                rpcrdma_call *call,
                                const void *args,
@@ -148,7 +157,8 @@ typedef struct {
     size_t size;
     // Number of the connection, as in `rpcrdma_call_info`: no other one of this shard of this server has had it.
     uint64_t connection;
-    // Its peer, as of `rpcrdma_call_peer`.
+    // Its peer, as of `rpcrdma_call_peer`. With `wire.host_key`, a connection begins before its peer has proven its
+    // identity: `peer` is then its IP address, and the identity at the end.
     const char *peer;
     // Why it has ended; NULL if it has begun.
     const char *reason;
@@ -212,7 +222,8 @@ typedef struct {
     size_t len;
 } rpcrdma_write_chunk;
 
-// A call to make: `{.size = sizeof(rpcrdma_request), .procedure = 1, .args = &number, .args_len = sizeof number}`.
+// A call to make: `{.size = sizeof(rpcrdma_request), .procedure = 1, .args = &number, .args_len = sizeof number}`. In
+// C++17: `rpcrdma_request q{}; q.size = sizeof q;`.
 //
 // All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
 // which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
@@ -239,11 +250,12 @@ typedef struct {
     const rpcrdma_write_chunk *write_chunks;
     // Their number.
     size_t write_count;
-    // Bytes of inline results that there is room for; 0: what fits into one message. More may arrive: check the length
-    // of the results.
+    // Bytes of inline results that there is room for; 0: what fits into one message, of which rely on 256 only. More
+    // may arrive: check the length of the results.
     size_t max_reply;
     // Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
-    // memory of its chunks until the server answers it, or the connection ends.
+    // memory of its chunks until the server answers it, or the connection ends. With `limits.max_abandoned` (32) of
+    // these, or all credits, unanswered for `timeouts.progress`, the connection ends.
     int timeout;
 } rpcrdma_request;
 
@@ -320,9 +332,9 @@ rpcrdma_config *rpcrdma_config_new(void);
 //
 // `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
 // all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
-// there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
-// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set
-// again has its last value.
+// there are `server.shards`, `server.cores` (`0,2` or `0-3`), `server.workers` (threads), `server.stats` (a socket for
+// `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is
+// set again has its last value.
 //
 // Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
 // it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
@@ -331,9 +343,9 @@ rpcrdma_config *rpcrdma_config_new(void);
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 // ends need the same: peers without it are refused, and so is version 1. Such a client's connect fails with
-// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed. So do those to
-// a server whose `wire.version_1` is false. ID names the key, not the host: `rpcrdma_call_peer` says it. All hosts with
-// one key have one name; that of `blockstore` is `blockstore`.
+// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed. So do those
+// to a server whose `wire.version_1` is false. ID names the key, not the host: `rpcrdma_call_peer` says it. All
+// hosts with one key have one name; that of `blockstore` is `blockstore`.
 //
 // Returns 0, or -EINVAL: the text names the knob, and what it takes.
 //
@@ -546,8 +558,8 @@ int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size
 int rpcrdma_call_peer(rpcrdma_call *call, char *room, size_t len);
 
 // The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
-// the unreduced arguments in `position`. NULL if there is no such chunk: `read_chunks` of `rpcrdma_call_header` tells
-// without a failure.
+// the unreduced arguments in `position`. NULL with EINVAL if there is no such chunk: `read_chunks` of
+// `rpcrdma_call_header` tells without a failure.
 //
 // The length of the data is among the inline arguments, and `position` counts it. Empty data has no chunk, and data in
 // a call without chunks is inline.
@@ -561,7 +573,7 @@ const void *rpcrdma_call_read_chunk(rpcrdma_call *call, unsigned int index, size
 // It is memory of the call's shard: a result of that shard's calls alone (`shard` of `rpcrdma_call_header`), unless it
 // came with `reads_into`.
 //
-// The caller frees it. NULL if there is no such chunk.
+// The caller frees it. NULL with EINVAL if there is no such chunk.
 //
 // # Safety
 // As for `rpcrdma_call_header`.
@@ -765,6 +777,10 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 //
 // `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 // `reply` may be NULL.
+//
+// The buffers of its chunks stay with the caller if `*reply` is NULL: after EINVAL, EBADF, EPERM, EDEADLK, EBUSY, and
+// after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the reply has them, also of a
+// call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they are freed.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`; `reply` is writable.

@@ -41,7 +41,8 @@ pub struct rpcrdma_write_chunk {
     pub len: usize,
 }
 
-/// A call to make: `{.size = sizeof(rpcrdma_request), .procedure = 1, .args = &number, .args_len = sizeof number}`.
+/// A call to make: `{.size = sizeof(rpcrdma_request), .procedure = 1, .args = &number, .args_len = sizeof number}`. In
+/// C++17: `rpcrdma_request q{}; q.size = sizeof q;`.
 ///
 /// All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
 /// which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
@@ -70,11 +71,12 @@ pub struct rpcrdma_request {
     pub write_chunks: *const rpcrdma_write_chunk,
     /// Their number.
     pub write_count: usize,
-    /// Bytes of inline results that there is room for; 0: what fits into one message. More may arrive: check the length
-    /// of the results.
+    /// Bytes of inline results that there is room for; 0: what fits into one message, of which rely on 256 only. More
+    /// may arrive: check the length of the results.
     pub max_reply: usize,
     /// Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
-    /// memory of its chunks until the server answers it, or the connection ends.
+    /// memory of its chunks until the server answers it, or the connection ends. With `limits.max_abandoned` (32) of
+    /// these, or all credits, unanswered for `timeouts.progress`, the connection ends.
     pub timeout: c_int,
 }
 

@@ -32,8 +32,16 @@ use crate::types::{rpcrdma_arena, rpcrdma_call};
 ///
 /// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
 /// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
-/// this call. Any other is SYSTEM_ERR, and the log has the number. So is 0 if a function that writes results has failed
-/// for this call, and none has written that part of them since. No exception of C++ may leave it: the process ends.
+/// this call, which the caller gets as follows:
+///
+/// - -EMSGSIZE of a Write chunk of the caller that is shorter than the result, which `max_write` allows: an error of
+///   the transport, by which a client of version 2 sends the call again with a longer chunk; in version 1 the call
+///   fails with EPROTO;
+/// - -ENOENT of a Write chunk that the procedure declares, and the caller does not offer: GARBAGE_ARGS;
+/// - any other negative code, also one of no such function: SYSTEM_ERR, and the log has the cause.
+///
+/// So is 0 if a function that writes results has failed for this call, and none has written that part of them since.
+/// Other numbers are SYSTEM_ERR, and the log has the number. No exception of C++ may leave it: the process ends.
 pub type rpcrdma_handler = Option<
     unsafe extern "C-unwind" fn(
         context: *mut c_void,
@@ -60,7 +68,8 @@ pub const RPCRDMA_ON_WORKERS: u32 = 1;
 /// Calls without a credential run again. Without Write chunks. The cache has the default sizes of
 /// `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
-/// Calls have no reply.
+/// Calls have no reply. Procedure and request both need the flag: without it in the request, the call ends by its
+/// time-out alone.
 pub const RPCRDMA_ONE_WAY: u32 = 4;
 /// Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;
@@ -393,5 +402,5 @@ pub const RPCRDMA_GARBAGE_ARGS: c_int = 4;
 pub const RPCRDMA_SYSTEM_ERR: c_int = 5;
 /// No reply, for procedures of `RPCRDMA_ONE_WAY`. From others it is `SYSTEM_ERR`.
 pub const RPCRDMA_NO_REPLY: c_int = 6;
-/// `AUTH_ERROR`: add the `auth_stat`.
+/// `AUTH_ERROR`: add the `auth_stat` of RFC 5531 §9, 0 to 255. A larger sum is SYSTEM_ERR.
 pub const RPCRDMA_AUTH_ERROR: c_int = 256;

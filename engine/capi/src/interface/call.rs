@@ -99,8 +99,8 @@ pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c
 }
 
 /// The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
-/// the unreduced arguments in `position`. NULL if there is no such chunk: `read_chunks` of `rpcrdma_call_header` tells
-/// without a failure.
+/// the unreduced arguments in `position`. NULL with EINVAL if there is no such chunk: `read_chunks` of
+/// `rpcrdma_call_header` tells without a failure.
 ///
 /// The length of the data is among the inline arguments, and `position` counts it. Empty data has no chunk, and data in
 /// a call without chunks is inline.
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn rpcrdma_call_read_chunk(
 /// It is memory of the call's shard: a result of that shard's calls alone (`shard` of `rpcrdma_call_header`), unless it
 /// came with `reads_into`.
 ///
-/// The caller frees it. NULL if there is no such chunk.
+/// The caller frees it. NULL with EINVAL if there is no such chunk.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`.

@@ -80,6 +80,10 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 /// `reply` may be NULL.
 ///
+/// The buffers of its chunks stay with the caller if `*reply` is NULL: after EINVAL, EBADF, EPERM, EDEADLK, EBUSY, and
+/// after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the reply has them, also of a
+/// call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they are freed.
+///
 /// # Safety
 /// As for `rpcrdma_local_client_start`; `reply` is writable.
 #[unsafe(no_mangle)]

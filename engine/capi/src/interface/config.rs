@@ -21,9 +21,9 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 ///
 /// `name` is `group.knob`, such as `memory.receives`, or a knob that one group has, such as `credits`. `tuning.md` has
 /// all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
-/// there are `server.shards`, `server.cores` (`0,2`), `server.workers` (threads), `server.stats` (a socket for `rpcrdma
-/// top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is set
-/// again has its last value.
+/// there are `server.shards`, `server.cores` (`0,2` or `0-3`), `server.workers` (threads), `server.stats` (a socket for
+/// `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is
+/// set again has its last value.
 ///
 /// Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
 /// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
@@ -32,9 +32,9 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 /// ends need the same: peers without it are refused, and so is version 1. Such a client's connect fails with
-/// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed. So do those to
-/// a server whose `wire.version_1` is false. ID names the key, not the host: `rpcrdma_call_peer` says it. All hosts with
-/// one key have one name; that of `blockstore` is `blockstore`.
+/// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed. So do those
+/// to a server whose `wire.version_1` is false. ID names the key, not the host: `rpcrdma_call_peer` says it. All
+/// hosts with one key have one name; that of `blockstore` is `blockstore`.
 ///
 /// Returns 0, or -EINVAL: the text names the knob, and what it takes.
 ///
