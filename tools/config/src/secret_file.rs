@@ -30,14 +30,14 @@ const LONGEST: u64 = 4096;
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let real = resolve(path)?;
-    // A FIFO without a writer would block.
-    let nonblocking = OFlags::NONBLOCK.bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
-    let file = file.with_context(|| path.display().to_string())?;
-    let stat = file.metadata().with_context(|| path.display().to_string())?;
+    // A FIFO without a writer would block. A link cannot be there now, unless another user has just created it.
+    let flags = OFlags::NONBLOCK.union(OFlags::NOFOLLOW).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(&real);
+    let file = file.with_context(|| real.display().to_string())?;
+    let stat = file.metadata().with_context(|| real.display().to_string())?;
     ensure!(stat.is_file(), "{} is not a regular file: copy the key to one", real.display());
     check_file(&real, &stat)?;
-    file.take(LONGEST).read_to_end(&mut bytes).with_context(|| path.display().to_string())?;
+    file.take(LONGEST).read_to_end(&mut bytes).with_context(|| real.display().to_string())?;
     Ok(bytes)
 }
 
@@ -46,14 +46,14 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 /// # Errors
 /// The file cannot be created, or a directory or symbolic link on its path is refused as by [`read`].
 pub fn create(path: &Path) -> anyhow::Result<Option<File>> {
-    resolve(path)?;
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+    let real = resolve(path)?;
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&real) {
         Ok(file) => {
-            file.set_permissions(PermissionsExt::from_mode(0o600)).with_context(|| path.display().to_string())?;
+            file.set_permissions(PermissionsExt::from_mode(0o600)).with_context(|| real.display().to_string())?;
             Ok(Some(file))
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
+        Err(error) => Err(error).with_context(|| real.display().to_string()),
     }
 }
 
