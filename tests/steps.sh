@@ -168,12 +168,13 @@ step_tcp() { nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(i
 
 step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=500; }
 
-step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)' CARGO_INCREMENTAL=0; }
+# With the same profile as step build: CARGO_INCREMENTAL would make cargo build all test programs again.
+step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)'; }
 
 # Step vm runs the commands that need a device.
 step_documents() {
     # Link-time optimization would take half of the time.
-    nextest documents 1500 'binary(documents)' CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_LTO=off \
+    nextest documents 1500 'binary(documents)' CARGO_PROFILE_RELEASE_LTO=off \
         CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
     rm -rf "$target/documents" # release builds of everything
 }
