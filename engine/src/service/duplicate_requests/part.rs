@@ -1,7 +1,7 @@
 //! Part of a duplicate request cache, with the calls of each host.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::{CallKey, DuplicateRequestCacheStats, Kept, State};
@@ -25,39 +25,14 @@ struct HostCalls {
     bytes: u64,
 }
 
-/// Hosts with finished calls, in the orders in which these are forgotten.
-#[derive(Debug, Default)]
-struct Ranking {
-    /// By the time of the oldest finished call.
-    by_age: BTreeSet<(Instant, HostId)>,
-    /// By calls, running and finished. Of equal hosts, the last one has the oldest finished call.
-    by_calls: BTreeSet<(usize, Reverse<Instant>, HostId)>,
-    /// By bytes of replies, in the same way.
-    by_bytes: BTreeSet<(u64, Reverse<Instant>, HostId)>,
-}
-
-impl Ranking {
-    fn insert(&mut self, host: HostId, calls: &HostCalls) {
-        let Some((oldest, _)) = calls.finished.front() else { return };
-        self.by_age.insert((*oldest, host));
-        self.by_calls.insert((calls.running + calls.finished.len(), Reverse(*oldest), host));
-        self.by_bytes.insert((calls.bytes, Reverse(*oldest), host));
-    }
-
-    fn remove(&mut self, host: HostId, calls: &HostCalls) {
-        let Some((oldest, _)) = calls.finished.front() else { return };
-        self.by_age.remove(&(*oldest, host));
-        self.by_calls.remove(&(calls.running + calls.finished.len(), Reverse(*oldest), host));
-        self.by_bytes.remove(&(calls.bytes, Reverse(*oldest), host));
-    }
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Part {
     pub(super) calls: HashMap<CallKey, Entry>,
-    /// Hosts that have calls here.
-    hosts: HashMap<HostId, HostCalls>,
-    ranking: Ranking,
+    /// Hosts that have calls here, so no more than calls. They are searched only to evict or expire a call, because
+    /// each call would pay for an order of them.
+    hosts: BTreeMap<HostId, HostCalls>,
+    /// No finished call is older.
+    oldest: Option<Instant>,
     running: usize,
     pub(super) stats: DuplicateRequestCacheStats,
 }
@@ -79,30 +54,35 @@ impl Part {
     pub(super) fn start(&mut self, key: CallKey, host: HostId) {
         self.calls.insert(key, Entry { state: State::InProgress, host });
         self.running += 1;
-        self.change(host, |calls| calls.running += 1);
+        self.hosts.entry(host).or_default().running += 1;
     }
 
     /// Stores the reply of a running call, if it fits in `limit` bytes beside the replies of hosts that have fewer.
     pub(super) fn finish(&mut self, key: &CallKey, reply: Option<Kept>, limit: u64) {
-        let Some(&Entry { host, .. }) = self.calls.get(key) else { return };
-        let reply = reply.filter(|reply| self.has_bytes_for(host, reply.bytes.len() as u64, limit));
-        let len = reply.as_ref().map_or(0, |reply| reply.bytes.len() as u64);
-        self.calls.insert(*key, Entry { state: State::Finished(reply), host });
+        let Some(entry) = self.calls.get_mut(key) else { return };
+        let (host, mut len) = (entry.host, reply.as_ref().map_or(0, |reply| reply.bytes.len() as u64));
+        entry.state = State::Finished(reply);
         self.running -= 1;
+        if !self.has_bytes_for(host, len, limit) {
+            // The call must not run again, although its reply is lost.
+            self.calls.insert(*key, Entry { state: State::Finished(None), host });
+            len = 0;
+        }
         self.stats.bytes += len;
-        self.change(host, |calls| {
-            calls.running -= 1;
-            calls.finished.push_back((Instant::now(), *key));
-            calls.bytes += len;
-        });
+        let now = Instant::now();
+        self.oldest.get_or_insert(now);
+        let calls = self.hosts.entry(host).or_default();
+        calls.running -= 1;
+        calls.finished.push_back((now, *key));
+        calls.bytes += len;
     }
 
     /// Evicts until `len` more bytes fit. False if a host would hold more than each other one with this reply alone.
     fn has_bytes_for(&mut self, host: HostId, len: u64, limit: u64) -> bool {
         while self.stats.bytes + len > limit {
             let own = self.hosts.get(&host).map_or(0, |calls| calls.bytes);
-            let evicted = match self.ranking.by_bytes.last() {
-                Some((most, _, other)) if *most >= own + len => *other,
+            let evicted = match self.largest(|calls| calls.bytes) {
+                Some((most, other)) if most >= own + len => other,
                 _ if own > 0 => host,
                 _ => return false,
             };
@@ -115,12 +95,21 @@ impl Part {
     pub(super) fn forget(&mut self, key: &CallKey) {
         let Some(Entry { host, .. }) = self.calls.remove(key) else { return };
         self.running -= 1;
-        self.change(host, |calls| calls.running -= 1);
+        self.remove_call(host, |calls| calls.running -= 1);
+    }
+
+    /// The host with the largest number of something, and this number. Of equal hosts, the one whose oldest call
+    /// finished first. `None` if no call has finished.
+    fn largest<N: Ord>(&self, number: impl Fn(&HostCalls) -> N) -> Option<(N, HostId)> {
+        let finished = |(&host, calls): (&HostId, &HostCalls)| {
+            calls.finished.front().map(|(oldest, _)| (number(calls), Reverse(*oldest), host))
+        };
+        self.hosts.iter().filter_map(finished).max().map(|(most, _, host)| (most, host))
     }
 
     /// Evicts the oldest finished call of the host with most calls; false if none has finished.
     pub(super) fn evict_for_a_call(&mut self) -> bool {
-        let Some(&(_, _, host)) = self.ranking.by_calls.last() else { return false };
+        let Some((_, host)) = self.largest(|calls| calls.running + calls.finished.len()) else { return false };
         self.evict(host);
         true
     }
@@ -132,11 +121,16 @@ impl Part {
 
     /// Drops calls that finished longer ago than `keep`.
     pub(super) fn expire(&mut self, keep: Duration) {
-        while let Some((finished, host)) = self.ranking.by_age.first().copied()
-            && finished.elapsed() >= keep
-        {
-            self.stats.expired += 1;
-            self.forget_oldest(host);
+        while self.oldest.is_some_and(|oldest| oldest.elapsed() >= keep) {
+            let finished = |(&host, calls): (&HostId, &HostCalls)| Some((calls.finished.front()?.0, host));
+            let oldest = self.hosts.iter().filter_map(finished).min();
+            self.oldest = oldest.map(|(finished, _)| finished);
+            if let Some((finished, host)) = oldest
+                && finished.elapsed() >= keep
+            {
+                self.stats.expired += 1;
+                self.forget_oldest(host);
+            }
         }
     }
 
@@ -148,18 +142,16 @@ impl Part {
             _ => 0,
         };
         self.stats.bytes -= len;
-        self.change(host, |calls| {
+        self.remove_call(host, |calls| {
             calls.finished.pop_front();
             calls.bytes -= len;
         });
     }
 
-    /// Changes the numbers of a host's calls, and its ranks with them.
-    fn change(&mut self, host: HostId, change: impl FnOnce(&mut HostCalls)) {
-        let calls = self.hosts.entry(host).or_default();
-        self.ranking.remove(host, calls);
-        change(calls);
-        self.ranking.insert(host, calls);
+    /// Removes a call of a host, and the host with its last one.
+    fn remove_call(&mut self, host: HostId, remove: impl FnOnce(&mut HostCalls)) {
+        let Some(calls) = self.hosts.get_mut(&host) else { return };
+        remove(calls);
         if calls.running == 0 && calls.finished.is_empty() {
             self.hosts.remove(&host);
         }
