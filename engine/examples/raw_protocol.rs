@@ -39,7 +39,7 @@ fn config(scheme: CreditMode, server: bool) -> ConnConfig {
 fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
     let mut client = Connection::new(config(scheme, false));
     let mut server = Connection::new(config(scheme, true));
-    let calls = (0..6).map(|token| client.start_call(token, u64::MAX)).collect::<Result<Vec<_>, _>>()?;
+    let calls = (0..6).map(|token| client.start_call(token, u64::MAX, 0)).collect::<Result<Vec<_>, _>>()?;
     // Memory of the client: 1000 bytes of the last call, which follow the first 8 of its payload.
     let target = Segment { handle: 0x17, length: 1000, offset: 0x4000 };
     let data = [ReadSegment { position: 8, target }];

@@ -95,19 +95,18 @@ impl Connection {
         self.calls.all_that_wait()
     }
 
-    /// Queues a call. `token` is the caller's own name for it; `deadline` is in nanoseconds, `u64::MAX` for
-    /// none.
+    /// Queues a call. `token` is the caller's own number for it; `deadline` is in nanoseconds, `u64::MAX` for none.
+    /// `name` is what [`age_calls`](Self::age_calls) calls it, such as the number of its procedure.
     ///
     /// # Errors
     /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
     #[inline]
-    pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
-        self.calls.start(token, deadline, 0)
+    pub fn start_call(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
+        self.calls.start(token, deadline, name)
     }
 
     /// As [`start_call`](Self::start_call), bypassing the queue if possible. True if the call may go out at once: it is
-    /// not queued, and its header must be [written](Self::emit_plain) now. `name` is what
-    /// [`age_calls`](Self::age_calls) calls it.
+    /// not queued, and its header must be [written](Self::emit_plain) now.
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).

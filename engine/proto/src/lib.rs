@@ -69,8 +69,8 @@
 //! let mut server = Connection::new(config);
 //!
 //! // Time is the owner's: here it stands still before the deadline of 1000 ns, and is over behind it.
-//! let call = client.start_call(7, 1000).expect("a slot");
-//! let late = client.start_call(8, 500).expect("a slot");
+//! let call = client.start_call(7, 1000, 0).expect("a slot");
+//! let late = client.start_call(8, 500, 0).expect("a slot");
 //! assert_eq!(client.next_timeout(), 500);
 //! assert_eq!(client.handle_timeout(600), Some((late, 8, CallError::TimedOut { sent: false })));
 //! assert_eq!(client.handle_timeout(600), None);
@@ -99,7 +99,7 @@
 //! assert!(client.is_idle() && server.is_idle() && !client.has_output(true));
 //!
 //! // The device says that the connection has ended, amid a call.
-//! let call = client.start_call(9, u64::MAX).expect("a slot");
+//! let call = client.start_call(9, u64::MAX, 0).expect("a slot");
 //! assert_eq!(transmit(&mut client, b"a call  ").len(), 1);
 //! assert_eq!(client.lost(), Some((call, 9, CallError::ConnectionLost { sent: true })));
 //! assert_eq!(client.lost(), None);

@@ -140,10 +140,10 @@ fn many_calls_get_through_in_every_scheme_within_the_credit_limit() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
         for token in 0..32 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
         }
         let limit = pair.client.config().max_calls;
-        assert_eq!(pair.client.start_call(99, u64::MAX), Err(CallError::TooManyCalls { limit }));
+        assert_eq!(pair.client.start_call(99, u64::MAX, 0), Err(CallError::TooManyCalls { limit }));
         let turns = (0..20).take_while(|_| {
             pair.turn();
             pair.answered.len() < 32
@@ -160,7 +160,7 @@ fn the_first_message_goes_alone() {
     for scheme in ALL {
         let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
         for token in 0..4 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
         }
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         assert_eq!(pair.to_server.len(), 1, "{scheme:?}");
@@ -180,7 +180,7 @@ fn an_error_grants_nothing() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
         for token in 0..4 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
         }
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         for error in [ErrorBody::BadXdr, ErrorBody::InvalHtype, ErrorBody::System] {
@@ -219,7 +219,7 @@ fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
         let mut pair = Pair::new(scheme);
         let before = pair.server.counters().grants_piggybacked;
         for token in 0..1000 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
             pair.turn();
         }
         assert_eq!(pair.answered.len(), 1000);
@@ -234,7 +234,7 @@ fn a_silent_server_grants_receives_left_by_calls_under_way() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::new(scheme);
         for token in 0..32 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
         }
         // The first reply grants credits. The server answers nothing afterwards.
         pair.turn();
@@ -259,7 +259,7 @@ fn a_server_that_refuses_everything_keeps_granting() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
         for token in 0..100 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
             Pair::transmit(&mut pair.client, &mut pair.to_server);
             let Some(call) = pair.to_server.pop_front() else { panic!("{scheme:?}: no credit for {token}") };
             let Ok(Event::Call { id }) = take(&mut pair.server, &call) else { panic!() };
@@ -277,7 +277,7 @@ fn a_server_that_refuses_everything_keeps_granting() {
 fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     for now in 1..10_000 {
-        while pair.client.start_call(now, now).is_ok() {}
+        while pair.client.start_call(now, now, 0).is_ok() {}
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         while pair.client.handle_timeout(now).is_some() {}
         assert!(pair.client.calls.waiting() <= 2 * pair.client.call_slots(), "{now}");
@@ -340,7 +340,7 @@ fn settled_client() -> (Connection, CallId) {
     let hello = client.poll_transmit(true).unwrap();
     client.emit_before(hello, &Form::default(), true, &mut buf, 512).unwrap();
     take(&mut client, &words(&[0, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
-    let call = client.start_call(1, u64::MAX).unwrap();
+    let call = client.start_call(1, u64::MAX, 0).unwrap();
     assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
     client.emit_plain(Outgoing::Call(call), true, &mut buf, 512).unwrap();
     (client, call)
@@ -422,7 +422,7 @@ fn thresholds_of_version_1_come_from_private_data() {
 fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
     let (mut client, _) = settled_client();
     for token in 2..=8 {
-        let call = client.start_call(token, u64::MAX).unwrap();
+        let call = client.start_call(token, u64::MAX, 0).unwrap();
         assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
         client.emit_plain(Outgoing::Call(call), true, &mut [0; 512], 512).unwrap();
     }

@@ -199,7 +199,7 @@ impl Twins {
         self.tokens += 1;
         let token = self.tokens;
         if !now {
-            if let Ok(call) = self.both(|end| end.start_call(token, deadline)) {
+            if let Ok(call) = self.both(|end| end.start_call(token, deadline, 0)) {
                 self.calls.push((call, token));
             }
             return None;

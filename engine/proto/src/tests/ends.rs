@@ -8,9 +8,9 @@ use super::*;
 fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
-        let sent = pair.client.start_call(1, 100).unwrap();
+        let sent = pair.client.start_call(1, 100, 0).unwrap();
         Pair::transmit(&mut pair.client, &mut pair.to_server);
-        let unsent = pair.client.start_call(2, 200).unwrap();
+        let unsent = pair.client.start_call(2, 200, 0).unwrap();
         assert_eq!(pair.client.next_timeout(), 100);
         assert_eq!(pair.client.handle_timeout(99), None);
         assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::TimedOut { sent: true })));
@@ -22,7 +22,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         assert!(pair.client.is_idle());
         // The time-out does not change the credit limit.
         for token in 10..20 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
         }
         pair.turn();
         pair.turn();
@@ -31,14 +31,26 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
 }
 
 #[test]
+fn a_call_that_was_queued_is_reported_by_its_name() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        pair.client.start_call(1, u64::MAX, 7).unwrap();
+        assert_eq!([pair.client.age_calls(), pair.client.age_calls()], [vec![], vec![]], "{scheme:?}: it was not sent");
+        assert_eq!(Pair::transmit(&mut pair.client, &mut pair.to_server), 1, "{scheme:?}");
+        let reported = [(); 3].map(|()| pair.client.age_calls());
+        assert_eq!(reported, [vec![], vec![7], vec![]], "{scheme:?}");
+    }
+}
+
+#[test]
 fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bounded() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
         // The first reply grants the credits of version 1.
-        pair.client.start_call(50, u64::MAX).unwrap();
+        pair.client.start_call(50, u64::MAX, 0).unwrap();
         pair.turn();
         for token in 0..u64::from(CREDITS) {
-            pair.client.start_call(token, if token < 3 { 100 } else { u64::MAX }).unwrap();
+            pair.client.start_call(token, if token < 3 { 100 } else { u64::MAX }, 0).unwrap();
         }
         assert_eq!(pair.client.lack_of_credits(0), None, "{scheme:?}: none was sent");
         while Pair::transmit(&mut pair.client, &mut pair.to_server) > 0 {
@@ -47,7 +59,7 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
             pair.deliver_to_client();
         }
         assert_eq!(pair.client.credits().available(), 0, "{scheme:?}");
-        let waits = pair.client.start_call(99, 200).unwrap();
+        let waits = pair.client.start_call(99, 200, 0).unwrap();
         let lack = |oldest| Some(CallError::NoCredits { unanswered: CREDITS as usize, oldest });
         assert_eq!(pair.client.lack_of_credits(50), lack(None), "{scheme:?}: callers wait for all of them");
         for abandoned in 1..=3 {
@@ -64,7 +76,7 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
 fn a_cancelled_call_ends_once() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     let before = pair.server.counters().received;
-    let call = pair.client.start_call(7, u64::MAX).unwrap();
+    let call = pair.client.start_call(7, u64::MAX, 0).unwrap();
     assert_eq!(pair.client.cancel(call, 0), Some((7, CallError::Cancelled { sent: false })));
     assert_eq!(pair.client.cancel(call, 0), None);
     pair.turn();
@@ -75,22 +87,22 @@ fn a_cancelled_call_ends_once() {
 fn the_loss_of_a_connection_ends_every_call_with_its_sent_state() {
     let mut pair = Pair::new(CreditMode::V1);
     for token in 0..3 {
-        pair.client.start_call(token, u64::MAX).unwrap();
+        pair.client.start_call(token, u64::MAX, 0).unwrap();
     }
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let mut ends: Vec<_> = std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
     ends.sort_by_key(|&(token, _)| token);
     let lost = |sent| CallError::ConnectionLost { sent };
     assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);
-    assert_eq!(pair.client.start_call(9, u64::MAX), Err(CallError::Closed));
+    assert_eq!(pair.client.start_call(9, u64::MAX, 0), Err(CallError::Closed));
 }
 
 #[test]
 fn a_closing_connection_finishes_calls_under_way() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.client.start_call(1, u64::MAX, 0).unwrap();
     pair.client.close();
-    assert_eq!(pair.client.start_call(2, u64::MAX), Err(CallError::Closed));
+    assert_eq!(pair.client.start_call(2, u64::MAX, 0), Err(CallError::Closed));
     assert!(!pair.client.is_idle());
     pair.turn();
     assert_eq!(pair.answered, [1]);

@@ -38,14 +38,14 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
 #[test]
 fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     let mut pair = Pair::new(CreditMode::V1);
-    let call = pair.client.start_call(5, u64::MAX).unwrap();
+    let call = pair.client.start_call(5, u64::MAX, 0).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     // A reply with an invalid Write list.
     pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 0, 5, 0]));
     pair.deliver_to_client();
     assert!(matches!(pair.failed[..], [(5, CallError::MalformedReply(_))]));
     // A well-formed header: replies have no Read list.
-    let call = pair.client.start_call(6, u64::MAX).unwrap();
+    let call = pair.client.start_call(6, u64::MAX, 0).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
     let header = Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
@@ -65,7 +65,7 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
 fn a_client_with_services_drops_msgp_and_done_in_silence() {
     let client = ConnConfig { takes_calls: true, ..config(CreditMode::V1, false) };
     let mut pair = Pair::strangers(client, config(CreditMode::V1, true));
-    let call = pair.client.start_call(5, u64::MAX).unwrap();
+    let call = pair.client.start_call(5, u64::MAX, 0).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     pair.to_server.clear();
     for xid in [call.xid(), 1234] {
@@ -91,7 +91,7 @@ fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
 #[test]
 fn a_windowed_header_without_the_count_is_a_fault() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.client.start_call(1, u64::MAX, 0).unwrap();
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::CreditWordMissing);

@@ -22,7 +22,7 @@ fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
         let server = ConnConfig { version_1: false, ..config(scheme, true) };
         let mut pair = Pair::strangers(config(CreditMode::V1, false), server);
         for token in 0..5 {
-            pair.client.start_call(token, u64::MAX).unwrap();
+            pair.client.start_call(token, u64::MAX, 0).unwrap();
         }
         for token in 0..5 {
             Pair::transmit(&mut pair.client, &mut pair.to_server);
@@ -37,10 +37,10 @@ fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
             pair.deliver_to_client();
             assert_eq!(pair.failed.last(), Some(&(token, CallError::Transport(error))), "{scheme:?}");
         }
-        // The same server then settles on version 2, whose counts begin with that version.
+        // A client of version 2 then finds this server with the counts of a new connection.
         let mut new = Pair::strangers(config(scheme, false), pair.server.config().clone());
         new.server = pair.server;
-        new.client.start_call(9, u64::MAX).unwrap();
+        new.client.start_call(9, u64::MAX, 0).unwrap();
         for _ in 0..3 {
             new.turn();
         }
@@ -89,7 +89,7 @@ fn messages_due_in_version_2_are_not_sent_in_version_1() {
 #[test]
 fn a_changed_version_ends_the_connection() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.client.start_call(1, u64::MAX, 0).unwrap();
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 1, 1, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::VersionChanged(1));
@@ -128,12 +128,12 @@ fn any_range_and_version_word_of_an_err_vers_is_read() {
         assert_eq!(client.terms().version, Version::V1);
         // A client of version 1 has called at once.
         let mut client = Connection::new(config(CreditMode::V1, false));
-        let call = client.start_call(5, u64::MAX).unwrap();
+        let call = client.start_call(5, u64::MAX, 0).unwrap();
         Pair::transmit(&mut client, &mut VecDeque::new());
         let error = CallError::Transport(ErrorBody::Vers { low: 3, high: 4 });
         let event = take(&mut client, &words(&[call.xid(), vers, 1, 4, 1, 3, 4]));
         assert!(matches!(event, Ok(Event::Failed { token: 5, error: e, .. }) if e == error), "{vers} {event:?}");
-        client.start_call(6, u64::MAX).unwrap();
+        client.start_call(6, u64::MAX, 0).unwrap();
         assert_eq!(client.credits().available(), 1, "the answer ended the call");
     }
 }
@@ -187,7 +187,7 @@ fn a_server_that_changes_the_version_ends_the_connection() {
 #[test]
 fn a_version_error_after_negotiation_changes_nothing() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    let call = pair.client.start_call(5, u64::MAX).unwrap();
+    let call = pair.client.start_call(5, u64::MAX, 0).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let event = take(&mut pair.client, &words(&[call.xid(), 2, 1, 4, 1, 1, 1]));
     let error = CallError::Transport(ErrorBody::Vers { low: 1, high: 1 });

@@ -44,7 +44,7 @@ impl Requester {
         conn: &mut Conn,
         request: CallRequest,
     ) -> Option<CallId> {
-        let CallRequest { mut message, mut memory, timeout, token, sink, .. } = request;
+        let CallRequest { mut message, mut memory, timeout, token, sink, procedure, .. } = request;
         let deadline = cx.clock.after(timeout);
         let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
         let shaped = if allowed {
@@ -54,7 +54,7 @@ impl Requester {
             Err(Defect::NotOneWay.into())
         };
         let reply = shaped.and_then(|()| cx.alloc_for_call(0));
-        match reply.and_then(|reply| Ok((conn.proto.start_call(token, deadline)?, reply))) {
+        match reply.and_then(|reply| Ok((conn.proto.start_call(token, deadline, procedure)?, reply))) {
             Ok((call, reply)) => {
                 cx.stats.calls += 1;
                 self.next_deadline = self.next_deadline.min(deadline);
@@ -154,7 +154,7 @@ impl Requester {
         let receives_ok = cx.receives_ok(conn);
         let result = if conn.is_reconnecting() {
             // The call gets its form after the reconnect.
-            conn.proto.start_call(token, deadline).map(|call| (call, false))
+            conn.proto.start_call(token, deadline, procedure).map(|call| (call, false))
         } else {
             let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
             shaped.and_then(|()| conn.proto.start_call_now(token, deadline, procedure, receives_ok))
