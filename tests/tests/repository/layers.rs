@@ -184,7 +184,7 @@ const UNSAFE: &[&str] = &[
     "engine/capi/src/process.rs",
     "engine/capi/src/request.rs",
     "engine/capi/src/services.rs",
-    "engine/examples/own_memory.rs",
+    "engine/examples/src/bin/own_memory.rs",
     "engine/fabric/src/iwarp/sys.rs",
     "engine/fabric/src/verbs/endpoint.rs",
     "engine/fabric/src/verbs/receives.rs",

@@ -1,7 +1,7 @@
 //! Calls as futures: how are calls awaited? In a program with any runtime, and in a procedure of a server that calls
 //! other servers before it answers.
 //!
-//! `cargo run --release --example async_client`
+//! `cargo run --release --bin async_client`
 //!
 //! A gateway reads each block from two replicas. The program reads several blocks at once through the gateway.
 

@@ -1,7 +1,7 @@
 //! Callbacks: how does a server call its client? A client watches a value. The server calls it when the value changes,
 //! on the connection that the client made (RFC 8167).
 //!
-//! `cargo run --release --example callback`
+//! `cargo run --release --bin callback`
 
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;

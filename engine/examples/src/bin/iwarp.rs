@@ -1,9 +1,9 @@
 //! RDMA over TCP: how do two hosts talk without an RDMA device? By an address that begins with `iwarp:`.
 //!
 //! ```text
-//! cargo run --release --example iwarp                               # both ends here, through the loopback interface
-//! cargo run --release --example iwarp -- serve 192.0.2.1:20049      # on one host, until it is killed
-//! cargo run --release --example iwarp -- call 192.0.2.1:20049       # on another
+//! cargo run --release --bin iwarp                               # both ends here, through the loopback interface
+//! cargo run --release --bin iwarp -- serve 192.0.2.1:20049      # on one host, until it is killed
+//! cargo run --release --bin iwarp -- call 192.0.2.1:20049       # on another
 //! ```
 //!
 //! The peer may be any iWARP device, such as the Linux kernel's soft-iWARP. Traffic is neither encrypted nor

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "gives the engine memory of the program")]
 //! Own memory: how does a server receive into, and send from, a page cache that it has already? Without a copy.
 //!
-//! `cargo run --release --example own_memory`
+//! `cargo run --release --bin own_memory`
 //!
 //! The cache is a `Vec` here. It may be hugetlb pages, a memfd, or the pages of another library.
 

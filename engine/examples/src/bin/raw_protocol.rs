@@ -1,7 +1,7 @@
 //! The protocol alone: what do the messages of a connection look like? Two [`Connection`]s are joined in one function,
 //! without device, thread or clock. Each message is printed as it crosses.
 //!
-//! `cargo run --release --example raw_protocol`
+//! `cargo run --release --bin raw_protocol`
 //!
 //! A [`Connection`] holds the rules of one end. It reads messages, says which may be sent, and writes their headers in
 //! front of payloads that its owner keeps. In the engine a shard owns it; here `main` does.

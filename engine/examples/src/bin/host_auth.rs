@@ -1,6 +1,6 @@
 //! Host authentication: how do both ends prove who they are? With a pre-shared key, when they connect (version 2).
 //!
-//! `cargo run --release --example host_auth`
+//! `cargo run --release --bin host_auth`
 //!
 //! The key proves that the peer holds it. It does not encrypt: data on the network can be read and changed.
 

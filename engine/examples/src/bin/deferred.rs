@@ -1,7 +1,7 @@
 //! Deferred replies: how does a server answer a call later, while it serves others? The handler hands its calls to a
 //! thread that stands for a disk. The disk completes them in its own order.
 //!
-//! `cargo run --release --example deferred`
+//! `cargo run --release --bin deferred`
 //!
 //! A [`DeferredCall`] goes to any thread, with its arguments and its buffers. A server with state for each core keeps
 //! it in a `ShardTask` instead. A procedure may also be a future: see the example `async_client`.

@@ -1,6 +1,6 @@
 //! The smallest server and client, in one process: a procedure that sends its arguments back.
 //!
-//! `cargo run --release --example hello`
+//! `cargo run --release --bin hello`
 
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::server::ServerConfig;

@@ -1,7 +1,7 @@
 //! External event loop: how does a program serve calls in a loop of its own? This one also echoes a Unix socket, and
 //! sleeps in `epoll_wait` while neither has work.
 //!
-//! `cargo run --release --example own_loop`
+//! `cargo run --release --bin own_loop`
 //!
 //! A program that never sleeps, as on SPDK, calls [`LocalServer::poll`] in each turn and needs nothing else of this.
 

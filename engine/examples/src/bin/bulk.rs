@@ -1,6 +1,6 @@
 //! Bulk data by RDMA: how do long arguments and results travel? A store of 8 MiB, written and read in blocks of 1 MiB.
 //!
-//! `cargo run --release --example bulk`
+//! `cargo run --release --bin bulk`
 //!
 //! A *Read chunk* is an argument in the client's memory: the server's device reads it from there. A *Write chunk* is
 //! room for a result in the client's memory: the server's device writes it there. The message itself stays short.
