@@ -27,6 +27,8 @@ const NULL: u32 = 0;
 const LONG_REPLY: usize = 16 << 10;
 /// Longest sleep between two checks for signals.
 const LOOK: Duration = Duration::from_millis(100);
+/// Time for which a call polls for its reply before it sleeps.
+const SPIN: Duration = Duration::from_micros(100);
 
 /// Call a server's NULL procedure and print its protocol version, credits and round-trip times
 ///
@@ -137,7 +139,9 @@ pub fn run(args: &Args) -> Outcome {
     let mut report = Report::new(args, &address);
     report.connected(&client);
     if !args.no_chunk {
-        report.offered(offer_chunk(&mut client, args));
+        if let Some(used) = offer_chunk(&mut client, args, &stop) {
+            report.offered(used);
+        }
     }
     report.connected(&client);
     let mut out = io::stdout().lock();
@@ -147,7 +151,8 @@ pub fn run(args: &Args) -> Outcome {
     }
     while args.count.is_none_or(|count| report.calls < count) && !stop.load(Ordering::Relaxed) {
         let begun = Instant::now();
-        let outcome = null(&mut client, args).and_then(|call| Ok(client.call(call)?)).map(|_| begun.elapsed());
+        let Some(outcome) = call(&mut client, args, None, &stop) else { break };
+        let outcome = outcome.map(|()| begun.elapsed());
         report.connected(&client);
         report.call(&outcome);
         if lines {
@@ -220,17 +225,38 @@ fn config(args: &Args) -> ClientConfig {
     ClientConfig { shard, connect, ..config }
 }
 
-/// A NULL call.
-fn null(client: &mut LocalClient, args: &Args) -> Result<ClientCall, CallError> {
-    Ok(client.prepare(NULL, 0)?.timeout(args.timeout))
+/// Makes a NULL call that expects a reply of up to this many bytes. Returns `None` if a signal ends the wait for it.
+fn call(
+    client: &mut LocalClient,
+    args: &Args,
+    longest_reply: Option<usize>,
+    stop: &AtomicBool,
+) -> Option<Result<(), CallError>> {
+    let call = match client.prepare(NULL, 0) {
+        Ok(call) => call.timeout(args.timeout),
+        Err(error) => return Some(Err(error)),
+    };
+    let call = longest_reply.into_iter().fold(call, ClientCall::expect_reply);
+    let begun = Instant::now();
+    client.start(client.first(), call, 0);
+    let mut ended = None;
+    while !stop.load(Ordering::Relaxed) {
+        client.poll(|done| ended = Some(done.result.map(drop).map_err(CallError::from)));
+        if ended.is_some() {
+            return ended;
+        }
+        if begun.elapsed() >= SPIN {
+            client.wait(LOOK);
+        }
+    }
+    None
 }
 
 /// Makes a NULL call that offers a Reply chunk. Returns whether the server used it.
-fn offer_chunk(client: &mut LocalClient, args: &Args) -> Result<bool, CallError> {
-    let call = null(client, args)?.expect_reply(LONG_REPLY);
+fn offer_chunk(client: &mut LocalClient, args: &Args, stop: &AtomicBool) -> Option<Result<bool, CallError>> {
     let before = client.stats().messages.long_received;
-    client.call(call)?;
-    Ok(client.stats().messages.long_received > before)
+    let outcome = call(client, args, Some(LONG_REPLY), stop)?;
+    Some(outcome.map(|()| client.stats().messages.long_received > before))
 }
 
 /// Waits, and regularly polls the connection and checks for signals.

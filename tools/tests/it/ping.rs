@@ -2,8 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 
 use rpcrdma::config::{MemoryConfig, WireConfig};
 use rpcrdma::fabric::iwarp::wire::{Kind, Setup};
@@ -40,6 +41,10 @@ fn serve(address: &str, scheme: CreditMode) -> Server {
 }
 
 fn serve_with(address: &str, shard: Config) -> Server {
+    serve_procedure(address, 1, Procedure::new(|_| Ok(())), shard)
+}
+
+fn serve_procedure(address: &str, number: u32, procedure: Procedure, shard: Config) -> Server {
     let shard = Config {
         memory: MemoryConfig {
             receives: 512,
@@ -50,7 +55,7 @@ fn serve_with(address: &str, shard: Config) -> Server {
         ..shard
     };
     let mut services = Services::new();
-    services.add(PROGRAM, 3, 1, Procedure::new(|_| Ok(())));
+    services.add(PROGRAM, 3, number, procedure);
     let config = ServerConfig { shard, ..ServerConfig::default() };
     Server::start(&address.parse::<rpcrdma::Address>().expect("an address"), services, &config).expect("a server")
 }
@@ -237,12 +242,34 @@ fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
     until("call ");
     let _server = serve(&address, CreditMode::V2Windowed);
     until("reply ");
-    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
-    assert!(interrupted.success());
+    interrupt(&child);
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("text");
     assert!(rest.contains("connections begun: ") && !rest.contains("connections begun: 1\n"), "{rest}");
     assert_eq!(child.wait().expect("it ends").code(), Some(1), "some calls failed");
+}
+
+#[test]
+fn a_signal_ends_a_call_without_a_reply() {
+    // With the first of these options it waits for the call that offers a Reply chunk.
+    for options in [&["-i", "0"][..], &["--no-chunk"]] {
+        let address = address();
+        let (arrived, arrival) = mpsc::channel();
+        let null = Procedure::deferred(move |call| arrived.send(call).expect("the test waits"));
+        let _server = serve_procedure(&address, 0, null, Config::default());
+        let child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+            .args(["ping", "--json", "-W", "600", &address, "0x20000001", "3"])
+            .args(options)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let _unanswered = arrival.recv().expect("a call");
+        interrupt(&child);
+        let output = child.wait_with_output().expect("our child");
+        let said: Value = serde_json::from_slice(&output.stdout).expect("one object");
+        assert_eq!((output.status.code(), &said["calls"]), (Some(1), &0.into()), "{said}");
+        assert_eq!(said["reply_chunk"], "none", "{said}");
+    }
 }
 
 #[test]
@@ -259,6 +286,10 @@ fn a_signal_ends_the_wait_for_rpcbind() {
     }
 }
 
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill").success());
+}
+
 /// Interrupts `ping` while it waits for a server that accepts its connection and says nothing.
 fn assert_signal_ends(listener: &TcpListener, options: &[&str]) {
     use std::os::unix::process::ExitStatusExt;
@@ -272,8 +303,7 @@ fn assert_signal_ends(listener: &TcpListener, options: &[&str]) {
         .expect("it starts");
     // Nobody answers this connection.
     let _connection = listener.accept().expect("a client");
-    let pid = i32::try_from(child.id()).expect("a process ID").to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill").success());
+    interrupt(&child);
     assert_eq!(child.wait().expect("our child").signal(), Some(2));
 }
 
