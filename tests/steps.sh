@@ -14,7 +14,6 @@ schedule() {
     step tcp
     if chosen vm; then vm_begin; fi
     step lints
-    step lints-verbs
     step oldest
     step crates
     step semver
@@ -31,6 +30,7 @@ schedule() {
     step fuzz
     step vm
     if chosen vm && $all; then vm_begin_idle; fi
+    if chosen packages; then packages_begin; fi
     step documents
     step c
     step packages
@@ -41,12 +41,12 @@ schedule() {
 # in the step concerned.
 ahead() {
     background ahead 1800 nice -n 19 bash -c '
-        CARGO_TARGET_DIR=$1/embed cargo test --locked --manifest-path tests/embed/Cargo.toml --release --no-run
         for profile in release "lto --workspace"; do
             CARGO_TARGET_DIR=$1/embed cargo build --locked --manifest-path tests/instructions/Cargo.toml \
                 --profile $profile
         done
         if $2; then
+            CARGO_TARGET_DIR=$1/embed cargo test --locked --manifest-path tests/embed/Cargo.toml --release --no-run
             "${@:3}" --no-run
             ! command -v c++ || tests/fuzz/run --build
         fi' ahead "$target" "$all" "${loom[@]}"
@@ -173,25 +173,25 @@ step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)'; }
 
 # Step vm runs the commands that need a device.
 step_documents() {
-    # Link-time optimization would take half of the time.
-    nextest documents 1500 'binary(documents)' CARGO_PROFILE_RELEASE_LTO=off \
-        CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
+    # All optimizations would take most of the time.
+    nextest documents 1500 'binary(documents)' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+        CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=false
     rm -rf "$target/documents" # release builds of everything
 }
 
-# Without incremental data, which needs more space than all programs. The next step lints the tests, with the verbs
-# fabric.
+# Without incremental data, which needs more space than all programs. Few lines are compiled only without the verbs
+# fabric: their lints are for --all.
 step_lints() {
-    local targets=(--all-targets)
-    if chosen lints-verbs && [[ -n $features ]]; then targets=(--lib --bins --examples); fi
-    CARGO_INCREMENTAL=0 check lints 900 "$crates" crates cargo clippy --workspace "${targets[@]}" -- -D warnings
-}
-
-step_lints_verbs() {
-    if [[ -z $features ]]; then skip "lints of the verbs fabric"; return; fi
-    # shellcheck disable=SC2086
-    CARGO_INCREMENTAL=0 check lints-verbs 900 "$crates" crates \
-        cargo clippy --workspace $features --all-targets -- -D warnings
+    export CARGO_INCREMENTAL=0
+    if [[ -n $features ]]; then
+        # shellcheck disable=SC2086
+        check lints-verbs 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
+        if $all; then check lints 900 "$crates" crates cargo clippy --workspace -- -D warnings; fi
+    else
+        skip "lints of the verbs fabric"
+        check lints 900 "$crates" crates cargo clippy --workspace --all-targets -- -D warnings
+    fi
+    unset CARGO_INCREMENTAL
 }
 
 step_doc() { RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace --no-deps; }
@@ -284,15 +284,19 @@ fetch_cargo_c() {
         --bin cargo-cinstall --debug
 }
 
-step_packages() {
+# packages_begin: starts the step beside those that follow, as it mostly waits for downloads and a booting system.
+packages_begin() {
     local wanted=() program
+    starts[packages]=$SECONDS
     for program in lintian mmdebstrap; do command -v "$program" >/dev/null || wanted+=("$program"); done
     command -v dpkg-shlibdeps >/dev/null || wanted+=(dpkg-dev)
     command -v cargo-cinstall >/dev/null || [[ -e /usr/include/openssl/ssl.h ]] || wanted+=(libssl-dev pkg-config)
     ((${#wanted[@]} == 0)) || apt "${wanted[@]}" || true
     fetch_cargo_c || echo "going on without cargo-c: see $logs/cargo-cinstall.log"
-    CARGO_TARGET_DIR=$target tests packages 1800 tests/packages
+    background packages 1800 env CARGO_TARGET_DIR="$target" tests/packages
 }
+
+step_packages() { collect packages; }
 
 step_dependencies() {
     if ! program_of cargo-deny; then
