@@ -186,13 +186,12 @@ impl CallTable {
         self.late
     }
 
-    /// Calls that wait for a credit, calls that were sent and have no answer, and when the first of the abandoned ones
-    /// was abandoned.
-    pub(super) fn unanswered(&self) -> (usize, usize, Option<u64>) {
-        let count = |state| self.slots.iter().filter(|slot| slot.state == state).count();
+    /// Calls that were sent and have no answer, and when the first of the abandoned ones was abandoned.
+    pub(super) fn unanswered(&self) -> (usize, Option<u64>) {
+        let sent = self.slots.iter().filter(|slot| slot.state == State::Sent).count();
         let abandoned = self.slots.iter().filter(|slot| slot.state == State::Abandoned);
         let since = abandoned.map(|slot| slot.deadline).min();
-        (count(State::Queued), count(State::Sent) + self.abandoned, since)
+        (sent + self.abandoned, since)
     }
 
     /// Ends a call for its caller, at this time. Returns its token, and whether it was ever sent; `None` if it has

@@ -21,7 +21,7 @@ impl Connection {
 
     /// The error of a call that could not be sent until now, if unanswered calls hold all credits.
     pub fn lack_of_credits(&self, now: u64) -> Option<CallError> {
-        let (_, unanswered, since) = self.calls.unanswered();
+        let (unanswered, since) = self.calls.unanswered();
         if unanswered == 0 || self.credits.available() > 0 {
             return None;
         }
@@ -30,13 +30,13 @@ impl Connection {
     }
 
     /// Whether the peer leaves too many calls unanswered: `most` of them are abandoned, or abandoned ones hold all
-    /// credits while others wait. Then returns the number of late answers so far, which wraps.
+    /// credits. Then returns the number of late answers so far, which wraps.
+    ///
+    /// Whether a call waits at the moment does not matter: a caller that makes one call after the other, each with a
+    /// time-out, has none between two of them.
     pub fn withheld_answers(&self, most: usize) -> Option<u32> {
         let abandoned = self.calls.abandoned();
-        let hold_all = || {
-            let (queued, unanswered, _) = self.calls.unanswered();
-            queued > 0 && unanswered == abandoned && self.credits.available() == 0
-        };
+        let hold_all = || self.credits.available() == 0 && self.calls.unanswered().0 == abandoned;
         (abandoned > 0 && (abandoned >= most || hold_all())).then(|| self.calls.late())
     }
 

@@ -53,10 +53,10 @@ fn calls_without_an_answer_grow_old_once_and_abandoned_ones_are_counted() {
     let queued = table.start(3, u64::MAX, 0).unwrap();
     assert_eq!(table.age(), []);
     assert_eq!(table.abandon(calls[1], 50), Some((2, true)));
-    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (1, 0, (1, 2, Some(50))));
+    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (1, 0, (2, Some(50))));
     assert_eq!((table.age(), table.age()), (vec![7, 9], vec![]), "each once; the queued call was not sent");
     assert_eq!(table.answered(calls[1].xid()), Match::Late(calls[1]));
-    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (0, 1, (1, 1, None)));
+    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (0, 1, (1, None)));
     assert_eq!(table.abandon(queued, 60), Some((3, false)), "its slot is free");
     assert_eq!(table.abandoned(), 0);
     // The next call of the slot is young.

@@ -72,6 +72,28 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
     }
 }
 
+/// A caller whose calls time out one after the other has no call that waits in between.
+#[test]
+fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        pair.client.start_call(50, u64::MAX, 0).unwrap();
+        pair.turn();
+        (0..u64::from(CREDITS)).for_each(|token| _ = pair.client.start_call(token, 100, 0).unwrap());
+        while Pair::transmit(&mut pair.client, &mut pair.to_server) > 0 {
+            pair.deliver_to_server();
+            Pair::transmit(&mut pair.server, &mut pair.to_client);
+            pair.deliver_to_client();
+        }
+        let withheld: Vec<_> =
+            std::iter::from_fn(|| pair.client.handle_timeout(100).map(|_| pair.client.withheld_answers(usize::MAX)))
+                .collect();
+        let (last, others) = withheld.split_last().unwrap();
+        assert_eq!((*last, others.len()), (Some(0), CREDITS as usize - 1), "{scheme:?}");
+        assert!(others.iter().all(Option::is_none), "{scheme:?}: callers wait for some");
+    }
+}
+
 #[test]
 fn a_cancelled_call_ends_once() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
