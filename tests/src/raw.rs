@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const RECEIVE: usize = 8192;
 /// Posted receives of a raw peer. Tests make hundreds of peers, and a device pins the memory of each.
 const RECEIVES: usize = 128;
+/// Bytes of an exposed buffer, unless more are needed.
+const EXPOSED: usize = 1 << 16;
 
 /// A received message.
 #[derive(Clone, Debug)]
@@ -76,7 +78,7 @@ fn pool(size: usize, count: usize) -> Pool {
 
 /// A device with its registered memory.
 fn equip<F: Fabric>(mut fabric: F) -> (F, Pool, Pool) {
-    let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(1 << 16, 32));
+    let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(EXPOSED, 32));
     fabric.register(messages.arena(), Access::LOCAL).expect("registered");
     fabric.register(exposed.arena(), Access::REMOTE).expect("registered");
     (fabric, messages, exposed)
@@ -401,7 +403,11 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Exposes memory with this content; returns its segment and the memory.
     pub fn expose(&mut self, bytes: &[u8], access: Access) -> (Segment, Lent) {
-        let mut buf = self.exposed.alloc(bytes.len()).expect("a buffer");
+        let long = (bytes.len() > EXPOSED).then(|| pool(bytes.len(), 1));
+        if let Some(long) = &long {
+            self.fabric.register(long.arena(), Access::REMOTE).expect("registered");
+        }
+        let mut buf = long.as_ref().unwrap_or(&self.exposed).alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
         let mem = buf.lend().expect("of this thread");
         let window = self.fabric.alloc_window(self.qp).expect("a window");

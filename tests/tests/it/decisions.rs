@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpcrdma::auth::{AuthPolicy, PreSharedKey};
-use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::client::{ClientConfig, ConnectError, LocalClient};
 use rpcrdma::fabric::Access;
+use rpcrdma::proto::auth::{AuthError, AuthPolicy, PreSharedKey};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::{Builder, Properties, Property};
 use rpcrdma::wire::{
@@ -18,7 +18,7 @@ use rpcrdma_tests::*;
 use super::hostile_client::be;
 use super::hostile_server::{Server, behave, plain, reply};
 use super::rules_of_clients::next;
-use super::rules_of_servers::{Client, SCHEMES, XID, assert_err_chunk, pair, server_of};
+use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, assert_err_chunk, pair, reads, server_of};
 
 const SCHEMES_2: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V2Incremental];
 
@@ -330,24 +330,35 @@ fn a_reply_that_never_ends_ends_the_connection() {
     server.join();
 }
 
+/// Policies of host authentication, with whether it is required.
+fn policies() -> [(AuthPolicy, bool); 2] {
+    let key = || Arc::new(PreSharedKey::new("one", b"a key of some length, as keys are").expect("a key"));
+    [(AuthPolicy::Required(key()), true), (AuthPolicy::Optional(key()), false)]
+}
+
+/// Sends a CONNPROP with a defect, and returns the error that answers it: opaque data of HOSTAUTH beyond their own end,
+/// an unknown flag in the header, and RECEIVED before it was offered.
+fn send_malformed_properties(peer: &mut RawPeer, case: usize) -> ErrorBody {
+    let mut buffer = [0; 64];
+    let data: &[u8] = if case == 0 { &[0, 0, 0, 9, 1, 2, 3, 4] } else { &[0; 4] };
+    let set = Builder::new(&mut buffer).property(Property { which: 6, data }).expect("space").finish();
+    peer.windowed = case == 2;
+    let mut message = peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
+    message[16] |= if case == 1 { 0x80 } else { 0 };
+    peer.send(&message);
+    peer.windowed = false;
+    if case == 0 { ErrorBody::BadXdr } else { ErrorBody::InvalFlag }
+}
+
 #[test]
 fn a_malformed_authentication_message_ends_the_connection_where_it_is_required() {
-    let key = || Arc::new(PreSharedKey::new("one", b"a key of some length, as keys are").expect("a key"));
-    for (host_auth, required) in [(AuthPolicy::Required(key()), true), (AuthPolicy::Optional(key()), false)] {
+    for (host_auth, required) in policies() {
         let mut world = World::new("bad-hostauth");
         let shard = small().with(|c| c.wire.host_auth = host_auth.clone());
         let address = world.serve(ServerConfig { shard, ..small_server() });
-        // Opaque data beyond their own end, an unknown flag in the header, and RECEIVED before it was offered.
         for case in 0..3 {
             let mut peer = RawPeer::connect_silently(&address);
-            let mut buffer = [0; 64];
-            let data: &[u8] = if case == 0 { &[0, 0, 0, 9, 1, 2, 3, 4] } else { &[0; 4] };
-            let set = Builder::new(&mut buffer).property(Property { which: 6, data }).expect("space").finish();
-            peer.windowed = case == 2;
-            let mut message = peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
-            message[16] |= if case == 1 { 0x80 } else { 0 };
-            peer.send(&message);
-            peer.windowed = false;
+            let error = send_malformed_properties(&mut peer, case);
             if required {
                 // An end without an error: a CONNPROP with an empty message refuses the client.
                 while let Some(last) = peer.receive() {
@@ -359,12 +370,47 @@ fn a_malformed_authentication_message_ends_the_connection_where_it_is_required()
                 continue;
             }
             let mut client = Client { peer };
-            let error = if case == 0 { ErrorBody::BadXdr } else { ErrorBody::InvalFlag };
             assert_eq!(client.error(), (XID, error));
             client.ping();
         }
         let faults = world.server().stats()[0].peer_faults;
         assert_eq!(faults, if required { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn a_client_that_requires_authentication_ends_the_connection_after_malformed_properties() {
+    for ((host_auth, required), case) in
+        policies().into_iter().flat_map(|policy| (0..3).map(move |n| (policy.clone(), n)))
+    {
+        let world = World::new("bad-hostauth-2");
+        let address = world.address();
+        let server = Server::start_silently(&address, move |peer| {
+            let hello = peer.receive().expect("a first message").bytes;
+            assert_eq!(view(&hello).htype(), HeaderType::Connprop);
+            let error = send_malformed_properties(peer, case);
+            if required {
+                return assert!(peer.receive().is_none(), "the client sends nothing more");
+            }
+            let answer = next(peer).expect("an error");
+            assert_eq!((view(&answer).xid(), view(&answer).body()), (XID, ViewBody::Error(error)));
+            // The credit word that came with RECEIVED was no increment.
+            let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+            peer.send(&grant);
+            behave(peer);
+        });
+        // No time-out ends the negotiation within the test.
+        let config = small_client(small().with(|c| c.wire.host_auth = host_auth))
+            .with(|c| c.connect.negotiation = Duration::from_secs(600));
+        if required {
+            let reason = LocalClient::connect(&address, config).expect_err("the server did not authenticate");
+            assert!(matches!(reason, ConnectError::NotAuthenticated { .. }), "case {case}: {reason}");
+            assert!(reason.to_string().contains(&AuthError::Missing.to_string()), "case {case}: {reason}");
+        } else {
+            let mut client = world.client(&address, config);
+            assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "case {case}");
+        }
+        server.join();
     }
 }
 
@@ -387,7 +433,10 @@ fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
 fn a_segment_longer_than_rssiz_is_taken() {
     for scheme in SCHEMES_2 {
         let mut world = World::new("long-segment");
-        let address = world.serve(server_of(scheme));
+        // A procedure may take longer chunks than the longest of `bulk_buffers`, which RSSIZ announces.
+        let most = 2 << 20;
+        let config = server_of(scheme).with(|c| c.shard.memory.long_buffers.push((most, 1)));
+        let address = world.serve_with(config, services_with(4096, most, false));
         let mut peer = RawPeer::connect_silently(&address);
         peer.send_properties();
         let answer = peer.receive().expect("the server's properties").bytes;
@@ -404,6 +453,11 @@ fn a_segment_longer_than_rssiz_is_taken() {
         let (mut now, mut expected) = (vec![0; 20_000], vec![0; 20_000]);
         pattern(3, &mut expected);
         assert!(memory.read_at(0, &mut now) && now == expected);
+        let mut data = vec![0; longest as usize + 1];
+        pattern(4, &mut data);
+        let (target, _memory) = client.peer.expose(&data, Access::REMOTE_READ);
+        client.call(STORE, reads(&[ReadSegment { position: ARGS_AT + 4, target }]), &be(&[4]));
+        assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, &be(&[longest + 1])), "{scheme:?}");
     }
 }
 

@@ -170,7 +170,10 @@ fn thresholds_follow_the_properties_in_each_direction() {
         assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Msg);
     }
     drop(world);
-    for (receive_size, send_size, call, reply_len) in [(5000, 6000, 5000, 6000), (1 << 20, 2048, 8192, 2048)] {
+    // Sizes below 1024 count as 1024.
+    for (receive_size, send_size, call, reply_len) in
+        [(5000, 6000, 5000, 6000), (1 << 20, 2048, 8192, 2048), (1023, 1, 1024, 1024)]
+    {
         let says = move |peer: &mut RawPeer| {
             peer.offers = Properties { receive_size, send_size, ..peer.offers };
             peer.welcome();
@@ -626,4 +629,9 @@ fn no_call_has_more_segments_than_the_peer_handles() {
         Err(Defect::ChunkSegments { segments: 17, limit: 16 }.into()),
     ];
     assert_eq!(seen, expected);
+    for segment_count in [1, 0] {
+        let offers = move |offers| Properties { segment_count, ..offers };
+        let seen = segments(offers, small(), &[(&[8], &[]), (&[8], &[8])]);
+        assert_eq!(seen, [Ok(vec![vec![8]]), Err(Defect::HeaderSegments { segments: 2, limit: 1 }.into())]);
+    }
 }
