@@ -291,7 +291,10 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
         }));
         assert!(client.is_established(first));
         let has = |text: &str| assert!(lines.iter().any(|line| line.contains(text)), "{text}: {lines:?}");
-        has(&format!("calls of procedure 20 of program {PROGRAM:#x}, version {VERSION} have had no answer"));
+        has(&format!(
+            "calls of procedure 20 of program {PROGRAM:#x}, version {VERSION} (the program called last on this \
+             connection) have had no answer for a second"
+        ));
         has("connection ended: peer does not answer calls that their callers abandoned");
         drop(held);
     }

@@ -60,14 +60,15 @@ fn check<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
     }
 }
 
-/// Logs the calls of one procedure.
+/// Logs the calls of one procedure. Its number is known modulo 2^16, and its program is the one called last on the
+/// connection, because storing both with each call would slow down all calls.
 #[cold]
 fn log<F: Fabric>(cx: &mut Context<F>, conn: &Conn, procedure: u16, calls: usize) {
     let (program, version) = conn.requests.program;
     let name = ProcedureName { program, version, procedure: procedure.into() };
     let line = format_args!(
-        "{}: {calls} calls of {name} have had no answer for a second; unanswered calls hold credits \
-         (ClientCall::timeout, limits.max_abandoned)",
+        "{}: {calls} calls of {name} (the program called last on this connection) have had no answer for a second; \
+         unanswered calls hold credits (ClientCall::timeout, limits.max_abandoned)",
         conn.who()
     );
     cx.log_of(Level::Warn, "calls without an answer for a second", Some(name), line);
