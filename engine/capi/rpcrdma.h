@@ -466,6 +466,8 @@ int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
 // As for `rpcrdma_server_start`. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
 // servers with threads: EINVAL. So are services with a task.
 //
+// The log does not report a handler that blocks its thread, as it does for servers with threads ("shard was blocked").
+//
 // # Safety
 // As for `rpcrdma_server_start`.
 rpcrdma_local_server *rpcrdma_local_server_start(const char *address,

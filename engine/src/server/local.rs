@@ -60,6 +60,9 @@ impl LocalServer {
     ///
     /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply.
     ///
+    /// The log does not report a handler that blocks the thread for more than a second ("shard was blocked"), as it
+    /// does for a [`Server`](super::Server): a caller may also poll rarely.
+    ///
     /// # Errors
     /// The failed call, the exceeded limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {

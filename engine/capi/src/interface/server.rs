@@ -116,6 +116,8 @@ pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milli
 /// As for `rpcrdma_server_start`. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
 /// servers with threads: EINVAL. So are services with a task.
 ///
+/// The log does not report a handler that blocks its thread, as it does for servers with threads ("shard was blocked").
+///
 /// # Safety
 /// As for `rpcrdma_server_start`.
 #[unsafe(no_mangle)]
