@@ -58,7 +58,8 @@ impl LocalServer {
     /// [`ServerConfig::workers`]. A worker that finishes wakes a caller that sleeps on the descriptor. Dropping the
     /// server blocks until its workers have finished their queue.
     ///
-    /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply.
+    /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply. The rest is refused, because it is for a
+    /// [`Server`](super::Server) with threads, as is `shard.poll.core`.
     ///
     /// The log does not report a handler that blocks the thread for more than a second ("shard was blocked"), as it
     /// does for a [`Server`](super::Server): a caller may also poll rarely.
@@ -66,7 +67,7 @@ impl LocalServer {
     /// # Errors
     /// The failed call, the exceeded limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
-        config.accept.validate()?;
+        config.check_local()?;
         check(&config.shard, Some(&services), 1)?;
         if config.workers.is_none() {
             services.check_placement()?;
@@ -87,7 +88,7 @@ impl LocalServer {
         make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,
         config: &ServerConfig,
     ) -> Result<Self, StartError> {
-        config.accept.validate()?;
+        config.check_local()?;
         if config.workers.is_some() {
             return Err(local_on_workers());
         }

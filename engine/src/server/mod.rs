@@ -130,6 +130,26 @@ impl ServerConfig {
         }
         Ok(())
     }
+
+    /// Checks the configuration of a server that its caller polls.
+    fn check_local(&self) -> Result<(), StartError> {
+        self.accept.validate()?;
+        let unused = [
+            ("shards", self.shards != 1),
+            ("cores", self.cores.is_some()),
+            ("serves", self.serves.is_some()),
+            ("more_addresses", !self.more_addresses.is_empty()),
+            #[cfg(feature = "stats")]
+            ("stats", self.stats.is_some()),
+            ("shard.poll.core", self.shard.poll.core.is_some()),
+        ];
+        match unused.into_iter().find(|(_, is_set)| *is_set) {
+            Some((field, _)) => Err(StartError::conflict(format_args!(
+                "`ServerConfig::{field}` is set: a `LocalServer` is one shard on its caller's thread"
+            ))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A running server; `Send` and `Sync`.

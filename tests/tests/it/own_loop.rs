@@ -12,7 +12,7 @@ use rpcrdma::client::Connection;
 use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
 use rpcrdma::service::{Application, DeferredCall, LocalServices, ShardTask};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server};
+use rpcrdma::{CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server, StartErrorKind};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -203,6 +203,32 @@ fn a_failed_start_is_an_error() {
     let refused = Server::start_with(&world.address(), |_| Err("no disk".into()), &small_server()).err();
     let refused = super::errors::chain(&refused.expect("it fails"));
     assert_eq!(refused, "application of shard 0 failed to start: no disk");
+}
+
+#[test]
+fn a_polled_server_refuses_what_needs_threads() {
+    type Change = fn(&mut ServerConfig);
+    let world = World::new("no-threads");
+    let cases: [(&str, Change); 6] = [
+        ("shards", |c| c.shards = 2),
+        ("cores", |c| c.cores = Some(vec![0])),
+        ("serves", |c| c.serves = Some(vec![0])),
+        ("more_addresses", |c| c.more_addresses = vec!["soft:more".parse().expect("an address")]),
+        ("stats", |c| c.stats = Some("/nowhere".into())),
+        ("shard.poll.core", |c| c.shard.poll.core = Some(0)),
+    ];
+    for (field, change) in cases {
+        let config = small_server().with(change);
+        let address = world.address();
+        let refused = [
+            LocalServer::start(&address, standard_services(), &config),
+            LocalServer::start_with(&address, |_| standard_services().to_local(), &config),
+        ];
+        for error in refused.map(|refused| refused.expect_err(field)) {
+            let text = format!("`ServerConfig::{field}` is set: a `LocalServer` is one shard on its caller's thread");
+            assert_eq!((error.kind(), error.to_string()), (StartErrorKind::Config, text));
+        }
+    }
 }
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, rpcrdma::Address) {
