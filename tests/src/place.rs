@@ -2,9 +2,12 @@
 //!
 //! The software fabric is the default. `iwarp` selects TCP, and `verbs` an RDMA device.
 
+use std::cell::RefCell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use log::{Level, LevelFilter};
 use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::iwarp::{IwarpConfig, IwarpFabric};
@@ -72,8 +75,16 @@ pub fn open(address: &Address) -> AnyFabric {
     }
 }
 
-/// Prints log records if `RPCRDMA_LOG` is set.
-struct Printer(std::time::Instant);
+thread_local! {
+    /// Log lines of this thread, while a test [collects](warnings_of) them.
+    static WARNINGS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Prints log records up to a level, and collects warnings and errors of a thread that wants them.
+struct Printer {
+    start: std::time::Instant,
+    level: LevelFilter,
+}
 
 impl log::Log for Printer {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
@@ -81,8 +92,15 @@ impl log::Log for Printer {
     }
 
     fn log(&self, record: &log::Record<'_>) {
+        if record.level() <= Level::Warn {
+            let line = || record.args().to_string();
+            WARNINGS.with_borrow_mut(|lines| lines.as_mut().map_or((), |lines| lines.push(line())));
+        }
+        if record.level() > self.level {
+            return;
+        }
         let thread = std::thread::current();
-        let (since, name) = (self.0.elapsed().as_secs_f64(), thread.name().unwrap_or_default());
+        let (since, name) = (self.start.elapsed().as_secs_f64(), thread.name().unwrap_or_default());
         println!("{since:9.4} {name} {} {}", record.level(), record.args());
     }
 
@@ -91,13 +109,30 @@ impl log::Log for Printer {
 
 /// Installs the printer if `RPCRDMA_LOG` is set.
 pub fn print_logs() {
-    static PRINTER: std::sync::OnceLock<Printer> = std::sync::OnceLock::new();
-    if let Some(level) = std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok()) {
-        // Fails if another test has installed it.
-        if log::set_logger(PRINTER.get_or_init(|| Printer(std::time::Instant::now()))).is_ok() {
-            log::set_max_level(level);
-        }
+    if let Some(level) = level_of_environment() {
+        install(level);
     }
+}
+
+fn level_of_environment() -> Option<LevelFilter> {
+    std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok())
+}
+
+fn install(level: LevelFilter) {
+    static PRINTER: OnceLock<Printer> = OnceLock::new();
+    let printer =
+        || Printer { start: std::time::Instant::now(), level: level_of_environment().unwrap_or(LevelFilter::Off) };
+    // Fails if another test has installed it.
+    let _ = log::set_logger(PRINTER.get_or_init(printer));
+    log::set_max_level(log::max_level().max(level));
+}
+
+/// Runs `f`, and returns the warnings and errors that this thread logs meanwhile.
+pub fn warnings_of(f: impl FnOnce()) -> Vec<String> {
+    install(LevelFilter::Warn);
+    WARNINGS.set(Some(Vec::new()));
+    f();
+    WARNINGS.take().unwrap_or_default()
 }
 
 /// Opens the descriptors that libraries keep for the life of the process.

@@ -29,7 +29,8 @@ type Queue = Rc<RefCell<VecDeque<DeferredCall>>>;
 fn sharing(queue: &Queue) -> LocalServices {
     let mut services = standard_services().to_local();
     let queue = Rc::clone(queue);
-    services.add(PROGRAM, VERSION, BY_TASK, Procedure::deferred(move |call| queue.borrow_mut().push_back(call)));
+    let by_task = Procedure::deferred(move |call| queue.borrow_mut().push_back(call));
+    services.add(PROGRAM, VERSION, BY_TASK, by_task.read_chunks(1, 1 << 16).uncounted().write_chunks(1, 1 << 16));
     let served = Cell::new(0u32);
     let count = Procedure::new(move |call| {
         served.set(served.get() + 1);
@@ -297,8 +298,8 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
 }
 
 /// A server and a connected client in one loop.
-fn drained_by_hand(world: &World) -> (LocalServer, LocalClient, Connection) {
-    let (mut server, address) = local_server(world, IdlePolicy::Event, &Queue::default());
+fn pair_in_one_loop(world: &World, queue: &Queue) -> (LocalServer, LocalClient, Connection) {
+    let (mut server, address) = local_server(world, IdlePolicy::Event, queue);
     let config = small_client(small());
     let mut client = LocalClient::open(address.open(&config.shard).expect("a device"), config).expect("memory");
     let connection = client.begin_connect(&address).expect("a way");
@@ -310,11 +311,46 @@ fn drained_by_hand(world: &World) -> (LocalServer, LocalClient, Connection) {
     (server, client, connection)
 }
 
+/// A client that leaves amid its calls has the right to, and its server says nothing of it above level info.
+#[test]
+fn a_client_dropped_during_calls_causes_no_warning() {
+    let world = World::new("leaves-amid");
+    for turns in 0..20 {
+        let queue = Queue::default();
+        let (mut server, mut client, connection) = pair_in_one_loop(&world, &queue);
+        for token in 0..8 {
+            let mut call = client.prepare(if token == 0 { BY_TASK } else { ECHO }, 4).expect("a buffer");
+            if token == 0 {
+                let lent = client.alloc(connection, 60_000).expect("a buffer");
+                call = call.read_chunk(4, lent).write_chunk(60_000);
+            }
+            client.start(connection, call, token);
+        }
+        let lines = place::warnings_of(|| {
+            client.flush();
+            for _ in 0..turns {
+                server.poll();
+                client.poll(|_| {});
+            }
+            drop(client);
+            let over = settles(|| {
+                server.poll();
+                // Its answer comes too late.
+                queue.borrow_mut().drain(..).for_each(answer);
+                server.stats().connections == 0
+            });
+            assert!(over);
+            drop(server);
+        });
+        assert_eq!(lines, [""; 0], "{turns} turns");
+    }
+}
+
 /// The last connection may close in the turn before a sleep, and nothing would end that sleep.
 #[test]
 fn a_drained_loop_does_not_sleep() {
     let world = World::new("drained-awake");
-    let (mut server, mut client, _) = drained_by_hand(&world);
+    let (mut server, mut client, _) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     assert!(settles(|| {
         client.poll(|_| {});
@@ -329,7 +365,7 @@ fn a_drained_loop_does_not_sleep() {
 #[test]
 fn calls_in_flight_to_a_draining_server_get_an_error() {
     let world = World::new("drain-late-calls");
-    let (mut server, mut client, first) = drained_by_hand(&world);
+    let (mut server, mut client, first) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     server.poll();
     let mut told = 0;
@@ -362,7 +398,7 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
 #[test]
 fn a_client_that_goes_on_to_call_does_not_keep_a_server_from_draining() {
     let world = World::new("drain-caller");
-    let (mut server, mut client, first) = drained_by_hand(&world);
+    let (mut server, mut client, first) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     let mut under_way = 0;
     assert!(settles(|| {
