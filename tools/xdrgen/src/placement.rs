@@ -387,7 +387,8 @@ fn split(key: &str) -> (&str, Option<&str>) {
     key.split_once('.').map_or((key, None), |(name, field)| (name, Some(field)))
 }
 
-/// The type that holds an item, and the items of that name: several arms may have it.
+/// The type that holds an item, and the items of that name: an arm that is also the default is in a union twice. Two
+/// arms of one name are an error of the specification.
 fn items<'s>(schema: &'s mut Schema, key: &str) -> Option<(TypeId, Vec<&'s mut Type>)> {
     let (name, field) = split(key);
     let id = schema.types.iter().position(|def| def.name.text == name)?;

@@ -124,6 +124,17 @@ fn a_bound_of_the_specification_is_narrowed_by_both_numbers() {
 }
 
 #[test]
+fn an_arm_that_is_also_the_default_has_one_placement() {
+    let xdr = "union u switch (int i) { case 0: default: opaque a<>; };";
+    let schema = schema(xdr, Some("eligible = ['u.a']\nbounds = { 'u.a' = 9 }"));
+    let Form::Union(union) = &schema.types[0].form else { panic!() };
+    for arm in [&union.arms[0].field, union.default.as_ref().expect("a default")] {
+        let ty = arm.as_ref().map(|field| &field.ty);
+        assert_eq!(ty, Some(&Type::Opaque { max: Some(9), is_bulk: true }));
+    }
+}
+
+#[test]
 fn one_way_procedures_have_no_results() {
     let placement = "[bounds]\nname = 9\n[FILES_V1.WRITE]\none_way = true\n".to_owned() + LIMITS;
     let one_way: Vec<_> = procedures(XDR, Some(&placement)).iter().map(|of| of.placement.one_way).collect();
