@@ -12,7 +12,7 @@ use crate::{Errors, Options, Schema, Source, generate, parse_files};
 #[derive(Debug, Error)]
 pub enum CompileError {
     /// A file was not read or written.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}{limit}", path = path.display(), limit = limit(source))]
     File {
         /// Its path.
         path: PathBuf,
@@ -25,6 +25,14 @@ pub enum CompileError {
     /// Not in a build script.
     #[error("OUT_DIR is not set: xdrgen::compile is for build scripts")]
     NoOutDir,
+}
+
+/// The limit of the process that a write has reached, as a part of a text.
+fn limit(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => " (RLIMIT_FSIZE; `ulimit -f unlimited` lifts it)",
+        _ => "",
+    }
 }
 
 /// Compiles `NAME.x` to `$OUT_DIR/NAME.rs` in a build script.

@@ -1,10 +1,13 @@
 //! Compiles XDR and RPC language to Rust.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
+use signal_hook::consts::SIGXFSZ;
 use xdrgen::{CompileError, Options, generate, load};
 
 /// Compiles XDR and RPC language (RFC 4506, RFC 5531) to Rust.
@@ -28,6 +31,8 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    // With a handler, a write beyond RLIMIT_FSIZE fails with EFBIG. Otherwise SIGXFSZ would end the process silently.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -43,11 +48,9 @@ fn run(args: Args) -> Result<(), CompileError> {
     let schema = load(&args.file, args.placement.as_deref(), &options)?;
     schema.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
     let text = generate(&schema, &options);
-    match args.output {
-        Some(path) => fs::write(&path, text).map_err(|source| CompileError::File { path, source }),
-        None => {
-            print!("{text}");
-            Ok(())
-        }
-    }
+    let written = match &args.output {
+        Some(path) => fs::write(path, text),
+        None => io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()),
+    };
+    written.map_err(|source| CompileError::File { path: args.output.unwrap_or("standard output".into()), source })
 }

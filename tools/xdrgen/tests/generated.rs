@@ -125,6 +125,26 @@ fn the_program_writes_a_file_or_shows_errors() {
     assert!(String::from_utf8_lossy(&done.stderr).contains("none.x: No such file"), "{done:?}");
 }
 
+#[test]
+fn output_beyond_rlimit_fsize_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (x, out) = (dir.path().join("small.x"), dir.path().join("out.rs"));
+    fs::write(&x, X).expect("written");
+    let limited = || {
+        let mut command = Command::new("bash");
+        command.args(["-c", "ulimit -f 1 && exec \"$@\"", "bash", env!("CARGO_BIN_EXE_xdrgen")]).arg(&x);
+        command
+    };
+    let to_file = limited().arg("-o").arg(&out).output().expect("it was built");
+    let to_output = limited().stdout(fs::File::create(&out).expect("made")).output().expect("it was built");
+    for (done, file) in [(to_file, "out.rs: "), (to_output, "standard output: ")] {
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        let limit = "(RLIMIT_FSIZE; `ulimit -f unlimited` lifts it)";
+        assert!(errors.contains(&format!("{file}File too large")) && errors.contains(limit), "{errors}");
+    }
+}
+
 /// Writes files to a new directory, and compiles the first one. Returns what the program says, or the code.
 fn compiled(files: &[(&str, &str)], arguments: &[&str]) -> Result<String, String> {
     let dir = tempfile::tempdir().expect("a directory");
