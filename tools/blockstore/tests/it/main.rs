@@ -572,7 +572,7 @@ fn a_write_that_fails_in_the_middle_is_an_error_and_nothing_ends() {
     let file = dir.path().join("store");
     let bytes = random_file(&file, 1 << 20, 14);
     for way in [&["--io", "uring"][..], &["--io", "uring", "--buffered"], &["--io", "threads"]] {
-        let store = Store::serve(&file, way);
+        let mut store = Store::serve_by(Command::new(PROGRAM).stderr(Stdio::piped()), &file, way);
         let mut raw = Raw::connect(&store);
         // No file of this process may get longer, nor be written to behind there.
         let limit = Rlimit { current: Some(512 << 10), maximum: Some(512 << 10) };
@@ -581,6 +581,13 @@ fn a_write_that_fails_in_the_middle_is_an_error_and_nothing_ends() {
         assert_eq!(beyond, Ok(Err(Status::IoError)), "{way:?}");
         assert_eq!(raw.write(0, 100, &bytes[..100], CHUNK), Ok(Ok(WRITTEN)), "{way:?}");
         assert_eq!(raw.read(700_000, 10, Some(10)), data(false, &bytes[700_000..700_010]), "{way:?}");
+        drop(raw);
+        let stderr = store.child.stderr.take().expect("piped");
+        store.stop(Signal::TERM);
+        let errors = std::io::read_to_string(stderr).expect("text");
+        let limit =
+            "write: File too large (os error 27) (RLIMIT_FSIZE is 524288 bytes; `ulimit -f unlimited` lifts it)";
+        assert!(errors.contains(limit), "{way:?}: {errors}");
     }
 }
 
