@@ -44,8 +44,9 @@ const CREDITS: u32 = 32;
 /// root. Every host that reaches the server can claim to be any user: use a trusted network. Not as root, it acts as
 /// its own user.
 ///
-/// What is mounted below the directory is not exported, bind mounts included. There is no lock manager (NLM, NSM):
-/// clients mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
+/// What is mounted below the directory is not exported; bind mounts of its own file system are recognized since Linux
+/// 5.6. There is no lock manager (NLM, NSM): clients mount with nolock, and other hosts do not see their locks. There
+/// are no ACLs (NFSACL).
 #[derive(Debug, Parser)]
 #[command(name = "nfs3d", version, long_version = VERSION.as_str(), args_override_self = true)]
 struct Cli {
