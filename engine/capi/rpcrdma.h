@@ -426,8 +426,9 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 // `server.shards` says how many there are, by default one for each address. `config` may be NULL.
 //
 // NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
-// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, ENODEV (the
-// device), EIO (another system call).
+// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, EFBIG (memory
+// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), ENODEV (the device), EIO (another
+// system call).
 //
 // # Safety
 // `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -751,7 +752,7 @@ int rpcrdma_attach(void *handle);
 //   executed, and a retry fails in the same way;
 // - EPROTO: the peer broke the protocol;
 // - EINVAL: an argument or a knob;
-// - EADDRNOTAVAIL, ENOMEM, ENODEV and EIO as for `rpcrdma_server_start`.
+// - EADDRNOTAVAIL, ENOMEM, EFBIG, ENODEV and EIO as for `rpcrdma_server_start`.
 //
 // # Safety
 // `address` ends with a zero byte; `config` as for `rpcrdma_free`.

@@ -6,6 +6,7 @@
 #include <rpcrdma.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -153,6 +154,20 @@ static void connects_without_key(const char *address, rpcrdma_services *services
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
+// A limit of file sizes below the library's memory, which is a file to the kernel.
+static void starts_below_the_limit_of_file_sizes(const char *address, rpcrdma_services *services) {
+    struct rlimit before, low;
+    CHECK(!getrlimit(RLIMIT_FSIZE, &before));
+    rpcrdma_server *server = rpcrdma_server_start(address, services, NULL);
+    low = before, low.rlim_cur = 1 << 20;
+    CHECK(server && !setrlimit(RLIMIT_FSIZE, &low));
+    connects(address, NULL, NULL, EFBIG);
+    CHECK(strstr(rpcrdma_error(), "RLIMIT_FSIZE is 1048576") && strstr(rpcrdma_error(), "`ulimit -f unlimited`"));
+    CHECK(!rpcrdma_free(server) && !rpcrdma_server_start(address, services, NULL) && errno == EFBIG);
+    CHECK(!rpcrdma_local_server_start(address, services, NULL) && errno == EFBIG);
+    CHECK(!setrlimit(RLIMIT_FSIZE, &before));
+}
+
 // A server whose receives are all taken.
 static void connects_without_receives(const char *address, rpcrdma_services *services) {
     enum { MOST = 256 };
@@ -197,6 +212,7 @@ int main(int argc, char **argv) {
     CHECK(!rpcrdma_free(client));
     connects_without_answer();
     connects_without_key(argv[2], services);
+    starts_below_the_limit_of_file_sizes(argv[2], services);
     connects_without_receives(argv[2], services);
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("memory, lengths, sizes of requests, codes of connects\n");

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
+use std::error::Error;
 use std::ffi::{c_char, c_int};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -71,6 +72,7 @@ impl From<StartError> for Failure {
             StartErrorKind::Config | StartErrorKind::Core => Errno::INVAL,
             StartErrorKind::Address if error.is_address_in_use() => Errno::ADDRINUSE,
             StartErrorKind::Address => Errno::ADDRNOTAVAIL,
+            StartErrorKind::Memory if is_caused_by(&error, Errno::FBIG) => Errno::FBIG,
             StartErrorKind::Memory => Errno::NOMEM,
             StartErrorKind::Device => Errno::NODEV,
             _ => Errno::IO,
@@ -137,8 +139,14 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
     }
 }
 
+/// Whether this error of the system is a cause of an error.
+fn is_caused_by(error: &StartError, code: Errno) -> bool {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.filter_map(|cause| cause.downcast_ref().and_then(Errno::from_io_error)).any(|cause| cause == code)
+}
+
 /// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

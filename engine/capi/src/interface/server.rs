@@ -28,8 +28,9 @@ use crate::types::*;
 /// `server.shards` says how many there are, by default one for each address. `config` may be NULL.
 ///
 /// NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
-/// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, ENODEV (the
-/// device), EIO (another system call).
+/// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, EFBIG (memory
+/// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), ENODEV (the device), EIO (another
+/// system call).
 ///
 /// # Safety
 /// `address` ends with a zero byte; the handles as for `rpcrdma_free`.
