@@ -343,9 +343,10 @@ rpcrdma_config *rpcrdma_config_new(void);
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 // ends need the same: peers without it are refused, and so is version 1. Such a client's connect fails with
-// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed. So do those
-// to a server whose `wire.version_1` is false. ID names the key, not the host: `rpcrdma_call_peer` says it. All
-// hosts with one key have one name; that of `blockstore` is `blockstore`.
+// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed, and a retry
+// fails in the same way. The code is not EKEYREJECTED, because the server names only its versions: calls to a server
+// whose `wire.version_1` is false end with the same error. ID names the key, not the host: `rpcrdma_call_peer` says
+// it. All hosts with one key have one name; that of `blockstore` is `blockstore`.
 //
 // Returns 0, or -EINVAL: the text names the knob, and what it takes.
 //
@@ -770,7 +771,7 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN
 // (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
 // `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
-// malformed reply or another transport error), EINVAL.
+// malformed reply, a server that refuses version 1, or another transport error), EINVAL.
 //
 // EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
 // server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.

@@ -154,6 +154,44 @@ static void connects_without_key(const char *address, rpcrdma_services *services
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
+static void refused(void *context, const rpcrdma_completion *completion) {
+    CHECK(completion->error == -EKEYREJECTED && strstr(rpcrdma_error(), "the call was not executed"));
+    ++*(int *)context;
+}
+
+// A server that requires a host key since its restart: a call that waits for the new connection is not executed.
+static void calls_without_key(const char *address, rpcrdma_services *services) {
+    rpcrdma_config *config = new_config(), *keyed = new_config();
+    CHECK(!rpcrdma_config_set(config, "connect.reconnect_attempts", "1000"));
+    CHECK(!rpcrdma_config_set(keyed, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
+    rpcrdma_server *server = rpcrdma_server_start(address, services, NULL);
+    CHECK(server);
+    rpcrdma_local_client *client = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
+    CHECK(client && !rpcrdma_free(server));
+    int ended = 0;
+    while (rpcrdma_local_client_is_established(client) == 1)
+        CHECK(rpcrdma_local_client_poll(client, refused, &ended) >= 0);
+    CHECK(!rpcrdma_local_client_start(client, &REQUEST(.procedure = 1), NULL));
+    CHECK(server = rpcrdma_server_start(address, services, keyed));
+    while (!ended)
+        CHECK(rpcrdma_local_client_poll(client, refused, &ended) >= 0);
+    CHECK(ended == 1 && !rpcrdma_free(client) && !rpcrdma_free(server));
+    CHECK(!rpcrdma_free(config) && !rpcrdma_free(keyed));
+}
+
+// A client of version 1 does not learn of the key: its calls end, and are not executed.
+static void calls_of_version_1_without_key(const char *address, rpcrdma_services *services) {
+    rpcrdma_config *config = new_config(), *keyed = new_config();
+    CHECK(!rpcrdma_config_set(config, "wire.credit_mode", "v1"));
+    CHECK(!rpcrdma_config_set(keyed, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
+    rpcrdma_server *server = rpcrdma_server_start(address, services, keyed);
+    rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
+    CHECK(server && client);
+    CHECK(rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL) == -EPROTO);
+    CHECK(strstr(rpcrdma_error(), "not executed, and a retry on this connection fails"));
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config) && !rpcrdma_free(keyed));
+}
+
 // A limit of file sizes below the library's memory, which is a file to the kernel.
 static void starts_below_the_limit_of_file_sizes(const char *address, rpcrdma_services *services) {
     struct rlimit before, low;
@@ -212,6 +250,8 @@ int main(int argc, char **argv) {
     CHECK(!rpcrdma_free(client));
     connects_without_answer();
     connects_without_key(argv[2], services);
+    calls_without_key(argv[2], services);
+    calls_of_version_1_without_key(argv[2], services);
     starts_below_the_limit_of_file_sizes(argv[2], services);
     connects_without_receives(argv[2], services);
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));

@@ -307,7 +307,8 @@ fn hint(error: &ErrorBody) -> &'static str {
              memory.bulk_buffers of the peer; or, in version 1, one is missing or too short for a result)"
         }
         ErrorBody::Vers { .. } => {
-            " (not executed: see wire.credit_mode of this side, and wire.version_1 and wire.host_auth of the server)"
+            " (not executed, and a retry on this connection fails in the same way: see wire.credit_mode of this side, \
+             and wire.version_1 and wire.host_auth of the server)"
         }
         ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. } => {
             " (limit of this side: memory.bulk_buffers)"
@@ -412,5 +413,8 @@ mod tests {
         );
         let hint = CallError::Transport(ErrorBody::BadXdr).to_string();
         assert!(hint.contains("Procedure::read_chunks") && hint.contains("memory.bulk_buffers"), "{hint}");
+        let hint = CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }).to_string();
+        let retry = "not executed, and a retry on this connection fails in the same way";
+        assert!(hint.contains(retry) && hint.contains("wire.host_auth of the server"), "{hint}");
     }
 }

@@ -32,9 +32,10 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 /// ends need the same: peers without it are refused, and so is version 1. Such a client's connect fails with
-/// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed. So do those
-/// to a server whose `wire.version_1` is false. ID names the key, not the host: `rpcrdma_call_peer` says it. All
-/// hosts with one key have one name; that of `blockstore` is `blockstore`.
+/// EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not executed, and a retry
+/// fails in the same way. The code is not EKEYREJECTED, because the server names only its versions: calls to a server
+/// whose `wire.version_1` is false end with the same error. ID names the key, not the host: `rpcrdma_call_peer` says
+/// it. All hosts with one key have one name; that of `blockstore` is `blockstore`.
 ///
 /// Returns 0, or -EINVAL: the text names the knob, and what it takes.
 ///
