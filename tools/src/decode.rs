@@ -178,6 +178,13 @@ impl<'a, W: Write> Decoder<'a, W> {
             let count = roce.unfinished();
             eprintln!("rpcrdma: {count} Sends have packets that the capture misses");
         }
+        if roce.unplaced() > 0 {
+            let count = roce.unplaced();
+            eprintln!("rpcrdma: {count} packets of Sends passed over, because the capture misses packets before them");
+        }
+        if roce.malformed() > 0 {
+            eprintln!("rpcrdma: {} RoCEv2 packets passed over: too short for their headers", roce.malformed());
+        }
         if iwarp.broken() > 0 {
             let count = iwarp.broken();
             eprintln!(
@@ -192,7 +199,8 @@ impl<'a, W: Write> Decoder<'a, W> {
                  cooked or raw IP packets"
             );
         }
-        let skipped = cut_short + roce.unfinished() + iwarp.broken() + unsupported.values().sum::<u64>();
+        let of_roce = roce.unfinished() + roce.unplaced() + roce.malformed();
+        let skipped = cut_short + of_roce + iwarp.broken() + unsupported.values().sum::<u64>();
         if skipped > 0 {
             self.failures += skipped;
             eprintln!(

@@ -1,10 +1,10 @@
 //! Sends of RoCEv2 packets: UDP port 4791, then InfiniBand's transport headers.
 //!
 //! [`Reassembler::packet`] takes packets as captured and returns each Send once, complete, without padding and
-//! checksum. The sequence number (PSN) identifies retransmitted packets. A missing packet loses only its own Send,
-//! which [`Reassembler::unfinished`] counts.
+//! checksum. The sequence number (PSN) identifies retransmitted packets. A missing packet loses only its own Send:
+//! [`Reassembler::unfinished`] counts the Sends that began, [`Reassembler::unplaced`] the packets behind a missing one.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use crate::capture::Packet;
 use crate::message::{Flow, Message};
@@ -26,8 +26,10 @@ const OPEN: usize = 64;
 pub struct Reassembler {
     flows: HashMap<Flow, Progress>,
     truncated: u64,
+    malformed: u64,
     repeated: u64,
     dropped: u64,
+    unplaced: u64,
 }
 
 /// State of one direction.
@@ -35,20 +37,20 @@ pub struct Reassembler {
 struct Progress {
     /// Incomplete Sends, by the sequence number of their next packet.
     open: HashMap<u32, Vec<u8>>,
-    /// The most recent sequence numbers in use.
-    used: HashSet<u32>,
+    /// The most recent sequence numbers, and whether their packets have found their place.
+    recent: HashMap<u32, bool>,
     order: VecDeque<u32>,
 }
 
 impl Progress {
-    fn mark_used(&mut self, psn: u32) {
-        self.used.insert(psn);
-        self.order.push_back(psn);
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.used.remove(&oldest);
+    /// Records whether a packet has found its place. Returns whether one is forgotten that never has.
+    fn record(&mut self, psn: u32, is_placed: bool) -> bool {
+        if self.recent.insert(psn, is_placed).is_some() {
+            return false;
         }
+        self.order.push_back(psn);
+        self.order.len() > REMEMBERED
+            && self.order.pop_front().and_then(|oldest| self.recent.remove(&oldest)) == Some(false)
     }
 }
 
@@ -87,20 +89,18 @@ impl Reassembler {
             self.truncated += 1;
             return None;
         };
-        let (bth, rest) = datagram.split_first_chunk::<BTH_LEN>()?;
+        let Some((bth, rest)) = datagram.split_first_chunk::<BTH_LEN>() else {
+            self.malformed += 1;
+            return None;
+        };
         let [opcode, flags, _, _, _, q0, q1, q2, _, p0, p1, p2] = *bth;
         let (begins, ends, extension) = send_opcode(opcode)?;
         let padding = usize::from(flags >> 4 & 3);
         let number = u32::from_be_bytes([0, q0, q1, q2]);
         let psn = u32::from_be_bytes([0, p0, p1, p2]);
-        let mut payload = rest.get(..rest.len().checked_sub(ICRC_LEN + padding)?)?;
-        let word = match extension {
-            Extension::None => None,
-            Extension::Immediate | Extension::Invalidate => {
-                let (word, tail) = payload.split_first_chunk()?;
-                payload = tail;
-                Some(u32::from_be_bytes(*word))
-            }
+        let Some((word, payload)) = without_framing(rest, padding, extension) else {
+            self.malformed += 1;
+            return None;
         };
         let flow = Flow::QueuePair { source, destination, number };
         let bytes = self.place(flow, psn, (begins, ends), payload)?;
@@ -117,13 +117,14 @@ impl Reassembler {
     /// place. The receiver refuses one that arrives too early, and its retransmission must find the place.
     fn place(&mut self, flow: Flow, psn: u32, (begins, ends): (bool, bool), payload: &[u8]) -> Option<Vec<u8>> {
         let progress = self.flows.entry(flow).or_default();
-        if progress.used.contains(&psn) {
+        if progress.recent.get(&psn) == Some(&true) {
             self.repeated += 1;
             return None;
         }
-        let mut bytes = if begins { Vec::new() } else { progress.open.remove(&psn)? };
+        let bytes = if begins { Some(Vec::new()) } else { progress.open.remove(&psn) };
+        self.unplaced += u64::from(progress.record(psn, bytes.is_some()));
+        let mut bytes = bytes?;
         bytes.extend_from_slice(payload);
-        progress.mark_used(psn);
         if ends {
             return Some(bytes);
         }
@@ -131,7 +132,9 @@ impl Reassembler {
             self.dropped += progress.open.len() as u64;
             progress.open.clear();
         }
-        progress.open.insert((psn + 1) & PSN_MASK, bytes);
+        // The sequence numbers may have come round since.
+        let earlier = progress.open.insert((psn + 1) & PSN_MASK, bytes);
+        self.dropped += u64::from(earlier.is_some());
         None
     }
 
@@ -139,6 +142,12 @@ impl Reassembler {
     pub fn unfinished(&self) -> u64 {
         let open: usize = self.flows.values().map(|progress| progress.open.len()).sum();
         self.dropped + open as u64
+    }
+
+    /// Packets of Sends that were passed over so far, as packets before them are missing.
+    pub fn unplaced(&self) -> u64 {
+        let recent = self.flows.values().flat_map(|progress| progress.recent.values());
+        self.unplaced + recent.filter(|is_placed| !**is_placed).count() as u64
     }
 
     /// Retransmitted packets of Sends.
@@ -149,6 +158,23 @@ impl Reassembler {
     /// RoCEv2 packets that were captured in part, and skipped.
     pub const fn truncated(&self) -> u64 {
         self.truncated
+    }
+
+    /// RoCEv2 packets that are shorter than their headers state, and skipped.
+    pub const fn malformed(&self) -> u64 {
+        self.malformed
+    }
+}
+
+/// The word of the extended header, and the payload. `None` if the bytes behind the base header are too few.
+fn without_framing(bytes: &[u8], padding: usize, extension: Extension) -> Option<(Option<u32>, &[u8])> {
+    let bytes = bytes.get(..bytes.len().checked_sub(ICRC_LEN + padding)?)?;
+    match extension {
+        Extension::None => Some((None, bytes)),
+        Extension::Immediate | Extension::Invalidate => {
+            let (word, payload) = bytes.split_first_chunk()?;
+            Some((Some(u32::from_be_bytes(*word)), payload))
+        }
     }
 }
 

@@ -128,7 +128,7 @@ fn go_back_n() {
     let only = PLAIN.packet(0x04, 4, b"z");
     let (got, reassembler) = messages(&[&one, &three, &only, &two, &three, &only].map(Vec::clone));
     assert_eq!(got, [&b"z"[..], &[1, 2, 3]]);
-    assert_eq!(reassembler.unfinished(), 0);
+    assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (0, 0));
 }
 
 #[test]
@@ -141,7 +141,33 @@ fn missing_packets_cost_their_own_send_only() {
         PLAIN.packet(0x04, 7, b"g"),
     ]);
     assert_eq!(got, [b"d", b"g"]);
-    assert_eq!(reassembler.unfinished(), 1);
+    // Packet 1 began a Send. Packets 3 and 6 follow missing ones.
+    assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (1, 2));
+}
+
+/// A packet behind a missing one counts once, however often it comes and however long ago.
+#[test]
+fn forgotten_packets_behind_missing_ones_stay_counted() {
+    let mut reassembler = Reassembler::default();
+    let mut after = |opcode, psn| {
+        assert_eq!(give(&mut reassembler, &PLAIN.packet(opcode, psn, b"a")).is_some(), opcode == 0x04);
+        let progress = reassembler.flows.values().next().expect("a flow");
+        assert!(progress.recent.len() <= REMEMBERED && progress.order.len() == progress.recent.len());
+        reassembler.unplaced()
+    };
+    assert_eq!([after(0x02, 1), after(0x01, 3), after(0x02, 1)], [1, 2, 2]);
+    assert!((10..).take(2 * REMEMBERED).all(|psn| after(0x04, psn) == 2));
+    // The sequence numbers have come round.
+    assert_eq!([after(0x04, 1), after(0x02, 3)], [2, 3]);
+}
+
+#[test]
+fn an_open_send_whose_sequence_number_comes_round_stays_counted() {
+    let only = (10..).take(REMEMBERED).map(|psn| PLAIN.packet(0x04, psn, b"a"));
+    let first = PLAIN.packet(0x00, 1, b"a");
+    let (_, reassembler) =
+        messages(&[&first].into_iter().cloned().chain(only).chain([first.clone()]).collect::<Vec<_>>());
+    assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (2, 0));
 }
 
 #[test]
@@ -170,6 +196,20 @@ fn cut_packets_are_counted() {
     let whole = PLAIN.packet(0x04, 1, b"abcd");
     let (got, reassembler) = messages(&[whole[..whole.len() - 1].to_vec()]);
     assert_eq!((got.len(), reassembler.truncated()), (0, 1));
+}
+
+#[test]
+fn packets_without_room_for_their_headers_are_counted() {
+    for (opcode, len) in [(0x04, BTH_LEN - 1), (0x04, BTH_LEN + ICRC_LEN - 1), (0x17, BTH_LEN + ICRC_LEN + 3)] {
+        let mut packet = PLAIN.packet(opcode, 1, b"abcd");
+        packet[38..40].copy_from_slice(&(8 + len as u16).to_be_bytes());
+        let (got, reassembler) = messages(&[packet, PLAIN.packet(0x04, 2, b"efgh")]);
+        assert_eq!(
+            (got, reassembler.malformed(), reassembler.truncated()),
+            (vec![b"efgh".to_vec()], 1, 0),
+            "{opcode:#x}"
+        );
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::process::{Command, Output, Stdio};
 
+use rpcrdma_tools::capture::{self, CaptureError};
 use serde_json::{Value, json};
 
 pub(crate) const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/nfs3-linux61.pcap");
@@ -31,6 +32,38 @@ pub(crate) fn run(arguments: &[&str], input: &str) -> (i32, Vec<String>, String)
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     let lines = text(output.stdout).lines().map(str::to_owned).collect();
     (output.status.code().expect("an exit status"), lines, text(output.stderr))
+}
+
+/// The packets of a capture.
+pub(crate) fn packets(capture: &str) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    let read = capture::read(std::fs::File::open(capture).expect("test data"), |packet| {
+        packets.push(packet.bytes.to_vec());
+        Ok::<_, CaptureError>(())
+    });
+    read.expect("a capture");
+    packets
+}
+
+/// Decodes whole Ethernet packets in pcap.
+fn decode_packets(packets: &[Vec<u8>]) -> (Option<i32>, String, String) {
+    let mut file = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 65_535, 1].map(u32::to_be_bytes).concat();
+    for packet in packets {
+        let length = (packet.len() as u32).to_be_bytes();
+        file.extend([[0; 4], [0; 4], length, length].concat());
+        file.extend(packet);
+    }
+    let output = rpcrdma(&["decode"], &file);
+    let [lines, errors] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).expect("UTF-8"));
+    (output.status.code(), lines, errors)
+}
+
+/// Whether the end of the messages on standard error is right for a capture of which parts are missing, by `cause`.
+fn assert_incomplete(packets: &[Vec<u8>], cause: &str) {
+    let (status, lines, errors) = decode_packets(packets);
+    assert!(!lines.is_empty() && !lines.contains("error"), "what is there is decoded: {lines}");
+    let ends_right = errors.lines().last().is_some_and(|line| line.contains("the decoded messages are incomplete"));
+    assert!(status == Some(1) && errors.contains(cause) && ends_right, "{status:?}, not {cause}: {errors}");
 }
 
 pub(crate) fn objects(lines: &[String]) -> Vec<Value> {
@@ -230,28 +263,45 @@ fn a_capture_of_iwarp() {
 /// A missing packet loses the rest of its direction, and is reported.
 #[test]
 fn a_capture_of_iwarp_with_holes() {
-    let bytes = std::fs::read(IWARP).expect("test data");
-    // A file header, and then records, each after its own header. Frame 40 is omitted.
-    let (mut without, mut rest) = (bytes[..24].to_vec(), &bytes[24..]);
-    for frame in 1.. {
-        let Some((record, tail)) = rest.split_first_chunk::<16>() else { break };
-        let len = u32::from_le_bytes(record[8..12].try_into().expect("four bytes")) as usize;
-        if frame != 40 {
-            without.extend_from_slice(&rest[..16 + len]);
-        }
-        rest = &tail[len..];
-    }
-    let output = rpcrdma(&["decode", "-"], &without);
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let mut packets = packets(IWARP);
+    packets.remove(39);
+    let (status, lines, errors) = decode_packets(&packets);
     assert!(
         errors.starts_with("rpcrdma: 1 directions of iWARP connections have bytes that the capture misses"),
         "{errors}"
     );
-    let lines = String::from_utf8(output.stdout).expect("UTF-8");
     let (calls, replies): (Vec<_>, Vec<_>) = lines.lines().partition(|line| line.contains("CALL"));
-    assert_eq!(output.status.code(), Some(1), "bytes were passed over");
+    assert_eq!(status, Some(1), "bytes were passed over");
     assert!(calls.len() == 63 && replies.len() < 63, "{}", replies.len());
     assert!(errors.lines().last().is_some_and(|line| line.contains("the decoded messages are incomplete")), "{errors}");
+}
+
+/// Ethernet and IPv4 headers, and that of UDP, precede the opcode of a RoCEv2 packet.
+const OPCODE: usize = 14 + 20 + 8;
+
+/// One Send of the capture has two packets, with opcodes SEND First and SEND Last.
+#[test]
+fn a_capture_of_roce_without_a_packet_of_a_send() {
+    let whole = packets(CAPTURE);
+    let is_roce = |packet: &[u8]| packet[23] == 17 && packet[36..38] == 4791u16.to_be_bytes();
+    for (opcode, cause) in [
+        (0x00, "rpcrdma: 1 packets of Sends passed over, because the capture misses packets before them\n"),
+        (0x02, "rpcrdma: 1 Sends have packets that the capture misses\n"),
+    ] {
+        let mut packets = whole.clone();
+        packets.retain(|packet| !is_roce(packet) || packet[OPCODE] != opcode);
+        assert_eq!(packets.len(), whole.len() - 1, "{opcode}");
+        assert_incomplete(&packets, cause);
+    }
+}
+
+#[test]
+fn a_capture_of_roce_with_a_packet_that_is_too_short_for_its_headers() {
+    let mut packets = packets(CAPTURE);
+    let mut short = packets[3].clone();
+    short[38..40].copy_from_slice(&[0, 8 + 11]);
+    packets.push(short);
+    assert_incomplete(&packets, "rpcrdma: 1 RoCEv2 packets passed over: too short for their headers\n");
 }
 
 #[test]

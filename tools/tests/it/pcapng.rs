@@ -2,7 +2,7 @@
 
 use rpcrdma_tools::capture::{self, CaptureError};
 
-use crate::decode::{CAPTURE, rpcrdma};
+use crate::decode::{CAPTURE, packets, rpcrdma};
 
 const ETHERNET: u16 = 1;
 const INFINIBAND: u16 = 247;
@@ -92,23 +92,11 @@ impl File {
     }
 }
 
-/// The packets of the capture in pcap.
-fn packets() -> Vec<Vec<u8>> {
-    let file = std::fs::File::open(CAPTURE).expect("test data");
-    let mut packets = Vec::new();
-    let read = capture::read(file, |packet| {
-        packets.push(packet.bytes.to_vec());
-        Ok::<_, CaptureError>(())
-    });
-    read.expect("a capture");
-    packets
-}
-
 /// The second section has the other byte order.
 #[test]
 fn all_kinds_of_blocks_in_either_byte_order_give_the_same_messages_as_pcap() {
     let expected = rpcrdma(&["decode", "--json", CAPTURE], b"");
-    let packets = packets();
+    let packets = packets(CAPTURE);
     let (first, second) = packets.split_at(packets.len() / 2);
     for kind in KINDS {
         for big in [false, true] {
@@ -132,7 +120,7 @@ fn all_kinds_of_blocks_in_either_byte_order_give_the_same_messages_as_pcap() {
 #[test]
 fn packets_that_are_cut_short_are_reported() {
     let most = 302;
-    let whole = packets();
+    let whole = packets(CAPTURE);
     let long = whole.iter().filter(|packet| packet.len() > most).count();
     assert!(long > 0 && long < whole.len());
     for kind in KINDS {
@@ -162,7 +150,7 @@ fn packets_that_are_cut_short_are_reported() {
 
 #[test]
 fn unsupported_link_types_are_named_by_interface() {
-    let packets = packets();
+    let packets = packets(CAPTURE);
     let mut file = File::default();
     file.section(false);
     file.interface(ETHERNET, 0, "eth0");
@@ -185,7 +173,7 @@ fn unsupported_link_types_are_named_by_interface() {
 
 #[test]
 fn packets_of_no_interface_and_faulty_blocks_end_the_capture() {
-    let packets = packets();
+    let packets = packets(CAPTURE);
     for kind in KINDS {
         let mut file = File::default();
         file.section(true);
