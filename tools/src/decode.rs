@@ -15,7 +15,7 @@ use crate::command::{CommandError, Ended, Outcome};
 use crate::iwarp::{self, Found};
 use crate::json;
 use crate::message::Message;
-use crate::network;
+use crate::network::{self, Datagram};
 use crate::payload::{Rpc, RpcHeader};
 use crate::roce;
 
@@ -142,15 +142,18 @@ impl<'a, W: Write> Decoder<'a, W> {
     fn capture(&mut self, source: impl Read + Send) -> Result<(), CommandError> {
         let mut roce = roce::Reassembler::default();
         let mut iwarp = iwarp::Reassembler::default();
-        let (mut sends, mut cut_short): (u64, u64) = (0, 0);
+        let (mut sends, mut cut_short, mut fragments): (u64, u64, u64) = (0, 0, 0);
         let mut unsupported: BTreeMap<(String, String), u64> = BTreeMap::new();
         let packets = capture::read(source, |packet| {
             if let Some(link) = network::unsupported(packet.link) {
                 *unsupported.entry((packet.interface.to_owned(), link)).or_default() += 1;
             }
+            let datagram = Datagram::of(&packet);
+            fragments += u64::from(datagram.is_some_and(|datagram| datagram.is_fragment));
+            let is_cut_short = packet.is_cut_short() || datagram.is_some_and(|datagram| datagram.is_cut_short);
             let cut_before = roce.truncated();
             let of_roce = roce.packet(&packet).map(Found::Send);
-            cut_short += u64::from(packet.is_cut_short() || roce.truncated() > cut_before);
+            cut_short += u64::from(is_cut_short || roce.truncated() > cut_before);
             for found in of_roce.into_iter().chain(iwarp.packet(&packet)) {
                 match found {
                     Found::Send(send) => {
@@ -170,6 +173,9 @@ impl<'a, W: Write> Decoder<'a, W> {
         })?;
         if cut_short > 0 {
             eprintln!("rpcrdma: {cut_short} packets are cut short: capture whole packets (tcpdump -s 0)");
+        }
+        if fragments > 0 {
+            eprintln!("rpcrdma: {fragments} IP fragments passed over, because datagrams are not reassembled");
         }
         if roce.repeated() > 0 {
             eprintln!("rpcrdma: {} retransmitted packets passed over", roce.repeated());
@@ -200,7 +206,7 @@ impl<'a, W: Write> Decoder<'a, W> {
             );
         }
         let of_roce = roce.unfinished() + roce.unplaced() + roce.malformed();
-        let skipped = cut_short + of_roce + iwarp.broken() + unsupported.values().sum::<u64>();
+        let skipped = cut_short + fragments + of_roce + iwarp.broken() + unsupported.values().sum::<u64>();
         if skipped > 0 {
             self.failures += skipped;
             eprintln!(

@@ -10,7 +10,7 @@ use crate::capture::Packet;
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 
-/// An IP datagram that is not fragmented.
+/// An IP datagram, or a fragment of one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Datagram<'a> {
     pub(crate) source: IpAddr,
@@ -19,6 +19,10 @@ pub(crate) struct Datagram<'a> {
     pub(crate) protocol: u8,
     /// The captured part of it.
     pub(crate) payload: &'a [u8],
+    /// The payload is a part of the datagram's.
+    pub(crate) is_fragment: bool,
+    /// Its header states more bytes than were captured.
+    pub(crate) is_cut_short: bool,
 }
 
 impl<'a> Datagram<'a> {
@@ -56,13 +60,19 @@ fn untagged(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
 fn ipv4(ip: &[u8]) -> Option<Datagram<'_>> {
     let header: &[u8; 20] = ip.first_chunk()?;
     let header_len = usize::from(header[0] & 0xF) * 4;
-    let fragment = be16(header, 6)? & 0x3FFF;
-    if fragment != 0 {
-        return None;
-    }
+    // More Fragments, and the offset.
+    let is_fragment = be16(header, 6)? & 0x3FFF != 0;
+    let len = usize::from(be16(header, 2)?);
     let address = |at: usize| Some(IpAddr::V4(Ipv4Addr::from(*header.get(at..)?.first_chunk::<4>()?)));
-    let payload = without_padding(ip, usize::from(be16(header, 2)?)).get(header_len..)?;
-    Some(Datagram { source: address(12)?, destination: address(16)?, protocol: header[9], payload })
+    let payload = without_padding(ip, len).get(header_len..)?;
+    Some(Datagram {
+        source: address(12)?,
+        destination: address(16)?,
+        protocol: header[9],
+        payload,
+        is_fragment,
+        is_cut_short: len > ip.len(),
+    })
 }
 
 fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
@@ -70,12 +80,20 @@ fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
     let header: &[u8; HEADER] = ip.first_chunk()?;
     let address = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*header.get(at..)?.first_chunk::<16>()?)));
     let len = usize::from(be16(header, 4)?);
-    let (protocol, payload) = without_extensions(header[6], without_padding(&ip[HEADER..], len))?;
-    Some(Datagram { source: address(8)?, destination: address(24)?, protocol, payload })
+    let (protocol, payload, is_fragment) = without_extensions(header[6], without_padding(&ip[HEADER..], len))?;
+    Some(Datagram {
+        source: address(8)?,
+        destination: address(24)?,
+        protocol,
+        payload,
+        is_fragment,
+        is_cut_short: len > ip.len() - HEADER,
+    })
 }
 
-/// Skips the extension headers of IPv6 (RFC 8200 §4). `None` for fragments, and for headers that are cut off.
-fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8])> {
+/// Skips the extension headers of IPv6 (RFC 8200 §4) up to that of a fragment. Returns the next protocol, the bytes from
+/// its header on, and whether they are a fragment. `None` for headers that are cut off.
+fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8], bool)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
     const FRAGMENT: u8 = 44;
@@ -88,8 +106,8 @@ fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8])> {
             AUTHENTICATION => 4 * (usize::from(*bytes.get(1)?) + 2),
             // Offset 0, and no more fragments: a whole datagram (RFC 6946).
             FRAGMENT if be16(bytes, 2)? & 0xFFF9 == 0 => 8,
-            FRAGMENT => return None,
-            _ => return Some((next, bytes)),
+            FRAGMENT => return Some((*bytes.first()?, bytes.get(8..)?, true)),
+            _ => return Some((next, bytes, false)),
         };
         next = *bytes.first()?;
         bytes = bytes.get(len..)?;
@@ -142,7 +160,7 @@ mod tests {
 
     fn datagram(bytes: &[u8]) -> Option<(u8, usize)> {
         let found = Datagram::of(&Packet::new(1, Linktype::ETHERNET, bytes))?;
-        Some((found.protocol, found.payload.len()))
+        (!found.is_fragment).then_some((found.protocol, found.payload.len()))
     }
 
     #[test]
@@ -158,7 +176,9 @@ mod tests {
         assert_eq!(datagram(&packet(&[], 51, &authentication)), Some((UDP, 8)));
         assert_eq!(datagram(&packet(&[], 44, &[UDP, 0, 0, 0, 0, 0, 0, 1])), Some((UDP, 8)), "a whole datagram");
         for part in [[UDP, 0, 0, 1, 0, 0, 0, 1], [UDP, 0, 1, 0, 0, 0, 0, 1]] {
-            assert_eq!(datagram(&packet(&[], 44, &part)), None, "a fragment");
+            let part = packet(&[], 44, &part);
+            let found = Datagram::of(&Packet::new(1, Linktype::ETHERNET, &part)).expect("a fragment");
+            assert_eq!((found.is_fragment, found.protocol, found.payload.len()), (true, UDP, 8));
         }
         let chain = [&[44, 0, 0, 0, 0, 0, 0, 0], &[60, 0, 0, 0, 0, 0, 0, 1], &OPTIONS[..]].concat();
         assert_eq!(datagram(&packet(&[], 0, &chain)), Some((UDP, 8)));
@@ -169,6 +189,20 @@ mod tests {
         assert_eq!(datagram(&whole[..headers + 1]), Some((UDP, 1)));
         // A length beyond the packet.
         assert_eq!(datagram(&packet(&[], 0, &[UDP, 255, 0, 0, 0, 0, 0, 0])), None);
+    }
+
+    #[test]
+    fn a_datagram_shorter_than_its_length_is_cut_short() {
+        let ipv6 = packet(&[], UDP, &[])[14..].to_vec();
+        let mut ipv4 = [&[0x45, 0, 0, 28][..], &[0; 24]].concat();
+        let is_cut = |ip: &[u8]| Datagram::of(&Packet::new(1, Linktype::RAW, ip)).expect("a datagram").is_cut_short;
+        for ip in [&ipv4, &ipv6] {
+            let padded = [&ip[..], &[0; 6]].concat();
+            assert_eq!([is_cut(&ip[..ip.len() - 1]), is_cut(ip), is_cut(&padded)], [true, false, false], "{ip:?}");
+        }
+        // The host's adapter has not segmented it yet.
+        ipv4[3] = 0;
+        assert!(!is_cut(&ipv4));
     }
 
     #[test]

@@ -81,8 +81,8 @@ const fn send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
 impl Reassembler {
     /// Takes a packet. Returns the Send that it completes, if any.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
-        let Datagram { source, destination, protocol, payload: udp } = Datagram::of(packet)?;
-        if protocol != UDP || be16(udp, 2)? != UDP_PORT {
+        let Datagram { source, destination, protocol, payload: udp, is_fragment, .. } = Datagram::of(packet)?;
+        if is_fragment || protocol != UDP || be16(udp, 2)? != UDP_PORT {
             return None;
         }
         let Some(datagram) = udp.get(8..usize::from(be16(udp, 4)?)) else {

@@ -123,7 +123,7 @@ impl Stream {
 impl Streams {
     /// Takes a packet. Returns the next bytes of its direction, if any are new.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Piece> {
-        let datagram = Datagram::of(packet).filter(|datagram| datagram.protocol == TCP)?;
+        let datagram = Datagram::of(packet).filter(|datagram| datagram.protocol == TCP && !datagram.is_fragment)?;
         let header: &[u8; HEADER] = datagram.payload.first_chunk()?;
         let payload = datagram.payload.get(usize::from(header[12] >> 4) * 4..)?;
         let sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);

@@ -304,6 +304,33 @@ fn a_capture_of_roce_with_a_packet_that_is_too_short_for_its_headers() {
     assert_incomplete(&packets, "rpcrdma: 1 RoCEv2 packets passed over: too short for their headers\n");
 }
 
+/// Both could be parts of a message: the first fragment of a datagram, and its last.
+#[test]
+fn a_capture_with_ip_fragments() {
+    for capture in [CAPTURE, IWARP] {
+        let mut packets = packets(capture);
+        for fragment in [[0x20, 0], [0, 1]] {
+            let mut packet = packets[0].clone();
+            assert_eq!(packet[12..14], [8, 0], "IPv4");
+            packet[20..22].copy_from_slice(&fragment);
+            packets.push(packet);
+        }
+        assert_incomplete(&packets, "rpcrdma: 2 IP fragments passed over, because datagrams are not reassembled\n");
+    }
+}
+
+/// The file states the length of the captured part as that of the packet, but IP states another.
+#[test]
+fn a_capture_with_a_packet_that_ends_before_its_datagram() {
+    for capture in [CAPTURE, IWARP] {
+        let mut packets = packets(capture);
+        let mut packet = packets.iter().find(|packet| packet.len() > 100).expect("a long packet").clone();
+        packet.truncate(90);
+        packets.push(packet);
+        assert_incomplete(&packets, "rpcrdma: 1 packets are cut short: capture whole packets (tcpdump -s 0)\n");
+    }
+}
+
 #[test]
 fn a_capture_from_standard_input() {
     let bytes = std::fs::read(CAPTURE).expect("test data");
