@@ -34,6 +34,10 @@ const HEAD: u64 = 4096;
 ///
 /// Each message gives one line. So does a message that cannot be decoded; the exit status is then 1.
 ///
+/// Standard error tells which parts of a capture were passed over, and why: packets that are missing, cut short or
+/// malformed, IP fragments, messages that the end of the capture cuts. The exit status is then 1, too, except for
+/// retransmitted packets.
+///
 /// Arguments and results are printed by field name, if their program is known: NFS version 3, MOUNT, rpcbind, and those
 /// of --xdr. A reply belongs to the last call with its XID between the same addresses, so the capture must contain the
 /// call. Long data is shortened: `bytes` is its length, `more` the number of further elements. Data in a chunk is shown
@@ -198,6 +202,13 @@ impl<'a, W: Write> Decoder<'a, W> {
                  passed over: capture whole packets (tcpdump -s 0 -B 65536)"
             );
         }
+        if iwarp.unfinished() > 0 {
+            let count = iwarp.unfinished();
+            eprintln!(
+                "rpcrdma: {count} directions of iWARP connections have messages or segments without their end, because \
+                 the capture or the connection ended before it"
+            );
+        }
         for ((interface, link), count) in &unsupported {
             let of = if interface.is_empty() { String::new() } else { format!(" of {interface}") };
             eprintln!(
@@ -206,7 +217,8 @@ impl<'a, W: Write> Decoder<'a, W> {
             );
         }
         let of_roce = roce.unfinished() + roce.unplaced() + roce.malformed();
-        let skipped = cut_short + fragments + of_roce + iwarp.broken() + unsupported.values().sum::<u64>();
+        let of_iwarp = iwarp.broken() + iwarp.unfinished();
+        let skipped = cut_short + fragments + of_roce + of_iwarp + unsupported.values().sum::<u64>();
         if skipped > 0 {
             self.failures += skipped;
             eprintln!(

@@ -48,6 +48,9 @@ pub enum Found {
 pub struct Reassembler {
     streams: Streams,
     halves: HashMap<Direction, Half>,
+    /// Of connections whose ports were used again.
+    earlier_broken: u64,
+    earlier_unfinished: u64,
 }
 
 /// One direction of a connection.
@@ -60,6 +63,17 @@ struct Half {
     segment: Option<Segment>,
     /// Received bytes of a Send, or of a Terminate.
     message: Vec<u8>,
+    /// Another message began before the end of a message.
+    is_interrupted: bool,
+}
+
+/// Why a direction has bytes that belong to no complete message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    /// Bytes before them are missing.
+    Gap,
+    /// Bytes behind them are missing.
+    End,
 }
 
 #[derive(Debug)]
@@ -70,6 +84,8 @@ enum Stage {
     SetUp,
     /// Segments.
     Open(Box<Reader>),
+    /// The first bytes contain no set-up frame.
+    Unknown,
     /// Nothing more is read.
     Over,
 }
@@ -84,9 +100,9 @@ impl Reassembler {
     /// Takes a packet. Returns what it completes.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Vec<Found> {
         let mut found = Vec::new();
-        let Some(Piece { direction, begins, bytes }) = self.streams.packet(packet) else { return found };
-        if begins {
-            self.halves.remove(&direction);
+        let Some(Piece { direction, begins, follows_gap, bytes }) = self.streams.packet(packet) else { return found };
+        if begins && self.halves.contains_key(&direction) {
+            self.forget(direction, follows_gap);
         }
         let peer = self.halves.get(&direction.reverse()).and_then(|half| half.setup.clone());
         let half = self.halves.entry(direction).or_default();
@@ -110,14 +126,66 @@ impl Reassembler {
         found
     }
 
+    /// Forgets both directions of a connection whose ports are used again. `has_gap` is that of the first direction.
+    fn forget(&mut self, direction: Direction, has_gap: bool) {
+        let reverse = direction.reverse();
+        for loss in [self.loss(direction, has_gap), self.loss(reverse, !self.streams.is_whole(reverse))] {
+            self.earlier_broken += u64::from(loss == Some(Loss::Gap));
+            self.earlier_unfinished += u64::from(loss == Some(Loss::End));
+        }
+        self.halves.remove(&direction);
+        self.halves.remove(&reverse);
+    }
+
+    /// What a direction lacks, if it belongs to an iWARP connection, which the set-up frame of either end shows.
+    fn loss(&self, direction: Direction, has_gap: bool) -> Option<Loss> {
+        let half = self.halves.get(&direction)?;
+        let is_iwarp = half.is_iwarp() || self.halves.get(&direction.reverse()).is_some_and(Half::is_iwarp);
+        let loss = if has_gap { Some(Loss::Gap) } else { half.loss() };
+        loss.filter(|_| is_iwarp)
+    }
+
+    fn count(&self, loss: Loss) -> u64 {
+        let directions = self.halves.keys();
+        directions.filter(|key| self.loss(**key, !self.streams.is_whole(**key)) == Some(loss)).count() as u64
+    }
+
     /// Directions of iWARP connections with missing packets.
     pub fn broken(&self) -> u64 {
-        let iwarp = self.halves.iter().filter(|(_, half)| half.setup.is_some());
-        iwarp.filter(|(direction, _)| !self.streams.is_whole(**direction)).count() as u64
+        self.earlier_broken + self.count(Loss::Gap)
+    }
+
+    /// Directions of iWARP connections without missing packets so far, in which a message or segment lacks its end.
+    pub fn unfinished(&self) -> u64 {
+        self.earlier_unfinished + self.count(Loss::End)
     }
 }
 
+/// The place of the first set-up frame.
+fn find_setup(bytes: &[u8]) -> Option<usize> {
+    bytes.windows(KEY).position(|key| KINDS.iter().any(|kind| key == kind.key()))
+}
+
 impl Half {
+    /// Whether its bytes contain a set-up frame, or the beginning of one.
+    fn is_iwarp(&self) -> bool {
+        self.setup.is_some() || matches!(&self.stage, Stage::Start(start) if find_setup(start).is_some())
+    }
+
+    /// What it lacks, if its bytes have no gap and the connection is of iWARP.
+    fn loss(&self) -> Option<Loss> {
+        let lacks_end = match &self.stage {
+            Stage::Unknown => return Some(Loss::Gap),
+            Stage::Start(start) if start.is_empty() => false,
+            // A direction that does not begin with its set-up frame lacks packets before.
+            Stage::Start(_) if !self.is_iwarp() => return Some(Loss::Gap),
+            Stage::Start(_) => true,
+            Stage::Open(reader) => self.is_interrupted || !self.message.is_empty() || !reader.is_between(),
+            Stage::SetUp | Stage::Over => self.is_interrupted,
+        };
+        lacks_end.then_some(Loss::End)
+    }
+
     /// Reads the next bytes and passes on the Sends and Terminates that they complete. `peer` is the other end's
     /// set-up frame, if known.
     fn read(
@@ -130,9 +198,9 @@ impl Half {
         let mut rest = bytes;
         if let Stage::Start(start) = &mut self.stage {
             start.extend_from_slice(bytes);
-            let Some(at) = start.windows(KEY).position(|key| KINDS.iter().any(|kind| key == kind.key())) else {
+            let Some(at) = find_setup(start) else {
                 if start.len() >= START + KEY {
-                    self.stage = Stage::Over;
+                    self.stage = Stage::Unknown;
                 }
                 return Ok(());
             };
@@ -160,6 +228,7 @@ impl Half {
                     if let Place::Untagged { offset, .. } = segment.place {
                         // A Terminate may interrupt a Send that has just begun.
                         if offset == 0 {
+                            self.is_interrupted |= !self.message.is_empty();
                             self.message.clear();
                         } else if offset as usize != self.message.len() {
                             return Err(format!(

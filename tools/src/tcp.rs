@@ -48,6 +48,8 @@ pub struct Piece {
     pub direction: Direction,
     /// They are the first that the sender sent, or the first that were captured.
     pub begins: bool,
+    /// An earlier connection with the same ports lacks bytes in this direction.
+    pub follows_gap: bool,
     /// The bytes; none at a mere beginning.
     pub bytes: Vec<u8>,
 }
@@ -135,11 +137,12 @@ impl Streams {
         let is_syn = header[13] & SYN != 0;
         let first = sequence.wrapping_add(is_syn.into());
         let begins = self.0.get(&direction).is_none_or(|stream| is_syn && stream.first != first);
+        let follows_gap = begins && !self.is_whole(direction);
         if begins {
             self.0.insert(direction, Stream::new(first));
         }
         let bytes = self.0.get_mut(&direction)?.segment(first, payload);
-        (begins || !bytes.is_empty()).then_some(Piece { direction, begins, bytes })
+        (begins || !bytes.is_empty()).then_some(Piece { direction, begins, follows_gap, bytes })
     }
 
     /// Whether a direction has no gaps, up to the last captured byte.

@@ -40,7 +40,11 @@ impl Wire {
 
     /// The findings in the next packet of an end.
     fn send(&mut self, end: usize, payload: &[u8]) -> Vec<Found> {
-        let mut bytes = packet(false, self.next[end], ACK, payload);
+        self.packet(end, ACK, payload)
+    }
+
+    fn packet(&mut self, end: usize, flags: u8, payload: &[u8]) -> Vec<Found> {
+        let mut bytes = packet(false, self.next[end], flags, payload);
         if end == 1 {
             // Swaps addresses and ports.
             for (a, b, len) in [(26, 30, 4), (34, 36, 2)] {
@@ -79,6 +83,11 @@ fn messages(found: Vec<Found>) -> Vec<Vec<u8>> {
         other => panic!("{other:?}"),
     };
     found.into_iter().map(message).collect()
+}
+
+/// Directions that lack bytes before others, and directions that lack an end.
+fn losses(wire: &Wire) -> (u64, u64) {
+    (wire.reassembler.broken(), wire.reassembler.unfinished())
 }
 
 fn reason(found: &[Found]) -> &str {
@@ -167,6 +176,52 @@ fn bytes_missing_from_the_capture_are_counted() {
     assert_eq!((wire.send(1, &fpdu), wire.reassembler.broken()), (vec![], 2));
 }
 
+/// A message or segment that the capture ends within, in any layer.
+#[test]
+fn ends_missing_from_the_capture_are_counted() {
+    for crc in [false, true] {
+        for last in [true, false] {
+            let mut wire = Wire::new(|setup| setup.crc = crc);
+            let fpdu = wire.fpdu(send(1, 0, last), b"abcd");
+            for at in 0..fpdu.len() {
+                assert_eq!(losses(&wire), (0, u64::from(at > 0)), "{crc} {at}");
+                wire.send(0, &fpdu[at..=at]);
+            }
+            assert_eq!(losses(&wire), (0, u64::from(!last)), "{crc}");
+        }
+    }
+    // The responder's set-up frame.
+    let mut wire = Wire { reassembler: Reassembler::default(), next: [5, 9], frame: 0, crc: false };
+    wire.send(1, &Kind::Reply.key()[..]);
+    assert_eq!(losses(&wire), (0, 1));
+}
+
+/// The capture contains the set-up frame of one end alone.
+#[test]
+fn directions_without_their_set_up_frame_are_counted() {
+    for len in [1, START + KEY] {
+        let mut wire = Wire::new(|_| {});
+        let initiator = Direction {
+            source: "10.0.0.1:1000".parse().expect("an address"),
+            destination: "10.0.0.2:2000".parse().expect("an address"),
+        };
+        wire.reassembler.halves.remove(&initiator);
+        assert_eq!(losses(&wire), (0, 0));
+        assert_eq!(wire.send(0, &vec![7; len]), []);
+        assert_eq!(losses(&wire), (1, 0), "{len}");
+    }
+}
+
+#[test]
+fn a_send_before_whose_end_another_message_begins_is_counted() {
+    let mut wire = Wire::new(|_| {});
+    let part = wire.fpdu(send(1, 0, false), b"abcd");
+    assert_eq!(wire.send(0, &part), []);
+    let whole = wire.fpdu(send(2, 0, true), b"efgh");
+    assert_eq!(messages(wire.send(0, &whole)), [b"efgh"]);
+    assert_eq!(losses(&wire), (0, 1));
+}
+
 #[test]
 fn the_first_word_of_a_peer_to_peer_initiator_is_no_message() {
     let enhanced = |peer_to_peer| {
@@ -222,5 +277,25 @@ fn ports_that_are_used_again_begin_again() {
     assert_eq!(wire.reassembler.packet(&Packet::new(9, Linktype::ETHERNET, &syn)), []);
     wire.next[0] = 78;
     assert_eq!(wire.send(0, &fpdu), [], "it has not said that it is one of iWARP");
-    assert_eq!(wire.reassembler.broken(), 0);
+    // The first connection ended within a segment.
+    assert_eq!(losses(&wire), (0, 1));
+}
+
+/// A gap of the first connection, in one direction or both, when either end begins the second.
+#[test]
+fn gaps_before_ports_are_used_again_stay_counted() {
+    for (gaps, first) in [([true, false], 0), ([false, true], 0), ([true, true], 0), ([true, false], 1)] {
+        let mut wire = Wire::new(|_| {});
+        for end in [0, 1] {
+            wire.next[end] += u32::from(gaps[end]);
+            let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
+            assert_eq!(wire.send(end, &fpdu).is_empty(), gaps[end]);
+        }
+        let count = gaps.iter().filter(|gap| **gap).count() as u64;
+        assert_eq!(losses(&wire), (count, 0));
+        for end in [first, 1 - first] {
+            assert_eq!(wire.packet(end, 0x02, &[]), []);
+            assert_eq!(losses(&wire), (count, 0), "{gaps:?} {first}");
+        }
+    }
 }

@@ -276,6 +276,25 @@ fn a_capture_of_iwarp_with_holes() {
     assert!(errors.lines().last().is_some_and(|line| line.contains("the decoded messages are incomplete")), "{errors}");
 }
 
+/// The capture shows by the server's frame that the other direction is of iWARP, too.
+#[test]
+fn a_capture_of_iwarp_without_the_set_up_frame_of_one_end() {
+    let mut packets = packets(IWARP);
+    let request = packets.iter().position(|packet| packet.windows(14).any(|bytes| bytes == b"MPA ID Req Fra"));
+    packets.remove(request.expect("an MPA Request Frame"));
+    assert_incomplete(&packets, "rpcrdma: 1 directions of iWARP connections have bytes that the capture misses");
+}
+
+/// Frame 48 ends within a segment.
+#[test]
+fn a_capture_of_iwarp_that_ends_within_a_segment() {
+    let packets = packets(IWARP);
+    assert_incomplete(
+        &packets[..48],
+        "rpcrdma: 1 directions of iWARP connections have messages or segments without their end",
+    );
+}
+
 /// Ethernet and IPv4 headers, and that of UDP, precede the opcode of a RoCEv2 packet.
 const OPCODE: usize = 14 + 20 + 8;
 
