@@ -91,8 +91,8 @@ fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
     })
 }
 
-/// Skips the extension headers of IPv6 (RFC 8200 §4) up to that of a fragment. Returns the next protocol, the bytes from
-/// its header on, and whether they are a fragment. `None` for headers that are cut off.
+/// Skips the extension headers of IPv6 (RFC 8200 §4) up to that of a fragment. Returns the next protocol, the bytes
+/// from its header on, and whether they are a fragment. `None` for headers that are cut off.
 fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8], bool)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
