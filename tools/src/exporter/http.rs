@@ -9,6 +9,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rpcrdma::fabric::host::network;
 use rpcrdma_rpcbind::stream::Timed;
 
 /// Most concurrent connections.
@@ -43,7 +44,7 @@ struct Slot<'a> {
 impl Connections {
     /// Room for a connection of this host; `None` at the limits.
     fn admit(&self, host: IpAddr) -> Option<Slot<'_>> {
-        let host = host.to_canonical();
+        let host = network(host);
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if hosts.len() >= THREADS || hosts.iter().filter(|one| **one == host).count() >= PER_HOST {
             return None;
@@ -204,6 +205,11 @@ mod tests {
         assert_eq!(slots.len(), PER_HOST);
         let mapped = "::ffff:10.0.0.1".parse().expect("an address");
         assert!(connections.admit(mapped).is_none(), "the same host");
+        let of_v6 = |address: &str| address.parse::<IpAddr>().expect("an address");
+        let network: Vec<_> = (0..9).filter_map(|n| connections.admit(of_v6(&format!("fd00::{n}:1")))).collect();
+        assert_eq!(network.len(), PER_HOST, "a network of 64 bits is one host");
+        assert!(connections.admit(of_v6("fd00:0:0:1::1")).is_some(), "another network");
+        drop(network);
         assert!(connections.admit(host(2)).is_some());
         slots.pop();
         slots.extend(connections.admit(host(1)));
