@@ -1,7 +1,8 @@
 //! Limits of the process: errors name them, and nothing else is blamed.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -82,19 +83,23 @@ fn the_software_fabric_names_rlimit_nofile_at_both_ends() {
     drop(server.stop());
 }
 
+/// Connections to an iWARP server, more than it has descriptors, each of which asks for its answer.
+fn strangers(at: &str) -> Vec<TcpStream> {
+    let request = [b"MPA ID Req Frame", &[0x40, 1, 0, 0][..]].concat();
+    let connect = |_| {
+        let mut stranger = TcpStream::connect(at).expect("the backlog has room");
+        stranger.write_all(&request).expect("written");
+        stranger
+    };
+    (0..40).map(connect).collect()
+}
+
 #[test]
 fn an_iwarp_listener_without_descriptors_pauses_and_goes_on() {
     let _cores = crate::alone();
     let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
     let server = Server::start("ulimit -n 20", &[&format!("iwarp:{at}")]);
-    let request = [b"MPA ID Req Frame", &[0x40, 1, 0, 0][..]].concat();
-    let strangers: Vec<TcpStream> = (0..40)
-        .map(|_| {
-            let mut stranger = TcpStream::connect(&at).expect("the backlog has room");
-            stranger.write_all(&request).expect("written");
-            stranger
-        })
-        .collect();
+    let strangers = strangers(&at);
     let line = server.says(&["accept"]);
     assert!(line.contains("RLIMIT_NOFILE is 20; `ulimit -n"), "{line}");
     // Time for many failures.
@@ -111,6 +116,25 @@ fn an_iwarp_listener_without_descriptors_pauses_and_goes_on() {
         failures += more.unwrap_or(1);
     }
     assert!(failures <= 41, "{failures} reports, where 40 connections wait");
+}
+
+/// Connections of peers leave no descriptor for readers of the statistics.
+#[test]
+fn a_statistics_socket_without_descriptors_pauses_and_goes_on() {
+    let _cores = crate::alone();
+    let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
+    let path = crate::scratch("stats");
+    let server = Server::start("ulimit -n 20", &[&format!("iwarp:{at}"), "--stats", path.to_str().expect("a path")]);
+    let strangers = strangers(&at);
+    server.says(&["iWARP", "accept"]);
+    let mut reader = UnixStream::connect(&path).expect("it listens");
+    let line = server.says(&["statistics socket: accept"]);
+    assert!(line.contains("RLIMIT_NOFILE is 20; `ulimit -n 65536` raises it"), "{line}");
+    drop(strangers);
+    let mut snapshot = String::new();
+    reader.read_to_string(&mut snapshot).expect("it ends well");
+    assert!(snapshot.ends_with("}\n"), "{snapshot}");
+    drop(server.stop());
 }
 
 /// The library makes its memory as files, which the kernel would answer with a deadly signal.

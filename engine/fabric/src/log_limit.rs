@@ -4,9 +4,12 @@
 
 use std::convert::Infallible;
 use std::fmt::{Arguments, Display};
+use std::io;
 use std::time::Instant;
 
 use log::Level;
+
+use crate::sockets::failed;
 
 /// Lines of one kind that are written in one interval.
 pub const LINES: u32 = 8;
@@ -130,25 +133,40 @@ impl<S: Subject> LogLimit<S> {
     }
 }
 
-/// A [`LogLimit`] of a fabric, with its own clock. The clock is read only for written or counted lines.
+/// A [`LogLimit`] with its own clock. The clock is read only for written or counted lines.
 #[derive(Debug)]
-pub(super) struct ClockedLog {
+pub struct ClockedLog {
     limit: LogLimit,
     made: Instant,
 }
 
 impl Default for ClockedLog {
     fn default() -> Self {
-        Self { limit: LogLimit::new("rpcrdma_fabric"), made: Instant::now() }
+        Self::new("rpcrdma_fabric")
     }
 }
 
 impl ClockedLog {
+    /// Creates a limit for lines with this target, such as `module_path!()`.
+    pub fn new(target: &'static str) -> Self {
+        Self { limit: LogLimit::new(target), made: Instant::now() }
+    }
+
     /// As [`LogLimit::warn`].
     #[cold]
     #[inline(never)]
     pub(super) fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
         self.limit.warn(self.now(), what, line);
+    }
+
+    /// Writes or counts a line about a listener that pauses because accept has failed. The line names the limit that
+    /// the process has reached, which mostly is that of open files.
+    #[cold]
+    #[inline(never)]
+    pub fn accept_failed(&mut self, listener: &str, error: impl Into<io::Error>) {
+        let error = failed("accept", error);
+        let line = format_args!("{listener}: {error}: no new connections until it succeeds");
+        self.warn("failures of accept", line);
     }
 
     /// As [`LogLimit::sum_up`].

@@ -55,11 +55,7 @@ pub(crate) trait Refuses {
     fn not_accepted(&mut self, why: NotAccepted) {
         match why {
             NotAccepted::Refused(why) => self.refuse(format_args!("{why}")),
-            NotAccepted::Failed(error) => {
-                let error = failed("accept", error);
-                let line = format_args!("{}: {error}: no new connections until it succeeds", Self::FABRIC);
-                self.parts().1.warn("failures of accept", line);
-            }
+            NotAccepted::Failed(error) => self.parts().1.accept_failed(Self::FABRIC, error),
         }
     }
 

@@ -13,7 +13,8 @@ use anyhow::Context;
 use log::Level;
 use rpcrdma::typed::Signature;
 use rpcrdma::xdr::{self, Decoder, Encode};
-use rpcrdma_config::program::{self, describe};
+use rpcrdma_config::program;
+use rpcrdma_fabric::log_limit::ClockedLog;
 use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, Flavor, ReplyBody, ReplyHeader};
 use rpcrdma_rpcbind::stream::{self, Timed};
 
@@ -64,14 +65,13 @@ pub fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
 
 impl Mountd {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        let mut log = ClockedLog::new(module_path!());
         loop {
             let (stream, peer) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) => {
+                    log.accept_failed("MOUNT", error);
                     // Mostly too many open files: some will be closed.
-                    let error = describe(&error);
-                    let line = format_args!("MOUNT: accept: {error}: no new connections until it succeeds");
-                    lines::log(Level::Warn, "failures of accept for MOUNT", line);
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 }

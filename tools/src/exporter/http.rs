@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rpcrdma::fabric::host::network;
+use rpcrdma::fabric::log_limit::ClockedLog;
 use rpcrdma_rpcbind::stream::Timed;
 
 /// Most concurrent connections.
@@ -66,12 +67,17 @@ impl Drop for Slot<'_> {
 /// Serves all clients, forever.
 pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> + Sync) -> ! {
     let (page, connections) = (&page, &Connections::default());
+    let mut log = ClockedLog::new(module_path!());
     std::thread::scope(|scope| {
         loop {
-            let Ok((stream, from)) = listener.accept() else {
-                // Such as too many open files, which is so for a while.
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
+            let (stream, from) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    log.accept_failed("exporter", error);
+                    // Mostly too many open files: some will be closed.
+                    std::thread::sleep(Duration::from_millis(100));
+                    continue;
+                }
             };
             let Some(slot) = connections.admit(from.ip()) else { continue };
             // Without a thread, the connection closes.

@@ -52,6 +52,7 @@ pub struct Args {
 /// # Errors
 /// The address cannot be bound.
 pub fn run(args: &Args) -> Outcome {
+    rpcrdma_host::logger::start();
     let failed =
         |what: &str, error| CommandError::Failed(format!("{what} {}: {error}; --listen names another", args.listen));
     let listener = TcpListener::bind(args.listen).map_err(|error| failed("bind", error))?;

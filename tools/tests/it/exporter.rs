@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::patience::{has, settles};
 use crate::served::{Served, rpcrdma};
@@ -22,9 +24,12 @@ impl Drop for Running {
 
 /// Starts an exporter. Returns its address.
 fn exporter(stats: &Path) -> (Running, String) {
-    let mut exporter = rpcrdma();
-    exporter.args(["exporter", "--listen", "127.0.0.1:0", "--stats"]).arg(stats).stdout(Stdio::piped());
-    let mut exporter = Running(exporter.spawn().expect("it runs"));
+    started(rpcrdma().args(["exporter", "--listen", "127.0.0.1:0", "--stats"]).arg(stats))
+}
+
+/// Runs this command of an exporter. Returns its address.
+fn started(exporter: &mut Command) -> (Running, String) {
+    let mut exporter = Running(exporter.stdout(Stdio::piped()).spawn().expect("it runs"));
     let mut line = String::new();
     BufReader::new(exporter.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
     let address = line.trim().strip_prefix("listening on http://").and_then(|rest| rest.strip_suffix("/metrics"));
@@ -63,6 +68,28 @@ fn a_scrape_gets_the_current_counters() {
     served.end();
     let (_, body) = get(&address, "/metrics").expect("a reply");
     assert_eq!((value(&body, "rpcrdma_up"), calls(&body)), (Some(0.0), None));
+}
+
+#[test]
+fn an_exporter_without_descriptors_pauses_and_says_so() {
+    let mut exporter = Command::new("bash");
+    // Room for three connections.
+    exporter.args(["-c", r#"ulimit -n 7 && exec "$@""#, "rpcrdma", env!("CARGO_BIN_EXE_rpcrdma")]);
+    exporter.args(["exporter", "--listen", "127.0.0.1:0", "--stats", "/nowhere"]);
+    let (mut exporter, address) = started(exporter.stderr(Stdio::piped()));
+    let stderr = BufReader::new(exporter.0.stderr.take().expect("a pipe"));
+    let (says, log) = mpsc::channel();
+    std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| says.send(line)));
+    let silent: Vec<_> = (0..4).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
+    let line = log.recv_timeout(Duration::from_secs(60)).expect("a line");
+    assert!(line.contains("exporter: accept: ") && line.contains("no new connections until it succeeds"), "{line}");
+    assert!(line.contains("RLIMIT_NOFILE is 7; `ulimit -n 65536` raises it"), "{line}");
+    drop(silent);
+    assert!(settles(|| get(&address, "/").is_some_and(|(head, _)| head.starts_with("HTTP/1.1 200"))));
+    // The silent ones last for two seconds, and accept is tried every 100 ms.
+    drop(exporter);
+    let more = log.iter().count();
+    assert!(more <= 8, "{more} further lines");
 }
 
 #[test]

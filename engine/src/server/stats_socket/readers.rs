@@ -1,5 +1,6 @@
 //! Readers of the socket. Their cost is bounded: [`MOST`] at a time, each for [`PATIENCE`]. Readers within [`PACE`] of
-//! each other share a snapshot, which limits the requests to shards. Their input is ignored, and nothing is logged.
+//! each other share a snapshot, which limits the requests to shards. Their input is ignored. Only failures of accept
+//! are logged.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -10,12 +11,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 
+use crate::fabric::log_limit::ClockedLog;
+
 /// Most readers at a time; one more replaces the slowest.
 pub(super) const MOST: usize = 16;
 /// Time-out of a reader.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Least time between two snapshots.
 const PACE: Duration = Duration::from_millis(100);
+/// Pause after a failed accept.
+const PAUSE: Duration = Duration::from_millis(10);
 
 struct Reader {
     stream: UnixStream,
@@ -58,12 +63,13 @@ pub(super) struct Readers {
     readers: Vec<Reader>,
     /// Earliest time of the next snapshot.
     next: Instant,
+    log: ClockedLog,
 }
 
 impl Readers {
     /// Readers of a listening, non-blocking socket.
     pub(super) fn new(listener: UnixListener) -> Self {
-        Self { listener, readers: Vec::new(), next: Instant::now() }
+        Self { listener, readers: Vec::new(), next: Instant::now(), log: ClockedLog::new("rpcrdma::stats") }
     }
 
     /// Waits for events, and handles them, with snapshots of `take`; false once `stopped` is readable or closed.
@@ -109,10 +115,16 @@ impl Readers {
     }
 
     fn accept(&mut self, now: Instant) {
-        let Ok((stream, _)) = self.listener.accept() else {
-            // Such as too many open files: other readers finish first.
-            std::thread::sleep(Duration::from_millis(10));
-            return;
+        let stream = match self.listener.accept() {
+            Ok((stream, _)) => stream,
+            // The reader has gone, or its arrival was a spurious event.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return,
+            Err(error) => {
+                self.log.accept_failed("statistics socket", error);
+                // Mostly too many open files: some will be closed.
+                std::thread::sleep(PAUSE);
+                return;
+            }
         };
         if stream.set_nonblocking(true).is_err() {
             return;
