@@ -1,11 +1,11 @@
-//! Runs that end before they measure: the JSON says why.
+//! Runs that end before they measure: the JSON, or the text, says why.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::{rpcperf, scratch};
+use crate::{Server, rpcperf, scratch, succeeds};
 
 /// Reads and removes the JSON of a run.
 fn report(file: &std::path::Path) -> Value {
@@ -52,5 +52,35 @@ fn a_run_without_a_server_completes_the_json() {
         let report = report(&file);
         let error = report["error"].as_str().unwrap_or_else(|| panic!("{report}"));
         assert!(!error.is_empty() && errors.contains(error), "{error}: {errors}");
+    }
+}
+
+#[test]
+fn only_clients_with_the_host_key_are_served() {
+    use std::os::unix::fs::PermissionsExt;
+    let [key, other] = ["key", "other-key"].map(scratch);
+    for (path, byte) in [(&key, 7), (&other, 8)] {
+        std::fs::write(path, [byte; 32]).expect("a file");
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).expect("our file");
+    }
+    let [key, other] = [&key, &other].map(|path| path.to_str().expect("text"));
+    let address = format!("soft:rpcperf-key-{}", std::process::id());
+    let (_server, _) = Server::start(&["--listen", &address, "--only", "calls", "--host-key", key]);
+    let call = ["lat", &address, "-n", "10"];
+    succeeds(&[&call[..], &["--host-key", key]].concat());
+    // The server of a loopback run gets the key of the client.
+    succeeds(&["lat", "--loopback", "-n", "10", "--host-key", key]);
+    for (options, reason) in [
+        (&[][..], "server requires a host key, and this side has none (wire.host_auth, or `--host-key FILE`)"),
+        (&["--host-key", other], "peer's proof is wrong"),
+        (&["--host-key", key, "--host-key-id", "other"], "server refuses the host key of this side"),
+    ] {
+        let output = rpcperf(&[&call[..], options].concat());
+        let errors = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(1), "{options:?}: {errors}");
+        assert!(errors.contains(reason), "{options:?}: {errors}");
+    }
+    for path in [key, other] {
+        std::fs::remove_file(path).expect("the file");
     }
 }

@@ -70,6 +70,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// Arguments after -- are the load, as options of rpcperf. Defaults: calls of 64 bytes, -t 64; for bytes, reads of 64
 /// KiB, -t 4; at a rate, -t 16.
+///
+/// The key of a --remote server that requires one is part of the load: `-- --host-key FILE`. The load then replaces the
+/// default, so it has the kind and number of calls, too.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:

@@ -263,6 +263,8 @@ mod tests {
             "-d",
             "mlx5_0",
             "--fpdu",
+            "--host-key",
+            "key",
         ];
         Test { load: fine.map(str::to_owned).into(), ..test() }.check().unwrap();
     }

@@ -57,6 +57,34 @@ fn figure(stats: &str, name: &str) -> u64 {
     rest.split([',', '}']).next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
+/// The key authenticates both hosts: neither program goes on without that of the other.
+#[test]
+fn only_holders_of_the_host_key_talk_to_each_other() {
+    use std::os::unix::fs::PermissionsExt;
+    let local = tempfile::tempdir().unwrap();
+    let [key, other] = ["key", "other"].map(|name| local.path().join(name));
+    for (path, byte) in [(&key, 7), (&other, 8)] {
+        put(path, &[byte; 32]);
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let nfsd = Nfsd::start(&["--host-key", text(&key)]);
+    put(&nfsd.path().join("file"), b"data");
+    let (listed, _) = succeeds(&nfsd, &["--host-key", text(&key)], &["ls"]);
+    assert!(listed.contains("file"), "{listed}");
+    for (options, reason) in [
+        (&[][..], "server requires a host key, and this side has none (wire.host_auth, or `--host-key FILE`)"),
+        (&["--host-key", text(&other)], "peer's proof is wrong"),
+    ] {
+        let (status, out, errors) = run(&nfsd, options, &["ls"]);
+        assert_eq!((status, out.as_str()), (1, ""), "{options:?}: {errors}");
+        assert!(errors.contains(reason), "{options:?}: {errors}");
+    }
+    let open = Nfsd::start(&[]);
+    let (status, out, errors) = run(&open, &["--host-key", text(&key)], &["ls"]);
+    assert_eq!((status, out.as_str()), (1, ""), "{errors}");
+    assert!(errors.contains("peer does not authenticate itself, which the policy requires"), "{errors}");
+}
+
 #[test]
 fn files_go_there_and_back() {
     let nfsd = Nfsd::start(&[]);
