@@ -115,7 +115,8 @@ mod tests {
         let out = run_by(&clock, &mut fake, time, None).unwrap();
         assert!(out.operations > 0 && out.operations < fake.started);
         let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 }, None);
-        assert!(matches!(none, Err(Failure::Run(_))));
+        let Err(Failure::Run(text)) = none else { panic!("{none:?}") };
+        assert!(text.contains("within the time that counts; use a longer -D or a smaller -f"), "{text}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! SIGINT and SIGTERM. The first ends a measurement with its results so far. A signal at any other time, as while
 //! connecting, and the second signal end the process.
+//!
+//! A server handles no signals. Its client's request ends its measurement instead.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,6 +42,11 @@ pub(crate) fn on_signals(end: impl Fn(&str) + Send + 'static) -> Result<(), Fail
 /// Whether a measurement is to end.
 pub(crate) fn is_requested() -> bool {
     REQUESTED.load(Ordering::SeqCst)
+}
+
+/// Sets whether the measurement of a server is to end.
+pub(crate) fn set_requested(requested: bool) {
+    REQUESTED.store(requested, Ordering::SeqCst);
 }
 
 /// Sets whether a measurement is under way, which checks [`is_requested`].

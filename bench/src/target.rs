@@ -35,7 +35,7 @@ pub(crate) trait Target {
     fn start_reverse(&mut self) -> Result<(), Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }
-    /// Waits for the figures of the other end.
+    /// Waits for the figures of the other end. Once a signal has come, asks for those until then.
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }

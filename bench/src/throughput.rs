@@ -65,7 +65,9 @@ pub(crate) fn measure(
         }
     }
     meter.total().ok_or_else(|| {
-        Failure::Run("too few operations were done within the time that counts; use a larger -n or -D".into())
+        Failure::Run(
+            "too few operations were done within the time that counts; use a larger -n or -D, or a smaller -f".into(),
+        )
     })
 }
 
@@ -156,6 +158,9 @@ mod tests {
         let out = measure(&mut fake, &clock, length, &mut Progress::new(String::new(), 0)).unwrap();
         assert!(out.operations < fake.started && out.seconds <= 0.040 + 1e-9, "{out:?}");
         assert!(fake.begun.is_empty());
+        let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 });
+        let Err(Failure::Run(text)) = none else { panic!("{none:?}") };
+        assert!(text.contains("within the time that counts; use a larger -n or -D, or a smaller -f"), "{text}");
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::failure::Failure;
 use crate::figures::{Figures, Test};
 use crate::pin;
 use crate::progress::Progress;
+use crate::stop;
 use crate::target::{Length, Target};
 
 /// Order for a measurement towards a client.
@@ -52,7 +53,8 @@ pub(crate) type Outcome = Result<Figures, String>;
 enum State {
     /// No run yet.
     Idle,
-    Running,
+    /// A run towards this client.
+    Running(Caller),
     /// [`Outcome`] of the last run, as JSON.
     Done(Vec<u8>),
 }
@@ -86,12 +88,22 @@ impl Reverser {
         let run = Run { outstanding: run.outstanding.clamp(1, self.most), ..run };
         let outstanding = run.outstanding as u32;
         let mut state = locked(&self.state);
-        if matches!(*state, State::Running) {
+        if matches!(*state, State::Running(_)) {
             return Ok(0);
         }
+        stop::set_requested(false);
         self.runs.send((caller, run)).map_err(|_| Refusal::SystemError)?;
-        *state = State::Running;
+        *state = State::Running(caller);
         Ok(outstanding)
+    }
+
+    /// Ends the run towards this client early, if there is one.
+    pub(crate) fn stop(&self, caller: Caller) {
+        let state = locked(&self.state);
+        // Under the lock: the request reaches no later run.
+        if matches!(*state, State::Running(of) if of == caller) {
+            stop::set_requested(true);
+        }
     }
 
     /// Answers with a page of the last outcome.

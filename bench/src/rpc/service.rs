@@ -10,7 +10,7 @@ use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 use super::config::Load;
 use super::place::Place;
 use super::protocol::rpcperf_v5::{
-    self, Outcome, PROGRAM, Read, ReadMessage, StartReverse, VERSION, Write, WriteMessage,
+    self, Outcome, PROGRAM, Read, ReadMessage, StartReverse, StopReverse, VERSION, Write, WriteMessage,
 };
 use super::protocol::{BulkPayload, CreditScheme, IdlePolicy, Payload, PayloadForm, Received, Run, ServerInfo};
 use super::reverse::Reverser;
@@ -126,6 +126,7 @@ impl Program {
         add(rpcperf_v5::Info::NUMBER, typed());
         if self.reverser.is_some() {
             add(StartReverse::NUMBER, typed());
+            add(StopReverse::NUMBER, typed());
             add(Outcome::NUMBER, typed().max_reply(Outcome::BINDING.max_reply));
         }
         add(ReadMessage::NUMBER, typed().max_reply(self.longest));
@@ -180,6 +181,11 @@ impl rpcperf_v5::Server for Program {
     ) -> Result<Sent, Refusal> {
         let reverser = self.reverser.as_ref().ok_or(Refusal::ProcedureUnavailable)?;
         answer.send(&reverser.start(info.caller(), run.0)?)
+    }
+
+    fn stop_reverse(&self, info: CallInfo<'_>, answer: Answer<'_, StopReverse>) -> Result<Sent, Refusal> {
+        self.reverser.as_ref().ok_or(Refusal::ProcedureUnavailable)?.stop(info.caller());
+        answer.send(&())
     }
 
     fn outcome(&self, _: CallInfo<'_>, at: u32, answer: Answer<'_, Outcome>) -> Result<Sent, Refusal> {

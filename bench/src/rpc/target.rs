@@ -15,7 +15,7 @@ use rpcrdma::{Address, CallError, Config, Services};
 use super::form::Travel;
 use super::payload::{Payload, Shape};
 use super::place::AtOnce;
-use super::protocol::rpcperf_v5::{self, PROGRAM, Read, StartReverse, VERSION, Write};
+use super::protocol::rpcperf_v5::{self, PROGRAM, Read, StartReverse, StopReverse, VERSION, Write};
 use super::protocol::{self, BulkPayload, ServerInfo};
 use super::reverse::{Outcome, Run};
 use super::service::{self, Program};
@@ -366,9 +366,17 @@ impl Target for RpcTarget {
 
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
         let mut patience = Duration::from_millis(1);
+        let mut stopped: Option<Instant> = None;
         let text = loop {
-            if stop::is_requested() {
-                return Err(Failure::Run(INTERRUPTED.into()));
+            match stopped {
+                // Once its last calls are answered, the server reports its figures until now.
+                None if stop::is_requested() => {
+                    let reply = ask::<StopReverse>(&mut self.client, &()).and_then(|reply| reply.results());
+                    reply.map_err(|error| Failure::run(ASKING, error))?;
+                    (stopped, patience) = (Some(Instant::now()), Duration::from_millis(1));
+                }
+                Some(since) if since.elapsed() > PATIENCE => return Err(Failure::Run(INTERRUPTED.into())),
+                _ => {}
             }
             self.serve(patience);
             if let Some(text) = self.outcome().map_err(|error| Failure::run(ASKING, error))? {

@@ -532,8 +532,9 @@ fn a_server_listens_at_several_addresses() {
     }
 }
 
-/// Sends SIGINT to a run that has printed its titles; returns its exit code, standard output and JSON.
-fn interrupted(arguments: &[&str], name: &str) -> (Option<i32>, String, Value) {
+/// Sends a signal to a run that has printed its titles; returns its exit code, what it prints behind the titles, and
+/// its JSON.
+fn interrupted(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, Vec<String>, Value) {
     let _cores = alone();
     let file = scratch(name);
     let path = file.to_str().expect("text");
@@ -544,37 +545,56 @@ fn interrupted(arguments: &[&str], name: &str) -> (Option<i32>, String, Value) {
         .spawn()
         .expect("the program starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let mut text = lines.by_ref().map_while(Result::ok).find(|line| line.contains("#bytes"));
+    let titles = lines.by_ref().map_while(Result::ok).find(|line| line.contains("#bytes"));
+    assert!(titles.is_some(), "{arguments:?}");
     // The titles precede the operations; the run takes a minute.
     std::thread::sleep(std::time::Duration::from_secs(2));
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+    let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
     assert!(kill.success());
-    lines.map_while(Result::ok).for_each(|line| text.get_or_insert_default().push_str(&line));
+    let rows = lines.map_while(Result::ok).collect();
     let status = child.wait().expect("our child");
     let json = std::fs::read_to_string(&file).expect("the file");
     let json = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error} in {json:?}"));
-    (status.code(), text.unwrap_or_default(), json)
+    (status.code(), rows, json)
 }
 
 #[test]
 fn an_interrupted_run_reports_what_it_has_measured() {
-    for arguments in [
-        &["lat", "-D", "60", "-f", "0"][..],
-        &["rate", "-D", "60", "-f", "0"],
-        &["bw", "-D", "60", "-f", "0"],
-        &["lat", "-D", "60", "-f", "0", "--rate", "100"],
-        &["raw-lat", "-D", "60", "-f", "0"],
-        &["raw-bw", "-D", "60", "-f", "0"],
+    for (arguments, signal, directions) in [
+        (&["lat", "-D", "60", "-f", "0"][..], "-INT", &[][..]),
+        (&["rate", "-D", "60", "-f", "0"], "-TERM", &[]),
+        (&["bw", "-D", "60", "-f", "0"], "-INT", &[]),
+        (&["lat", "-D", "60", "-f", "0", "--rate", "100"], "-TERM", &[]),
+        (&["raw-lat", "-D", "60", "-f", "0"], "-INT", &[]),
+        (&["raw-bw", "-D", "60", "-f", "0"], "-TERM", &[]),
+        (&["lat", "-D", "60", "-f", "0", "--reverse"], "-INT", &["reverse"]),
+        (&["rate", "-n", "1000000000", "--warmup", "0", "--reverse"], "-TERM", &["reverse"]),
+        (&["lat", "-D", "60", "-f", "0", "--rate", "100", "--both"], "-INT", &["forward", "reverse", "sum"]),
+        (&["bw", "-D", "60", "-f", "0", "--both"], "-TERM", &["forward", "reverse", "sum"]),
     ] {
         let hgrm = scratch("interrupted.hgrm");
         let with_hgrm = ["--hgrm", hgrm.to_str().expect("text")];
         let arguments =
             if arguments[0].ends_with("lat") { [arguments, &with_hgrm].concat() } else { arguments.to_vec() };
-        let (code, _, report) = interrupted(&arguments, "interrupted.json");
+        let (code, rows, report) = interrupted(&arguments, signal, "interrupted.json");
         assert_eq!(code, Some(1), "{arguments:?}: {report}");
         assert!(report["error"].as_str().is_some_and(|error| error.contains("interrupted by SIGINT")), "{report}");
         assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{arguments:?}: {report}");
-        assert!(report["results"][0]["iters"].as_u64().is_some_and(|count| count > 0), "{report}");
+        let result = &report["results"][0];
+        let measured = match directions.len() {
+            3 => vec![result, &result["reverse"], &result["sum"]],
+            _ => vec![result],
+        };
+        for (number, measured) in measured.into_iter().enumerate() {
+            let iters = measured["iters"].as_u64().unwrap_or_else(|| panic!("{arguments:?}: {report}"));
+            let row: Vec<&str> = rows[number].split_whitespace().collect();
+            let printed = [&row[..2], &row[row.len() - usize::from(!directions.is_empty())..]].concat();
+            let (size, iters_text) = (result["size"].to_string(), iters.to_string());
+            let wanted: Vec<&str> =
+                [&size[..], &iters_text].into_iter().chain(directions.get(number).copied()).collect();
+            assert_eq!(printed, wanted, "{arguments:?}: {rows:?}");
+            assert!(iters > 0, "{arguments:?}: {report}");
+        }
         if arguments.contains(&"--hgrm") {
             assert!(std::fs::read_to_string(&hgrm).expect("the distribution").contains("Percentile"));
         }

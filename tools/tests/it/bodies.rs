@@ -289,7 +289,7 @@ fn definitions_of_all_programs() {
     assert_eq!(procedures("tools/rpcbind/rpcbind.x"), [6, 9, 13]);
     assert_eq!(procedures("tools/blockstore/blockstore.x"), [5]);
     assert_eq!(procedures("tests/src/bin/nfs41c/nfs41.x"), [2, 2]);
-    assert_eq!(procedures("bench/rpcperf.x"), [8]);
+    assert_eq!(procedures("bench/rpcperf.x"), [9]);
     let blocks = schema("tools/blockstore/blockstore.x");
     let deferred =
         blocks.programs[0].versions[0].procedures.iter().map(|procedure| procedure.placement.run == Run::Deferred);
