@@ -139,6 +139,29 @@ static void connects_without_answer(void) {
     connects("soft:starts-nobody", NULL, NULL, ECONNREFUSED);
 }
 
+// A text has the knob of C, and neither that of Rust nor an option of a command line.
+static int names_knob(const char *text) {
+    return strstr(text, "wire.host_key") && !strstr(text, "wire.host_auth") && !strstr(text, "--");
+}
+
+// Why a server that requires a host key has closed the connection.
+static void closes_without_key(const char *address) {
+    rpcrdma_config *config = new_config();
+    rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
+    CHECK(client);
+    int state;
+    while (!(state = rpcrdma_local_client_is_established(client)))
+        CHECK(rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+    CHECK(state == -ENOTCONN && names_knob(rpcrdma_error()));
+    char reason[256];
+    int len = rpcrdma_close_reason(client, reason, sizeof reason);
+    CHECK(len > 0 && len < (int)sizeof reason && (int)strlen(reason) == len);
+    if (!names_knob(reason))
+        fprintf(stderr, "%s\n", reason);
+    CHECK(strstr(reason, "requires a host key") && names_knob(reason));
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(config));
+}
+
 // A server that requires a host key.
 static void connects_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
@@ -149,6 +172,7 @@ static void connects_without_key(const char *address, rpcrdma_services *services
     CHECK(strstr(rpcrdma_error(), "requires a host key") && strstr(rpcrdma_error(), "no call was executed"));
     connects(address, "wire.host_key", "blue:ff0102030405060708090a0b0c0d0e0f", EKEYREJECTED);
     connects(address, "wire.host_key", "red:000102030405060708090a0b0c0d0e0f", EKEYREJECTED);
+    closes_without_key(address);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(client && !rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL));
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config));

@@ -41,7 +41,9 @@ const NAMES: &[(&str, &str)] = &[
     ("`alloc` of this connection", "rpcrdma_alloc with this client"),
     ("calls from `prepare` of this client", "calls are of this client"),
     ("DeferredCall", "deferred call"),
+    ("wire.host_auth, or `--host-key FILE`", "wire.host_key"),
     ("wire.host_auth", "wire.host_key"),
+    ("build it with `--features verbs`", "build it with `engine/capi/install --features=verbs`"),
     ("memory.arenas", "rpcrdma_config_arena"),
 ];
 
@@ -74,14 +76,42 @@ mod tests {
         source.split('"').skip(1).step_by(2).map(str::to_owned).collect()
     }
 
-    /// Whether a text has a path of Rust, such as `Procedure::max_reply`.
+    /// Whether a text has what a program in C lacks: a path of Rust or an option of a command line.
     fn is_of_rust(text: &str) -> bool {
+        has_path(text) || has_option(text)
+    }
+
+    /// Whether a text has a path of Rust, such as `Procedure::max_reply`.
+    fn has_path(text: &str) -> bool {
         text.match_indices("::").any(|(at, _)| {
             let before = text[..at].chars().rev().take_while(char::is_ascii_alphanumeric).last();
             let after = text[at + 2..].chars().next();
             before.is_some_and(|first| first.is_ascii_uppercase())
                 && after.is_some_and(|next| next.is_ascii_lowercase())
         })
+    }
+
+    /// Whether a text has an option such as `--host-key FILE`, without a command in front of it between the backticks.
+    fn has_option(text: &str) -> bool {
+        text.split('`').enumerate().any(|(index, part)| {
+            let is_code = index % 2 == 1;
+            part.match_indices("--").any(|(at, _)| {
+                let (before, after) = (&part[..at], &part[at + 2..]);
+                after.starts_with(|next: char| next.is_ascii_lowercase())
+                    && !before.ends_with('-')
+                    && (!is_code || before.trim().is_empty())
+            })
+        })
+    }
+
+    #[test]
+    fn options_are_found_unless_their_command_is_named() {
+        for text in ["or `--host-key FILE`)", "(--host-key FILE)", "--verbose", "see `a`, or `--host-key`"] {
+            assert!(has_option(text), "{text}");
+        }
+        for text in ["see `numactl --hardware`", "`prlimit --pid $$ --memlock=1`", "-----begin", "a -- b", "`a` --"] {
+            assert!(!has_option(text), "{text}");
+        }
     }
 
     fn check(folder: &Path, found: &mut Vec<String>, seen: &mut usize) {
@@ -102,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_of_the_engine_names_an_item_of_rust() {
+    fn no_text_of_the_engine_names_an_item_of_rust_or_an_option() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         if !root.join("engine/proto").is_dir() {
             // The package of this crate alone.

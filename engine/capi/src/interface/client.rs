@@ -13,6 +13,7 @@ use crate::failure::entry;
 use crate::handle::{Numbers, foreign, hold, lend};
 use crate::interface::knobs;
 use crate::interface::local_client::{report, rpcrdma_done};
+use crate::names::in_c;
 use crate::process;
 use crate::request::{self, NotBlocking, rpcrdma_request};
 use crate::types::*;
@@ -186,6 +187,6 @@ pub unsafe extern "C" fn rpcrdma_close_reason(client: *mut c_void, room: *mut c_
             Any::Server(_) | Any::LocalServer(_) => return Err(foreign()),
         };
         // SAFETY: the caller's promise.
-        unsafe { copy(&reason.unwrap_or_default(), room, len) }
+        unsafe { copy(&in_c(reason.unwrap_or_default()), room, len) }
     })
 }
