@@ -608,7 +608,8 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 // It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
 // last call of this function, which forgets what was filled. The length of the data belongs to the inline results.
 // NULL with ENOENT if the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166
-// §4.3.2.3): then the data belongs there, too.
+// §4.3.2.3): then the data belongs there, too. NULL with EINVAL if it offers the chunk, and the handler has no memory
+// to write: the procedure has `RPCRDMA_OWN_RESULTS`, or the chunk has a buffer of `rpcrdma_call_result`.
 //
 // If `room` is too short for the data, the handler writes nothing, and returns what
 // `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.
@@ -619,9 +620,10 @@ void *rpcrdma_call_write_chunk(rpcrdma_call *call, unsigned int index, size_t *r
 
 // Sends the first `len` bytes of Write chunk `index`.
 //
-// Returns 0, -ENOENT as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler may return
-// that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2, the client
-// then retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
+// Returns 0, -ENOENT or -EINVAL as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler
+// may return that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2,
+// the client then retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails
+// with EPROTO.
 //
 // # Safety
 // As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.

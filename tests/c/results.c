@@ -1,4 +1,4 @@
-// Results that a handler does not write, or that are not XDR, and Write chunks without bytes.
+// Results that a handler does not write, or that are not XDR, and Write chunks without bytes or without memory.
 //
 //   results ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 #include "raw_peer.h"
 
 enum { PROGRAM = 0x20000001, ROOM = 16, LONG = 4096 };
-enum { ANSWER = 1, DEFERRED, TWO_CHUNKS };
+enum { ANSWER = 1, DEFERRED, TWO_CHUNKS, OWN_MEMORY };
 // What the handler of ANSWER and DEFERRED does, in the order of TABLE_OF_CASES.
 enum {
     IGNORE_TOO_LONG,
@@ -159,6 +159,21 @@ static int two_chunks(void *context, rpcrdma_call *call, const void *args, size_
     return 0;
 }
 
+// The Write chunk is offered, and its memory is the handler's. So the data does not belong inline, and no code says so.
+static int own_memory(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                      size_t *results_len) {
+    (void)results, (void)results_len;
+    int has_result = number(args, len);
+    if (has_result)
+        CHECK(!rpcrdma_call_result(call, 0, rpcrdma_arena_part(context, 0, ROOM, NULL, NULL)));
+    CHECK(!rpcrdma_call_write_chunk(call, 0, NULL) && errno == EINVAL);
+    CHECK(rpcrdma_call_write_chunk_filled(call, 0, 0) == -EINVAL);
+    CHECK(strstr(rpcrdma_error(), has_result ? "given by rpcrdma_call_result" : "RPCRDMA_OWN_RESULTS"));
+    // Without it, the data belongs inline.
+    CHECK(!rpcrdma_call_write_chunk(call, 1, NULL) && errno == ENOENT);
+    return has_result ? 0 : rpcrdma_call_write_chunk_filled(call, 0, ROOM);
+}
+
 // Calls, and returns the code; `*status` is that of the reply, and `*len` the bytes of its results.
 static int call(rpcrdma_client *client, rpcrdma_request request, int *status, size_t *len) {
     rpcrdma_reply *reply = NULL;
@@ -196,6 +211,19 @@ static void run_cases(rpcrdma_client *client, uint32_t procedure) {
         else
             CHECK(code == -EREMOTEIO && status == RPCRDMA_SYSTEM_ERR);
     }
+}
+
+static void run_own_memory(rpcrdma_client *client) {
+    for (int has_result = 0; has_result < 2; has_result++) {
+        rpcrdma_write_chunk chunk = {.len = ROOM};
+        rpcrdma_request request = REQUEST(.procedure = OWN_MEMORY, .args = &has_result, .args_len = sizeof has_result,
+                                          .write_chunks = &chunk, .write_count = 1);
+        int status, code;
+        size_t len;
+        code = call(client, request, &status, &len);
+        CHECK(has_result ? !code : code == -EREMOTEIO && status == RPCRDMA_SYSTEM_ERR);
+    }
+    CHECK(has_logged("RPCRDMA_OWN_RESULTS"));
 }
 
 // RFC 8166 §4.3.2.3: an empty Write chunk asks for its result inline.
@@ -240,14 +268,18 @@ static void run_empty_chunks(int port) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 3 && !rpcrdma_log(keep_line, NULL, 2));
-    static const rpcrdma_procedure table[] = {
+    static _Alignas(4096) char memory[4096];
+    rpcrdma_arena *arena = rpcrdma_arena_new(memory, sizeof memory, NULL, NULL);
+    const rpcrdma_procedure table[] = {
         {.number = ANSWER, .handler = answer, .max_reply = 64, .write_chunks = 1, .max_write = LONG},
         {.number = DEFERRED, .deferred = deferred, .max_reply = 64, .write_chunks = 1, .max_write = LONG},
         {.number = TWO_CHUNKS, .handler = two_chunks, .write_chunks = 2, .max_write = LONG},
+        {.number = OWN_MEMORY, .handler = own_memory, .context = arena, .flags = RPCRDMA_OWN_RESULTS,
+         .write_chunks = 1, .max_write = LONG},
     };
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
-    CHECK(!rpcrdma_config_set(config, "poll.idle", "event"));
+    CHECK(!rpcrdma_config_set(config, "poll.idle", "event") && !rpcrdma_config_arena(config, arena));
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, sizeof table / sizeof *table, sizeof *table));
     rpcrdma_server *server = rpcrdma_server_start(argv[1], services, config);
@@ -255,6 +287,7 @@ int main(int argc, char **argv) {
     CHECK(server && client);
     run_cases(client, ANSWER);
     run_cases(client, DEFERRED);
+    run_own_memory(client);
     CHECK(has_logged("handler returned -4711, which is neither 0"));
     CHECK(has_logged("inline results of 7 bytes are not a multiple of 4"));
     char address[64];
@@ -264,7 +297,8 @@ int main(int argc, char **argv) {
     CHECK(over_tcp);
     run_empty_chunks(port);
     CHECK(!rpcrdma_free(over_tcp));
-    CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
-    printf("ignored failures, lengths, codes, empty Write chunks\n");
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(services));
+    CHECK(!rpcrdma_free(config) && !rpcrdma_free(arena));
+    printf("ignored failures, lengths, codes, empty Write chunks, chunks without memory\n");
     return 0;
 }

@@ -75,6 +75,25 @@ impl Call {
         failure
     }
 
+    /// As [`fail_to_write`](Self::fail_to_write), for `len` bytes of a Write chunk: without any, nothing is missing.
+    ///
+    /// ENOENT tells the handler that the data belongs inline, so it is the code only if the caller does not offer the
+    /// chunk.
+    #[cold]
+    pub(crate) fn fail_to_fill(
+        &mut self,
+        index: usize,
+        len: usize,
+        if_offered: Errno,
+        error: impl Display + Into<Refusal>,
+    ) -> Failure {
+        let code = if self.offers(index) { if_offered } else { Errno::NOENT };
+        match len {
+            0 => self.fail(code, error),
+            _ => self.fail_to_write(Part::Chunk(index), code, error),
+        }
+    }
+
     /// A function has written a part of the results. Inline results also have the data of Write chunks that the caller
     /// does not offer.
     #[inline]

@@ -210,7 +210,8 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 /// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
 /// last call of this function, which forgets what was filled. The length of the data belongs to the inline results.
 /// NULL with ENOENT if the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166
-/// §4.3.2.3): then the data belongs there, too.
+/// §4.3.2.3): then the data belongs there, too. NULL with EINVAL if it offers the chunk, and the handler has no memory
+/// to write: the procedure has `RPCRDMA_OWN_RESULTS`, or the chunk has a buffer of `rpcrdma_call_result`.
 ///
 /// If `room` is too short for the data, the handler writes nothing, and returns what
 /// `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.
@@ -226,22 +227,24 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     entry("rpcrdma_call_write_chunk", || {
         // SAFETY: the caller's promise.
         let mut call = unsafe { lend(call) }?;
-        match call.result_writer(index as usize).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
+        let index = index as usize;
+        match call.result_writer(index).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
             Ok((memory, bytes)) => {
                 // SAFETY: the caller's promise.
                 unsafe { store(room, bytes) };
                 Ok(memory.cast())
             }
-            Err(error) => Err(call.fail(Errno::NOENT, error)),
+            Err(error) => Err(call.fail_to_fill(index, 0, Errno::INVAL, error)),
         }
     })
 }
 
 /// Sends the first `len` bytes of Write chunk `index`.
 ///
-/// Returns 0, -ENOENT as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler may return
-/// that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2, the client
-/// then retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails with EPROTO.
+/// Returns 0, -ENOENT or -EINVAL as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler
+/// may return that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2,
+/// the client then retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails
+/// with EPROTO.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
@@ -253,9 +256,7 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
         let index = index as usize;
         let mut writer = match call.result_writer(index) {
             Ok(writer) => writer,
-            // Nothing is missing.
-            Err(error) if len == 0 => return Err(call.fail(Errno::NOENT, error)),
-            Err(error) => return Err(call.fail_to_write(Part::Chunk(index), Errno::NOENT, error)),
+            Err(error) => return Err(call.fail_to_fill(index, len, Errno::INVAL, error)),
         };
         if len > writer.room() {
             // Fails, and says why.
@@ -300,16 +301,13 @@ pub unsafe extern "C" fn rpcrdma_call_result(
                 return Err(call.fail_to_write(Part::Chunk(index), code, BadArgument(failure)));
             }
         };
-        let (is_empty, offers) = (bytes.is_empty(), call.offers(index));
+        let len = bytes.len();
         match call.set_result(index, bytes) {
             Ok(()) => {
                 call.wrote(Part::Chunk(index));
                 Ok(0)
             }
-            // Nothing is missing.
-            Err(error) if is_empty => Err(call.fail(Errno::NOENT, error)),
-            Err(error) if !offers => Err(call.fail_to_write(Part::Chunk(index), Errno::NOENT, error)),
-            Err(error) => Err(call.fail_to_write(Part::Chunk(index), Errno::MSGSIZE, error)),
+            Err(error) => Err(call.fail_to_fill(index, len, Errno::MSGSIZE, error)),
         }
     })
 }
