@@ -695,7 +695,8 @@ int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
 // any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
 // their procedures have it.
 //
-// NULL after a failure; `release` is called then, too.
+// NULL after a failure, such as EINVAL for a `len` with which the memory would end beyond the address space; `release`
+// is called then, too.
 //
 // # Safety
 // The memory stays mapped until `release` is called, and no part of it changes while it is lent.
@@ -780,6 +781,9 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 //
 // A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 // without a reply: another thread uses `client` now.
+//
+// ETIMEDOUT does not tell whether the call was sent: the text does. A call that waited in vain for a credit was not
+// sent, and its text says that all credits are in use.
 //
 // `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 // `reply` may be NULL.

@@ -219,6 +219,7 @@ ROW(rpcrdma_arena_new, 1, 0, 0, rpcrdma_arena_new(NULL, 4096, NULL, NULL))
 ROW(rpcrdma_arena_new, 2, 0, 0, rpcrdma_arena_new((char *)S.memory + 8, 4096, NULL, NULL))
 ROW(rpcrdma_arena_new, 3, 0, 0, rpcrdma_arena_new(S.memory, 0, NULL, NULL))
 ROW(rpcrdma_arena_new, 4, 0, 0, rpcrdma_arena_new(S.memory, 100, NULL, NULL))
+ROW(rpcrdma_arena_new, 5, -EINVAL, 0, rpcrdma_arena_new(S.memory, SIZE_MAX - 4095, NULL, NULL) ? 0 : -errno)
 
 ROW(rpcrdma_arena_part, 1, 0, 0, rpcrdma_arena_part(NULL, 0, 1, NULL, NULL))
 ROW(rpcrdma_arena_part, 2, 0, 0, rpcrdma_arena_part(S.arena, 0, SIZE_MAX, NULL, NULL))

@@ -78,6 +78,9 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
 /// without a reply: another thread uses `client` now.
 ///
+/// ETIMEDOUT does not tell whether the call was sent: the text does. A call that waited in vain for a credit was not
+/// sent, and its text says that all credits are in use.
+///
 /// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 /// `reply` may be NULL.
 ///

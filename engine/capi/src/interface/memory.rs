@@ -72,7 +72,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, star
 /// any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
 /// their procedures have it.
 ///
-/// NULL after a failure; `release` is called then, too.
+/// NULL after a failure, such as EINVAL for a `len` with which the memory would end beyond the address space; `release`
+/// is called then, too.
 ///
 /// # Safety
 /// The memory stays mapped until `release` is called, and no part of it changes while it is lent.
