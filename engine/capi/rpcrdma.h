@@ -788,9 +788,10 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 // `reply` may be NULL.
 //
-// The buffers of its chunks stay with the caller if `*reply` is NULL: after EINVAL, EBADF, EPERM, EDEADLK, EBUSY, and
-// after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the reply has them, also of a
-// call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they are freed.
+// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK, after
+// EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the
+// reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they
+// are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`; `reply` is writable.
@@ -802,7 +803,10 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // There a Read chunk cannot be copied (EDEADLK).
 //
 // Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay.
+// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
+//
+// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is EINVAL
+// for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`.
@@ -865,11 +869,11 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 //
 // Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
 // for the call, its chunks or its reply (the text names the knob); EINVAL; and ENOTCONN for a Read chunk that it would
-// copy. The poll reports no end of such a call, and the buffers of its chunks stay. `xid`, unless it is NULL, gets the
-// call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+// copy. The poll reports no end of such a call, and the buffers of its chunks stay with the caller. `xid`, unless it is
+// NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
-// The poll reports other causes: this function returns 0. Such are ENOTCONN, EAGAIN (`limits.max_calls`), and EINVAL
-// for the position of a chunk, or a buffer of another client.
+// The poll reports other causes, and this function returns 0: ENOTCONN, EAGAIN (`limits.max_calls`), and what a call
+// meets that waits for a reconnect. The buffers are in that reply.
 //
 // # Safety
 // `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.

@@ -76,6 +76,14 @@ static void calls_without_memory(rpcrdma_local_client *client) {
     refuses(client, request, -EMSGSIZE, "8589934592");
     request.write_count = 1, request.max_reply = (size_t)1 << 33;
     refuses(client, request, -EMSGSIZE, "8589934592");
+    // Chunks that no call may have.
+    request.max_reply = 0, read.position = 2;
+    refuses(client, request, -EINVAL, "Read chunk at byte 2");
+    read.position = 8;
+    refuses(client, request, -EINVAL, "Read chunk at byte 8");
+    read.position = 0, request.flags = RPCRDMA_ONE_WAY;
+    refuses(client, request, -EINVAL, "with chunks");
+    request.flags = 0;
     // With memory, it starts: the buffers end, and the poll reports only its end.
     request.write_count = 1, request.max_reply = 0;
     int ended = 0;
@@ -86,6 +94,49 @@ static void calls_without_memory(rpcrdma_local_client *client) {
     for (int turn = 0; turn < 100; turn++)
         CHECK(rpcrdma_local_client_poll(client, done, &ended) >= 0);
     CHECK(ended == 1 && !rpcrdma_free(last));
+}
+
+// A blocking call that is invalid leaves its buffers, with and without a place for the reply.
+static void calls_with_invalid_chunks(const char *address, rpcrdma_config *config) {
+    rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
+    CHECK(client);
+    rpcrdma_buffer *sent = rpcrdma_alloc(client, 64), *room = rpcrdma_alloc(client, 128);
+    CHECK(sent && room);
+    strcpy(rpcrdma_buffer_data(sent, NULL), "read");
+    strcpy(rpcrdma_buffer_data(room, NULL), "write");
+    rpcrdma_read_chunk read = {.buffer = sent};
+    rpcrdma_write_chunk write[] = {{.len = 64}, {.buffer = room}};
+    rpcrdma_request valid = REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1, .write_chunks = write,
+                                    .write_count = 2);
+    const struct {
+        size_t position, args_len;
+        uint32_t flags;
+    } invalid[] = {{.position = 2}, {.position = 8}, {.flags = RPCRDMA_ONE_WAY}, {.args_len = 2}, {.flags = 1u << 31}};
+    for (size_t i = 0; i < 2 * sizeof invalid / sizeof *invalid; i++) {
+        rpcrdma_request request = valid;
+        read.position = invalid[i / 2].position;
+        request.args = "abc", request.args_len = invalid[i / 2].args_len, request.flags = invalid[i / 2].flags;
+        rpcrdma_reply *reply = (rpcrdma_reply *)&reply;
+        CHECK(rpcrdma_client_call(client, &request, i % 2 ? &reply : NULL) == -EINVAL && errno == EINVAL);
+        CHECK(i % 2 == 0 || !reply);
+        size_t len;
+        const char *data = rpcrdma_buffer_data(sent, &len);
+        CHECK(data && !strcmp(data, "read") && len == 64);
+        data = rpcrdma_buffer_data(room, &len);
+        CHECK(data && !strcmp(data, "write") && len == 128);
+    }
+    // They are as good as before, and end with a call that starts.
+    read.position = 0;
+    CHECK(!rpcrdma_client_call(client, &valid, NULL));
+    CHECK(!rpcrdma_buffer_data(sent, NULL) && errno == EBADF && !rpcrdma_buffer_data(room, NULL) && errno == EBADF);
+    // Buffers and replies outlive the client.
+    rpcrdma_buffer *kept = rpcrdma_alloc(client, 64);
+    rpcrdma_reply *reply;
+    CHECK(kept && !rpcrdma_client_call(client, &REQUEST(.procedure = 1), &reply) && !rpcrdma_free(client));
+    strcpy(rpcrdma_buffer_data(kept, NULL), "kept");
+    size_t len = 1;
+    CHECK(!strcmp(rpcrdma_buffer_data(kept, NULL), "kept") && rpcrdma_reply_results(reply, &len) && !len);
+    CHECK(!rpcrdma_free(kept) && !rpcrdma_free(reply));
 }
 
 // Requests of other versions, and arguments that are not XDR.
@@ -272,6 +323,7 @@ int main(int argc, char **argv) {
     calls_without_memory(client);
     sizes(client);
     CHECK(!rpcrdma_free(client));
+    calls_with_invalid_chunks(argv[1], config);
     connects_without_answer();
     connects_without_key(argv[2], services);
     calls_without_key(argv[2], services);

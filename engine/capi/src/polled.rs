@@ -112,16 +112,16 @@ impl Polled {
         self.client.arm(longest).filter(|_| !self.is_reporting)
     }
 
-    /// Takes the end of a call whose start has failed just now, for lack of memory: nothing reports it. Ends for other
-    /// causes are left to be reported.
+    /// Takes the end of a call whose start has failed just now, for lack of memory or as an invalid call: nothing
+    /// reports it. Ends for other causes are left to be reported.
     #[cold]
     #[inline(never)]
     pub(crate) fn not_started(&mut self) -> Option<FailedCall> {
-        let lacks_memory = |done: &mut Done| match &done.result {
-            Err(failed) => matches!(code_of(&failed.error), Errno::NOBUFS | Errno::MSGSIZE),
+        let is_returned = |done: &mut Done| match &done.result {
+            Err(failed) => matches!(code_of(&failed.error), Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL),
             Ok(_) => false,
         };
-        self.client.shard_mut().done().pop_if(lacks_memory)?.result.err()
+        self.client.shard_mut().done().pop_if(is_returned)?.result.err()
     }
 
     pub(crate) fn cancel(&mut self, call: CallId) {

@@ -4,12 +4,13 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use rpcrdma::Client;
+use rustix::io::Errno;
 
 use crate::any::{Any, any};
 use crate::arguments::{copy, store};
 use crate::calling::CallingClient;
 use crate::ended::Ended;
-use crate::failure::entry;
+use crate::failure::{code_of, entry};
 use crate::handle::{Numbers, foreign, hold, lend};
 use crate::interface::knobs;
 use crate::interface::local_client::{report, rpcrdma_done};
@@ -84,9 +85,10 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 /// `reply` may be NULL.
 ///
-/// The buffers of its chunks stay with the caller if `*reply` is NULL: after EINVAL, EBADF, EPERM, EDEADLK, EBUSY, and
-/// after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the reply has them, also of a
-/// call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they are freed.
+/// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK, after
+/// EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the
+/// reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they
+/// are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`; `reply` is writable.
@@ -102,7 +104,15 @@ pub unsafe extern "C" fn rpcrdma_client_call(
         // SAFETY: the caller's promise.
         let mut client = unsafe { lend(client) }?;
         // SAFETY: the caller's promise.
-        let ended = Ended::new(unsafe { request::start(client.waiting()?, request) }?);
+        let mut result = unsafe { request::start(client.waiting()?, request) }?;
+        if let Err(failed) = &mut result
+            && code_of(&failed.error) == Errno::INVAL
+        {
+            // SAFETY: the caller's promise. The request was to start that call, and this thread has only waited for it.
+            unsafe { request::return_buffers(request, &mut failed.returned) };
+            return Err(failed.error.into());
+        }
+        let ended = Ended::new(result);
         let code = ended.code();
         if !reply.is_null() {
             // SAFETY: the caller's promise.
@@ -118,7 +128,10 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// There a Read chunk cannot be copied (EDEADLK).
 ///
 /// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-/// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay.
+/// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
+///
+/// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is EINVAL
+/// for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`.
