@@ -1,7 +1,7 @@
 //! Control plane of connections: connect, listen, accept, drain, close.
 
 use super::clock::nanoseconds;
-use super::close_reason::{CloseCause, CloseReason, LocalClose};
+use super::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use super::conn::Conn;
 use super::outgoing::{Continuation, Whose};
 use super::reconnect::Again;
@@ -406,8 +406,19 @@ impl<F: Fabric> Shard<F> {
         self.requester.connection_lost(&mut self.cx, &mut conn, reason.kind());
         conn.tell_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
-        if let (Some(accepted), Some(what)) = (conn.accepted(), reason.0.for_the_log()) {
-            self.cx.warn(what, format_args!("{}: connection ended: {reason}", accepted.host()));
+        if let Some(accepted) = conn.accepted() {
+            let (host, left) = (accepted.host(), reason.kind() == CloseReasonKind::Peer);
+            if let Some(id) = conn.proto.auth().claimed().filter(|_| left) {
+                self.cx.warn(
+                    "clients that left amid host authentication",
+                    format_args!(
+                        "{host}: connection ended by the client, which did not prove that it has the key `{id}`: \
+                         compare the keys of both hosts (wire.host_auth, or `--host-key FILE`)"
+                    ),
+                );
+            } else if let Some(what) = reason.0.for_the_log() {
+                self.cx.warn(what, format_args!("{host}: connection ended: {reason}"));
+            }
         }
         self.cx.conns.forget(origin);
         self.life.notices.push(Notice::Closed { conn: ConnRef(origin), reason });

@@ -62,6 +62,12 @@ pub trait Handshake: fmt::Debug + Send {
     /// Processes the peer's message and returns the next step. `None` only as a client's first step, which no message
     /// precedes. The message is up to [`MAX_MESSAGE`] bytes of anything.
     fn step(&mut self, message: Option<&[u8]>) -> Step;
+
+    /// The name that the peer has claimed and not proved yet, if this end knows it: for the log.
+    #[doc(hidden)]
+    fn claimed(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The result of a step.
@@ -103,10 +109,13 @@ pub enum AuthError {
     #[error("malformed message of host authentication")]
     Malformed,
     /// The key is unknown to this end.
-    #[error("peer uses a key that is not known here")]
+    #[error("peer uses a key whose ID is not known here (wire.host_auth)")]
     UnknownKey,
     /// Invalid proof: another key, or a message of another exchange.
-    #[error("peer's proof is wrong")]
+    #[error(
+        "peer's proof is wrong: its key differs from the key that this side has under the same ID \
+         (wire.host_auth, or `--host-key FILE`)"
+    )]
     WrongProof,
     /// A message after the end of the exchange.
     #[error("message of host authentication after its end")]
@@ -246,6 +255,15 @@ impl HostAuth {
     pub fn failure(&self) -> Option<AuthError> {
         match self.state {
             State::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// The name that the peer has claimed, while the exchange is unfinished.
+    #[doc(hidden)]
+    pub fn claimed(&self) -> Option<&str> {
+        match &self.state {
+            State::Running(handshake) => handshake.claimed(),
             _ => None,
         }
     }

@@ -205,6 +205,15 @@ impl Handshake for Server {
             Server::Over => Step::Failed(AuthError::Malformed),
         }
     }
+
+    /// Only the server's first answer tells the client whether its key is the right one, and a client with another key
+    /// leaves then.
+    fn claimed(&self) -> Option<&str> {
+        match self {
+            Server::Challenged(key, ..) => Some(&key.id),
+            _ => None,
+        }
+    }
 }
 
 /// The key's name and the client's nonce.

@@ -75,6 +75,8 @@ fn a_wrong_key_is_found_out_by_either_end() {
     assert_eq!(honest.receive(Some(&two)), Err(AuthError::WrongProof));
     assert!(!honest.may_go_on());
     assert_eq!(honest.receive(None), Err(AuthError::WrongProof), "for good");
+    // The other end knows only that no proof has arrived for this name.
+    assert_eq!(impostor.claimed(), Some("host-a"));
 
     let (mut honest, mut impostor) = (server(keys()), client(wrong()));
     answer(&mut honest, &open(&mut impostor));
