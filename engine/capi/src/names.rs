@@ -43,6 +43,7 @@ const NAMES: &[(&str, &str)] = &[
     ("DeferredCall", "deferred call"),
     ("wire.host_auth, or `--host-key FILE`", "wire.host_key"),
     ("wire.host_auth", "wire.host_key"),
+    ("openssl rand -out FILE 32", "openssl rand -hex 32"),
     ("build it with `--features verbs`", "build it with `engine/capi/install --features=verbs`"),
     ("memory.arenas", "rpcrdma_config_arena"),
 ];

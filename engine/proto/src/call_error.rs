@@ -111,7 +111,7 @@ pub enum CallError {
     #[error(transparent)]
     Invalid(#[from] InvalidCall),
     /// The peer takes no calls in the reverse direction.
-    #[error("peer takes no reverse calls (ClientConfig::services of the peer)")]
+    #[error("peer takes no reverse calls (ClientConfig::services and wire.reverse of the peer)")]
     NoReverse,
     /// The server answered, and this side has no buffer for the reply.
     #[error("no buffer for a reply of {needed} bytes ({knob})")]

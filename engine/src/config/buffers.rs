@@ -138,9 +138,13 @@ impl Config {
             let of_knobs = self.buffers(true).map(|(knob, classes)| (knob, bytes_of(&classes)));
             let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0));
             let bytes: usize = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
+            let (of, each) = match shards {
+                1 => (String::new(), ""),
+                _ => (format!(" of {shards} shards"), " each"),
+            };
             let text = format_args!(
-                "buffers of {shards} shards exceed the {free} bytes of memory that are available: {bytes} bytes each, of \
-                 which {knob_bytes} ({knob})"
+                "buffers{of} exceed the {free} bytes of memory that are available: {bytes} bytes{each}, of which \
+                 {knob_bytes} ({knob})"
             );
             StartError::new(StartErrorKind::Memory, text).because(source)
         })

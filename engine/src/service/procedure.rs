@@ -496,7 +496,7 @@ impl<S: Sharing> Services<S> {
             let knob = if declared == "max_reply" { "long_buffers" } else { "bulk_buffers" };
             Some(format!(
                 "`{declared}` needs buffers of {needed} bytes, headers included, and the longest have {longest}: add \
-                 ({needed}, N) to `memory.{knob}`"
+                 some of {needed} bytes to `memory.{knob}`"
             ))
         })
     }

@@ -71,7 +71,8 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN
 /// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
 /// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
-/// malformed reply, a server that refuses version 1, or another transport error), EINVAL.
+/// malformed reply, a server that refuses version 1, or another transport error), EOPNOTSUPP (a call back to a client
+/// that takes none: it has no `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
 ///
 /// EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
 /// server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
