@@ -13,7 +13,7 @@ use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
 use rpcrdma::rpc::AuthSys;
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::{Arena, Services};
-use rpcrdma_config::{Role, SettingError, Settings, knobs_named};
+use rpcrdma_config::{Role, SettingError, Settings, knobs_named, secret_file};
 use rustix::io::Errno;
 
 use crate::failure::Failure;
@@ -70,7 +70,7 @@ impl Own {
                 Ok(())
             }
             "client.auth_sys" => User::of(name, text).map(|user| self.user = Some(user)),
-            "wire.host_key" => host_key(name, text).map(|policy| self.host_auth = policy),
+            HOST_KEY => host_key(name, text).map(|policy| self.host_auth = policy),
             _ => return None,
         })
     }
@@ -111,7 +111,14 @@ impl Knobs {
         let mut own = self.own.clone();
         for name in OWN {
             if let Some(text) = next.take(name) {
-                own.set(name, &text).unwrap_or(Ok(()))?;
+                if name == HOST_KEY {
+                    let refused = |error| Failure::argument(format_args!("{name}: {error:#}"));
+                    secret_file::check(path).map_err(refused)?;
+                }
+                let of_file = |failure: Failure| {
+                    Failure::as_is(failure.code(), format!("{}: {}", path.display(), failure.text()))
+                };
+                own.set(name, &text).unwrap_or(Ok(())).map_err(of_file)?;
             }
         }
         self.check(next)?;
@@ -235,8 +242,9 @@ fn failure(error: SettingError) -> Failure {
 }
 
 /// Names of [`Own`] knobs.
-const OWN: [&str; 6] =
-    ["server.shards", "server.cores", "server.workers", "server.stats", "client.auth_sys", "wire.host_key"];
+const OWN: [&str; 6] = ["server.shards", "server.cores", "server.workers", "server.stats", "client.auth_sys", HOST_KEY];
+/// The knob that is a secret.
+const HOST_KEY: &str = "wire.host_key";
 
 /// Full names of a knob.
 fn named(name: &str) -> Vec<String> {
@@ -318,6 +326,9 @@ fn host_key(name: &str, text: &str) -> Result<AuthPolicy, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn refused(name: &str, value: &str) -> String {
@@ -345,6 +356,61 @@ mod tests {
         for text in ["", "0,", "2-1", "0-1-2", "1024", "0-99999999999", "x"] {
             assert!(refused("server.cores", text).contains("such as 0,2 or 0-3"), "{text}");
         }
+    }
+
+    /// Loads a file with this text and mode. Returns its path without symbolic links, and the text of the failure.
+    fn loaded(text: &[u8], mode: u32) -> (String, Result<Knobs, String>) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().canonicalize().expect("a path").join("knobs.toml");
+        fs::write(&path, text).expect("space");
+        fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("our file");
+        let mut knobs = Knobs::default();
+        let result = knobs.load(&path).map_err(|failure| {
+            assert_eq!(failure.code(), Errno::INVAL, "{}", failure.text());
+            failure.text().to_owned()
+        });
+        (path.display().to_string(), result.map(|()| knobs))
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_file() {
+        for (file, cause) in [
+            (&b"[server]\nworkers = \"two\"\n"[..], "server.workers = two: wanted a whole number"),
+            (b"[server]\nshards = 0\n", "server.shards is 0: 1 to 1024"),
+            (b"[wire]\nhost_key = \"me\"\n", "wire.host_key: wanted ID:KEY, the key in hexadecimal digits"),
+            (b"[limits]\n# \xff\n", "line 2: not UTF-8"),
+        ] {
+            let (path, result) = loaded(file, 0o600);
+            assert_eq!(result.err(), Some(format!("{path}: {cause}")));
+        }
+    }
+
+    #[test]
+    fn a_short_key_is_refused_with_a_command_for_hexadecimal_digits() {
+        let text = refused("wire.host_key", "me:0001");
+        assert!(text.starts_with("wire.host_key: key of 2 bytes") && text.contains("`openssl rand -hex 32`"), "{text}");
+    }
+
+    #[test]
+    fn a_file_with_a_host_key_that_others_may_read_is_refused() {
+        let key = format!("[limits]\ncredits = 32\n[wire]\nhost_key = \"me:{}\"\n", "07".repeat(32));
+        let (path, result) = loaded(key.as_bytes(), 0o644);
+        let expected =
+            format!("wire.host_key: {path} has mode 0644, so that other users could read the key: chmod 600 {path}");
+        assert_eq!(result.err(), Some(expected));
+        let knobs = loaded(key.as_bytes(), 0o600).1.expect("only its owner may read it");
+        assert!(matches!(knobs.own.host_auth, AuthPolicy::Required(_)));
+        assert!(loaded(b"[limits]\ncredits = 32\n", 0o644).1.is_ok(), "it has no key");
+    }
+
+    #[test]
+    fn a_file_that_is_refused_changes_nothing() {
+        let mut knobs = Knobs::default();
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("knobs.toml");
+        fs::write(&path, "[server]\nworkers = 7\n[limits]\ncredits = 32\nmax_calls = 0\n").expect("space");
+        assert!(knobs.load(&path).is_err());
+        assert_eq!((knobs.own.workers, knobs.applied.0.limits.credits), (0, Config::default().limits.credits));
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod args;
 mod host_key;
 #[cfg(feature = "clap")]
 pub mod program;
-#[cfg(feature = "clap")]
+#[cfg(feature = "secret_file")]
 pub mod secret_file;
 
 #[cfg(feature = "clap")]
@@ -196,7 +196,10 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
         why: error.to_string(),
         errno: error.raw_os_error(),
     };
-    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    let text = String::from_utf8(std::fs::read(path).map_err(unreadable)?).map_err(|error| {
+        let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|&byte| byte == b'\n').count();
+        bad(format!("line {line}: not UTF-8"))
+    })?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
         let (line, why) = (before.matches('\n').count(), short(error.message(), 4 * SHOWN));

@@ -29,6 +29,21 @@ const LONGEST: u64 = 4096;
 /// it may not change.
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    let (real, file) = open(path)?;
+    file.take(LONGEST).read_to_end(&mut bytes).with_context(|| real.display().to_string())?;
+    Ok(bytes)
+}
+
+/// Checks a file that has a key beside other text.
+///
+/// # Errors
+/// As [`read`].
+pub fn check(path: &Path) -> anyhow::Result<()> {
+    open(path).map(drop)
+}
+
+/// Opens the file of a key, and checks it. Returns its path without symbolic links, too.
+fn open(path: &Path) -> anyhow::Result<(PathBuf, File)> {
     let real = resolve(path)?;
     // A FIFO without a writer would block. A link cannot be there now, unless another user has just created it.
     let flags = OFlags::NONBLOCK.union(OFlags::NOFOLLOW).bits() as i32;
@@ -37,8 +52,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let stat = file.metadata().with_context(|| real.display().to_string())?;
     ensure!(stat.is_file(), "{} is not a regular file: copy the key to one", real.display());
     check_file(&real, &stat)?;
-    file.take(LONGEST).read_to_end(&mut bytes).with_context(|| real.display().to_string())?;
-    Ok(bytes)
+    Ok((real, file))
 }
 
 /// Creates the file of a key, of mode 0600 whatever the umask; `None` if it exists.
