@@ -1,8 +1,8 @@
 // ONC RPC over RDMA (RFC 8166), protocol versions 1 and 2.
 //
 // Functions that return int return 0 or a count, or a negative code of errno.h. Those that return a pointer return NULL
-// after a failure, and set errno to the code. rpcrdma_error has the text. What `Safety` says is the caller's duty: it
-// cannot be checked.
+// after a failure, and set errno to the code. rpcrdma_error has the text. Pointers to which functions write results may
+// be NULL: these results are not stored. What `Safety` says is the caller's duty: it cannot be checked.
 //
 // No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: functions fail
 // there with -EPERM once the process has had a server or client. Until it execs or ends, it keeps the connections of its
@@ -25,8 +25,8 @@
 // `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 #define RPCRDMA_CACHED 2
 
-// Calls have no reply. Procedure and request both need the flag: without it in the request, the call ends by its
-// time-out alone.
+// Calls have no reply, and end once they are sent: nothing tells whether one has run. Procedure and request both need
+// the flag: without it in the request, the call ends by its time-out alone.
 #define RPCRDMA_ONE_WAY 4
 
 // Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
@@ -302,6 +302,9 @@ const char *rpcrdma_error(void);
 // `level` is 1 (error) to 4 (debug); lines above `most` are not written. Once per process. `context` is its first
 // argument.
 //
+// It runs within functions of this library while they use their handles, and on the threads of servers and clients: it
+// must not call this library, nor block.
+//
 // Returns 0, or -EBUSY if the process has a log already.
 //
 // # Safety
@@ -312,8 +315,9 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 //
 // A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. It blocks until
 // their threads have ended, so a handler or task cannot end its own server. A configuration, services, and an arena
-// may end before the servers and clients that were started with them. Calls of a polled client that ends are not
-// reported any more.
+// may end before the servers and clients that were started with them. Buffers and replies may outlive their client or
+// server: what they hold stays as it is until they are freed. Calls of a polled client that ends are not reported any
+// more.
 //
 // A polled server or client ends on its own thread, or on any one once it is detached: by `rpcrdma_detach`, or by the
 // end of its thread.
@@ -356,11 +360,11 @@ int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *val
 
 // Reads a TOML file of knobs, as programs do with `--config`: all that `rpcrdma_config_set` takes, in their groups.
 //
-// A file with `wire.host_key` is a secret: it is refused if a user other than root and that of this process may read or
-// replace it (`chmod 600 FILE`), as the programs of this project refuse the file of their key.
+// A file with `wire.host_key` is a secret: it is refused if a user other than root and that of this process may read
+// or replace it (`chmod 600 FILE`), as the programs of this project refuse the file of their key.
 //
-// Returns 0; -ENOENT or another code of a file that cannot be read; -EINVAL, and the text names the file, and the line or
-// the knob. After a failure the configuration is as before.
+// Returns 0; -ENOENT or another code of a file that cannot be read; -EINVAL, and the text names the file, and the line
+// or the knob. After a failure the configuration is as before.
 //
 // # Safety
 // As for `rpcrdma_config_set`.
@@ -405,9 +409,10 @@ int rpcrdma_services_add(rpcrdma_services *services,
 //
 // It submits I/O, checks for completions, and answers deferred calls, whose replies go out in the same turn. It does
 // not block. A shard that sleeps wakes when the descriptor is readable that `descriptor` returns, such as of an
-// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. The shard
-// ignores a closed descriptor, and that of a file or directory, and the log says so. A server with a task has no
-// workers. A client's task does not run.
+// io_uring or an eventfd; -1 or NULL: the task has none. `descriptor` is called on the shard's thread, too, after a
+// last `poll` before each sleep. The descriptor stays open while the server lives. The shard ignores a closed
+// descriptor, and that of a file or directory, and the log says so. A server with a task has no workers. A client's
+// task does not run.
 //
 // Returns 0 or a negative code.
 //
@@ -442,7 +447,10 @@ rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *serv
 //
 // A handler on a shard must not block for such a call: it uses `rpcrdma_client_start`, runs on workers
 // (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
-// `config` may be NULL. NULL after a failure. `rpcrdma_free` ends it.
+//
+// `config` may be NULL. `rpcrdma_free` ends the client. NULL after a failure: EINVAL (the call is of another server,
+// or a knob), EBADF or EBUSY for one of the handles. It does not ask the peer: one that takes no calls is found by the
+// first call, which ends with EOPNOTSUPP.
 //
 // # Safety
 // The handles as for `rpcrdma_free`; the call was not answered.
@@ -483,8 +491,9 @@ rpcrdma_local_server *rpcrdma_local_server_start(const char *address,
 //
 // The thread that polls the server uses `rpcrdma_client_start`, and `rpcrdma_client_poll` after each poll of the
 // server. Other threads may also use `rpcrdma_client_call`. `call` is a deferred one: in a handler of this server, the
-// server is in use (EBUSY). `config` may be NULL. NULL after a failure. `rpcrdma_free` ends the client, which may
-// outlive the server: its calls fail then.
+// server is in use (EBUSY). `config` may be NULL. NULL after a failure: as for `rpcrdma_server_call_back`, and EPERM
+// on another thread than that of the server. `rpcrdma_free` ends the client, which may outlive the server: its calls
+// fail then.
 //
 // # Safety
 // As for `rpcrdma_server_call_back`.
@@ -587,7 +596,7 @@ const void *rpcrdma_call_read_chunk(rpcrdma_call *call, unsigned int index, size
 rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int index);
 
 // Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
-// keeps what was written.
+// keeps what was written: it returns the same address.
 //
 // There is room for at least `max_reply` bytes of the procedure. NULL with EMSGSIZE if they exceed the room, and with
 // EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler may then write other results.
@@ -767,6 +776,9 @@ rpcrdma_client *rpcrdma_client_connect(const char *address, uint32_t program, ui
 
 // A handle of the same connection for another thread, or NULL. The connection closes when the last one is freed.
 //
+// The thread that uses `client` calls this function, and passes the new handle on. NULL after a failure: EINVAL,
+// EBADF, or EBUSY because another thread uses `client` now.
+//
 // # Safety
 // `client` as for `rpcrdma_free`.
 rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
@@ -774,11 +786,11 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // Makes a call, and blocks until its end.
 //
 // Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), EKEYREJECTED (the server has
-// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN
-// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
-// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
-// malformed reply, a server that refuses version 1, or another transport error), EOPNOTSUPP (a call back to a client
-// that takes none: it has no `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
+// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN (`limits.max_calls`),
+// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES
+// (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
+// version 1, or another transport error), EOPNOTSUPP (a call back to a client that takes none: it has no
+// `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
 //
 // EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
 // server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
@@ -792,10 +804,10 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 // `reply` may be NULL.
 //
-// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK, after
-// EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the
-// reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they
-// are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
+// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK,
+// after EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise
+// the reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply`
+// they are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`; `reply` is writable.
@@ -809,8 +821,8 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
 // `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
 //
-// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is EINVAL
-// for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
+// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
+// EINVAL for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`.
@@ -831,7 +843,8 @@ int rpcrdma_client_poll(rpcrdma_client *client, rpcrdma_done done, void *context
 
 // Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
 //
-// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open.
+// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open, and
+// while the client reconnects.
 //
 // # Safety
 // `client` as for `rpcrdma_free`; `room` has `len` bytes.
@@ -873,8 +886,8 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 //
 // Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
 // for the call, its chunks or its reply (the text names the knob); EINVAL; and ENOTCONN for a Read chunk that it would
-// copy. The poll reports no end of such a call, and the buffers of its chunks stay with the caller. `xid`, unless it is
-// NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+// copy. The poll reports no end of such a call, and the buffers of its chunks stay with the caller. `xid`, unless it
+// is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
 // The poll reports other causes, and this function returns 0: ENOTCONN, EAGAIN (`limits.max_calls`), and what a call
 // meets that waits for a reconnect. The buffers are in that reply.

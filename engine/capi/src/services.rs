@@ -68,8 +68,8 @@ pub const RPCRDMA_ON_WORKERS: u32 = 1;
 /// Calls without a credential run again. Without Write chunks. The cache has the default sizes of
 /// `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
-/// Calls have no reply. Procedure and request both need the flag: without it in the request, the call ends by its
-/// time-out alone.
+/// Calls have no reply, and end once they are sent: nothing tells whether one has run. Procedure and request both need
+/// the flag: without it in the request, the call ends by its time-out alone.
 pub const RPCRDMA_ONE_WAY: u32 = 4;
 /// Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;

@@ -149,7 +149,7 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
 }
 
 /// Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
-/// keeps what was written.
+/// keeps what was written: it returns the same address.
 ///
 /// There is room for at least `max_reply` bytes of the procedure. NULL with EMSGSIZE if they exceed the room, and with
 /// EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler may then write other results.

@@ -54,6 +54,9 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
 
 /// A handle of the same connection for another thread, or NULL. The connection closes when the last one is freed.
 ///
+/// The thread that uses `client` calls this function, and passes the new handle on. NULL after a failure: EINVAL,
+/// EBADF, or EBUSY because another thread uses `client` now.
+///
 /// # Safety
 /// `client` as for `rpcrdma_free`.
 #[unsafe(no_mangle)]
@@ -68,11 +71,11 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// Makes a call, and blocks until its end.
 ///
 /// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), EKEYREJECTED (the server has
-/// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN
-/// (`limits.max_calls`), ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it:
-/// `rpcrdma_reply_status`), EACCES (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a
-/// malformed reply, a server that refuses version 1, or another transport error), EOPNOTSUPP (a call back to a client
-/// that takes none: it has no `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
+/// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN (`limits.max_calls`),
+/// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES
+/// (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
+/// version 1, or another transport error), EOPNOTSUPP (a call back to a client that takes none: it has no
+/// `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
 ///
 /// EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
 /// server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
@@ -86,10 +89,10 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 /// `reply` may be NULL.
 ///
-/// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK, after
-/// EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise the
-/// reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply` they
-/// are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
+/// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK,
+/// after EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise
+/// the reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply`
+/// they are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`; `reply` is writable.
@@ -131,8 +134,8 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
 /// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
 ///
-/// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is EINVAL
-/// for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
+/// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
+/// EINVAL for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`.
@@ -190,7 +193,8 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
 
 /// Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
 ///
-/// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open.
+/// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open, and
+/// while the client reconnects.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`; `room` has `len` bytes.

@@ -33,6 +33,9 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 /// `level` is 1 (error) to 4 (debug); lines above `most` are not written. Once per process. `context` is its first
 /// argument.
 ///
+/// It runs within functions of this library while they use their handles, and on the threads of servers and clients: it
+/// must not call this library, nor block.
+///
 /// Returns 0, or -EBUSY if the process has a log already.
 ///
 /// # Safety
@@ -69,8 +72,9 @@ pub(crate) unsafe fn may_end(server: *mut rpcrdma_server) -> Result<(), Failure>
 ///
 /// A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. It blocks until
 /// their threads have ended, so a handler or task cannot end its own server. A configuration, services, and an arena
-/// may end before the servers and clients that were started with them. Calls of a polled client that ends are not
-/// reported any more.
+/// may end before the servers and clients that were started with them. Buffers and replies may outlive their client or
+/// server: what they hold stays as it is until they are freed. Calls of a polled client that ends are not reported any
+/// more.
 ///
 /// A polled server or client ends on its own thread, or on any one once it is detached: by `rpcrdma_detach`, or by the
 /// end of its thread.

@@ -129,8 +129,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 ///
 /// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
 /// for the call, its chunks or its reply (the text names the knob); EINVAL; and ENOTCONN for a Read chunk that it would
-/// copy. The poll reports no end of such a call, and the buffers of its chunks stay with the caller. `xid`, unless it is
-/// NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+/// copy. The poll reports no end of such a call, and the buffers of its chunks stay with the caller. `xid`, unless it
+/// is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 ///
 /// The poll reports other causes, and this function returns 0: ENOTCONN, EAGAIN (`limits.max_calls`), and what a call
 /// meets that waits for a reconnect. The buffers are in that reply.

@@ -64,7 +64,10 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 ///
 /// A handler on a shard must not block for such a call: it uses `rpcrdma_client_start`, runs on workers
 /// (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
-/// `config` may be NULL. NULL after a failure. `rpcrdma_free` ends it.
+///
+/// `config` may be NULL. `rpcrdma_free` ends the client. NULL after a failure: EINVAL (the call is of another server,
+/// or a knob), EBADF or EBUSY for one of the handles. It does not ask the peer: one that takes no calls is found by the
+/// first call, which ends with EOPNOTSUPP.
 ///
 /// # Safety
 /// The handles as for `rpcrdma_free`; the call was not answered.
@@ -149,8 +152,9 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 ///
 /// The thread that polls the server uses `rpcrdma_client_start`, and `rpcrdma_client_poll` after each poll of the
 /// server. Other threads may also use `rpcrdma_client_call`. `call` is a deferred one: in a handler of this server, the
-/// server is in use (EBUSY). `config` may be NULL. NULL after a failure. `rpcrdma_free` ends the client, which may
-/// outlive the server: its calls fail then.
+/// server is in use (EBUSY). `config` may be NULL. NULL after a failure: as for `rpcrdma_server_call_back`, and EPERM
+/// on another thread than that of the server. `rpcrdma_free` ends the client, which may outlive the server: its calls
+/// fail then.
 ///
 /// # Safety
 /// As for `rpcrdma_server_call_back`.

@@ -46,9 +46,10 @@ pub unsafe extern "C" fn rpcrdma_services_add(
 ///
 /// It submits I/O, checks for completions, and answers deferred calls, whose replies go out in the same turn. It does
 /// not block. A shard that sleeps wakes when the descriptor is readable that `descriptor` returns, such as of an
-/// io_uring or an eventfd; -1 or NULL: the task has none. The descriptor stays open while the server lives. The shard
-/// ignores a closed descriptor, and that of a file or directory, and the log says so. A server with a task has no
-/// workers. A client's task does not run.
+/// io_uring or an eventfd; -1 or NULL: the task has none. `descriptor` is called on the shard's thread, too, after a
+/// last `poll` before each sleep. The descriptor stays open while the server lives. The shard ignores a closed
+/// descriptor, and that of a file or directory, and the log says so. A server with a task has no workers. A client's
+/// task does not run.
 ///
 /// Returns 0 or a negative code.
 ///
