@@ -237,7 +237,11 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
     CHECK(code == -EBUSY && is == -EBUSY);
     // Its handlers use the handle until it has ended.
     rpcrdma_client *back = rpcrdma_server_call_back(server, held, PROGRAM, 1, NULL);
-    CHECK(back && !rpcrdma_free(back));
+    CHECK(back);
+    // The client takes no calls.
+    CHECK(call(back, REQUEST(.procedure = STATUS), NULL) == -EOPNOTSUPP);
+    CHECK(strstr(rpcrdma_error(), "rpcrdma_config_callbacks") && strstr(rpcrdma_error(), "wire.reverse"));
+    CHECK(!rpcrdma_free(back));
     CHECK(!rpcrdma_call_answer(held, 0));
     CHECK(!rpcrdma_free(holder) && !pthread_join(thread, NULL));
 }
