@@ -152,6 +152,13 @@ static int call_reads(rpcrdma_buffer *buffer, size_t position) {
     return call(REQUEST(.procedure = 1, .read_chunks = &chunk, .read_count = 1));
 }
 
+// A call that is invalid leaves the buffer to its caller.
+static int call_reads_own(rpcrdma_buffer *buffer, size_t position) {
+    int result = call_reads(buffer, position);
+    CHECK(!rpcrdma_free(buffer));
+    return result;
+}
+
 static int call_writes(rpcrdma_buffer *buffer) {
     rpcrdma_write_chunk chunk = {.buffer = buffer};
     return call(REQUEST(.procedure = 1, .write_chunks = &chunk, .write_count = 1));
