@@ -40,9 +40,9 @@ knobs! {
     ///
     /// They are counted for each connection. A call that has timed out or was cancelled keeps its credit until it is
     /// answered, because only its server or the end of the connection frees it. With so many of them, or while they
-    /// hold all credits, the server has to answer one within [`progress`](super::TimeoutConfig::progress). Otherwise the connection is closed, and made again if
-    /// [`reconnect_attempts`](super::ConnectConfig::reconnect_attempts) permits. It also applies to calls of a server
-    /// in the reverse direction.
+    /// hold all credits, the server has to answer one within [`progress`](super::TimeoutConfig::progress). Otherwise
+    /// the connection is closed, and made again if [`reconnect_attempts`](super::ConnectConfig::reconnect_attempts)
+    /// permits. It also applies to calls of a server in the reverse direction.
     pub max_abandoned: usize = 32, positive;
     /// Deferred calls of one connection, at least 1. Default 1024.
     ///
