@@ -138,10 +138,10 @@ pub fn run(args: &Args) -> Outcome {
     }
     let mut report = Report::new(args, &address);
     report.connected(&client);
-    if !args.no_chunk {
-        if let Some(used) = offer_chunk(&mut client, args, &stop) {
-            report.offered(used);
-        }
+    if !args.no_chunk
+        && let Some(used) = offer_chunk(&mut client, args, &stop)
+    {
+        report.offered(used);
     }
     report.connected(&client);
     let mut out = io::stdout().lock();
