@@ -35,10 +35,7 @@ impl Json {
         let mut text = serde_json::to_string_pretty(report).map_err(|e| Failure::run("--json", e))?;
         text.push('\n');
         match self {
-            Self::Stdout => {
-                say(&text);
-                Ok(())
-            }
+            Self::Stdout => say(&text),
             Self::File(path, file) => {
                 replace(file, &text).map_err(|e| Failure::run(format!("--json {}", path.display()), e))
             }
@@ -66,10 +63,9 @@ impl Pending {
 
     /// Passes on the outcome of a run. Writes the JSON of one that failed before it had results.
     pub(crate) fn complete(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
-        if let Err(failure) = &outcome {
-            self.write(Some(&failure.to_string()))?;
-        }
-        outcome
+        let Err(failure) = &outcome else { return Ok(()) };
+        let written = self.write(Some(&failure.to_string()));
+        outcome.and(written)
     }
 }
 
@@ -111,19 +107,21 @@ impl Output {
     }
 
     /// Prints the banner and the column titles.
-    pub(crate) fn begin(&self, info: &TestInfo) {
+    pub(crate) fn begin(&self, info: &TestInfo) -> Result<(), Failure> {
         self.pending.update(|_, report| report.test_info = Some(info.clone()));
-        if self.tabular {
-            let directions = self.direction != Direction::Forward;
-            say(&format!("{}\n{}\n", table::banner(info), self.test.header(directions)));
+        if !self.tabular {
+            return Ok(());
         }
+        let directions = self.direction != Direction::Forward;
+        say(&format!("{}\n{}\n", table::banner(info), self.test.header(directions)))
     }
 
-    /// Prints the rows of an entry, and writes its distribution.
+    /// Adds a complete entry to the report, prints its rows, and writes its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
+        self.pending.update(|_, report| report.results.push(entry.clone()));
         if self.tabular {
             let rows = self.test.rows(entry, self.direction);
-            rows.iter().for_each(|row| say(&format!("{row}\n")));
+            rows.iter().try_for_each(|row| say(&format!("{row}\n")))?;
         }
         if let (Some(path), Some(samples)) = (&self.hgrm, samples) {
             let path = if self.several_sizes { with_size(path, entry.size) } else { path.clone() };
@@ -134,20 +132,20 @@ impl Output {
         Ok(())
     }
 
-    /// Adds a complete entry to the report.
-    pub(crate) fn keep(&self, entry: Entry) {
-        self.pending.update(|_, report| report.results.push(entry));
+    /// Prints the last lines, and writes the JSON. Passes on `error`.
+    pub(crate) fn end(&self, error: Option<Failure>) -> Result<(), Failure> {
+        let printed = if self.tabular { self.print_last_lines() } else { Ok(()) };
+        let outcome = error.map_or(printed, Err);
+        let error = outcome.as_ref().err().map(Failure::to_string);
+        outcome.and(self.pending.write(error.as_deref()))
     }
 
-    /// Prints the last line, and writes the JSON.
-    pub(crate) fn end(&self, error: Option<&str>) -> Result<(), Failure> {
-        if self.tabular {
-            say(&format!("{}\n", table::rule()));
-            let lines: Vec<String> =
-                self.pending.update(|_, report| report.results.iter().flat_map(table::per_call).collect());
-            lines.iter().for_each(|line| say(&format!("{line}\n")));
-        }
-        self.pending.write(error)
+    fn print_last_lines(&self) -> Result<(), Failure> {
+        let mut text = format!("{}\n", table::rule());
+        self.pending.update(|_, report| {
+            report.results.iter().flat_map(table::per_call).for_each(|line| text.extend([&line, "\n"]));
+        });
+        say(&text)
     }
 }
 
@@ -160,9 +158,12 @@ fn replace(file: &mut File, text: &str) -> io::Result<()> {
 }
 
 /// Writes to standard output. A closed pipe is no failure: the exit code still reports the result.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::run("standard output", error)),
+        _ => Ok(()),
+    }
 }
 
 /// `dir/out.hgrm` → `dir/out.64.hgrm`.

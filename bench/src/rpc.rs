@@ -31,7 +31,7 @@ use crate::fabrics;
 use crate::failure::Failure;
 use crate::figures::Test;
 use crate::limits::Limits;
-use crate::output::Output;
+use crate::output::{Output, say};
 use crate::pin::{self, Placement, ServerCores};
 use crate::placement;
 use crate::process::ServerProcess;
@@ -203,8 +203,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let (probing, connect) = config::in_force(engine, &common.device, &probing)?;
     if engine.config.print_config {
         let (_, config, connect) = plan.config(&travel, sizes[0], usize::MAX)?;
-        print!("{}", rpcrdma_config::to_toml(&config, &connect));
-        return Ok(());
+        return say(&rpcrdma_config::to_toml(&config, &connect));
     }
     let several = common.all && sizes.len() > 1;
     let output = Output::new(plan.test, direction, common.json.as_deref(), plan.hgrm, several)?;

@@ -13,6 +13,7 @@ use crate::cli::{Half, Idle, Named, ServeArgs};
 use crate::fabrics;
 use crate::failure::Failure;
 use crate::idle::Idler;
+use crate::output::say;
 use crate::pin::{self, Placement};
 use crate::placement;
 use crate::process;
@@ -44,8 +45,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     if args.engine.config.print_config {
         let (_, config, accept) = CallServer::config(args)?;
-        print!("{}", rpcrdma_config::to_toml(&config, &accept));
-        return Ok(());
+        return say(&rpcrdma_config::to_toml(&config, &accept));
     }
     let (shards, workers) = (args.shards(), args.engine.workers as usize);
     let threads = if args.only == Some(Half::Raw) { 1 } else { shards + workers };

@@ -50,14 +50,11 @@ impl Suite {
         sizes: &[usize],
         mut connect: impl FnMut(usize) -> Result<T, Failure>,
     ) -> Result<(), Failure> {
-        self.output.begin(&self.info);
+        self.output.begin(&self.info)?;
         let (mut missed, mut error) = (Vec::new(), None);
         for &size in sizes {
             match self.one_size(size, &mut connect) {
-                Ok(entry) => {
-                    missed.extend(entry.limits_missed.iter().cloned());
-                    self.output.keep(entry);
-                }
+                Ok(entry) => missed.extend(entry.limits_missed),
                 // Too short for a figure, or the signal has reached a server of another process, too.
                 Err(_) if stop::is_requested() => {}
                 Err(failure) => {
@@ -72,12 +69,8 @@ impl Suite {
                 break;
             }
         }
-        self.output.end(error.as_deref())?;
-        match error {
-            Some(error) => Err(Failure::Run(error)),
-            None if missed.is_empty() => Ok(()),
-            None => Err(Failure::Limit(missed)),
-        }
+        self.output.end(error.map(Failure::Run))?;
+        if missed.is_empty() { Ok(()) } else { Err(Failure::Limit(missed)) }
     }
 
     fn one_size<T: Target>(

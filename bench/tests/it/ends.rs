@@ -1,4 +1,4 @@
-//! Runs that end before they measure: the JSON, or the text, says why.
+//! Runs that fail: the exit code, the JSON or the text says why.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -53,6 +53,46 @@ fn a_run_without_a_server_completes_the_json() {
         let error = report["error"].as_str().unwrap_or_else(|| panic!("{report}"));
         assert!(!error.is_empty() && errors.contains(error), "{error}: {errors}");
     }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure_and_a_closed_pipe_is_none() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("it exists");
+    let closed = || std::io::pipe().expect("a pipe").1;
+    for arguments in [
+        &["lat", "--loopback", "-n", "100"][..],
+        &["lat", "--loopback", "-n", "100", "--json", "-"],
+        &["raw-bw", "--loopback", "-n", "100"],
+        &["lat", "--loopback", "--print-config"],
+        &["serve", "--print-config"],
+    ] {
+        let to = |stdout: Stdio| {
+            let _cores = crate::alone();
+            let mut command = Command::new(env!("CARGO_BIN_EXE_rpcperf"));
+            let output = command.args(arguments).stdout(stdout).output().expect("the program starts");
+            (output.status.code(), String::from_utf8(output.stderr).expect("text"))
+        };
+        let (code, errors) = to(full().into());
+        assert_eq!(code, Some(1), "{arguments:?}: {errors}");
+        assert!(errors.contains("standard output: No space left on device"), "{arguments:?}: {errors}");
+        let (code, errors) = to(closed().into());
+        assert_eq!(code, Some(0), "{arguments:?}: {errors}");
+        assert!(!errors.contains("Broken pipe"), "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
+fn the_json_says_that_the_table_was_not_written() {
+    let file = scratch("beside.json");
+    let _cores = crate::alone();
+    let output = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+        .args(["lat", "--loopback", "-n", "100", "--json", file.to_str().expect("text")])
+        .stdout(std::fs::File::options().write(true).open("/dev/full").expect("it exists"))
+        .output()
+        .expect("the program starts");
+    assert_eq!(output.status.code(), Some(1));
+    let report = report(&file);
+    assert!(report["error"].as_str().is_some_and(|error| error.contains("standard output: No space")), "{report}");
 }
 
 #[test]
