@@ -63,6 +63,9 @@ pub(crate) struct Figures {
     /// Rate of the best slice.
     pub(crate) peak: Option<f64>,
     pub(crate) samples: Option<Samples>,
+    /// Why the measurement has left operations outstanding.
+    #[serde(default)]
+    pub(crate) broken: Option<String>,
 }
 
 impl Figures {
@@ -78,6 +81,7 @@ impl Figures {
             per_second: self.per_second.zip(other.per_second).map(|(one, two)| one + two),
             peak: None,
             samples,
+            broken: self.broken.clone().or_else(|| other.broken.clone()),
         }
     }
 
@@ -109,6 +113,7 @@ mod tests {
             per_second: Some(rate),
             peak: Some(9.0),
             samples: None,
+            broken: None,
         };
         let sum = figures(3, 1.0, 3.0).sum(&figures(8, 2.0, 4.0));
         let told = sum.measured(Test::Bandwidth, 10);

@@ -8,7 +8,8 @@ use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::samples::Samples;
-use crate::target::{Length, Target};
+use crate::stop;
+use crate::target::{IDLE_POLLS, Length, Target, unanswered};
 
 /// Measures round trips.
 ///
@@ -31,7 +32,8 @@ pub(crate) fn measure(
     let interval_ns = rate.map(|per_second| 1e9 / per_second);
     let origin = clock.ns();
     // As in perftest, one clock reading ends an operation and starts the next, so each includes the loop's own time.
-    let mut now = origin;
+    let (mut now, mut last) = (origin, origin);
+    let mut idle_polls = 0u32;
     loop {
         if !free.is_empty() {
             let mut any = false;
@@ -58,12 +60,17 @@ pub(crate) fn measure(
         }
         target.poll(&mut done_now)?;
         if done_now.is_empty() {
-            if interval_ns.is_some() {
+            idle_polls = idle_polls.wrapping_add(1);
+            if interval_ns.is_some() || idle_polls.is_multiple_of(IDLE_POLLS) || stop::is_requested() {
                 now = clock.ns();
+                if free.len() < depth as usize && length.gives_up(now - last, now - origin) {
+                    break;
+                }
             }
             continue;
         }
         now = clock.ns();
+        last = now;
         for token in done_now.drain(..) {
             let since = began[token as usize];
             if length.counts(done, since - origin) {
@@ -76,13 +83,14 @@ pub(crate) fn measure(
             now = clock.ns();
         }
     }
+    let broken = unanswered(target, depth as usize - free.len());
     if samples.count() == 0 {
-        return Err(Failure::Run(
-            "no operation was done within the time that counts; use a longer -D or a smaller -f".into(),
-        ));
+        return Err(Failure::Run(broken.unwrap_or_else(|| {
+            "no operation was done within the time that counts; use a longer -D or a smaller -f".to_owned()
+        })));
     }
-    let (operations, seconds) = (samples.count(), (now - origin) as f64 / 1e9);
-    Ok(Figures { operations, seconds, per_second: None, peak: None, samples: Some(samples) })
+    let (operations, seconds) = (samples.count(), (last - origin) as f64 / 1e9);
+    Ok(Figures { operations, seconds, per_second: None, peak: None, samples: Some(samples), broken })
 }
 
 #[cfg(test)]
@@ -183,6 +191,24 @@ mod tests {
             measure(&mut sleeper, &Clock::new(), length, rate, &mut Progress::new(String::new(), 0)).unwrap();
             assert_eq!(sleeper.1.is_empty(), rate.is_none());
             assert!(sleeper.1.iter().flatten().all(|next| *next <= Duration::from_micros(100)), "{:?}", sleeper.1);
+        }
+    }
+
+    #[test]
+    fn a_stalled_target_ends_the_run_with_the_figures_until_then() {
+        for (rate, depth) in [(None, 4), (Some(1e6), 4), (Some(1e6), 1000)] {
+            let (mut fake, clock) = Fake::timed(depth, 1);
+            fake.stalls_at = 100;
+            let out = run_by(&clock, &mut fake, Length::Time { total: 600_000, margin: 0 }, rate).unwrap();
+            let left = fake.begun.len();
+            assert_eq!(out.operations, fake.started - left as u64, "{out:?}");
+            assert!(out.seconds < 600e-6, "{}", out.seconds);
+            let says = format!("the server stopped answering: outstanding operations: {left};");
+            assert!(out.broken.is_some_and(|why| why.starts_with(&says)), "{says}");
+            let (mut none, clock) = Fake::timed(1, 1);
+            none.stalls_at = 0;
+            let none = run_by(&clock, &mut none, Length::Time { total: 600_000, margin: 0 }, rate);
+            assert!(none.is_err_and(|failure| failure.to_string().contains("stopped answering")));
         }
     }
 

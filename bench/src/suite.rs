@@ -53,19 +53,16 @@ impl Suite {
         self.output.begin(&self.info)?;
         let (mut missed, mut error) = (Vec::new(), None);
         for &size in sizes {
-            match self.one_size(size, &mut connect) {
-                Ok(entry) => missed.extend(entry.limits_missed),
-                // Too short for a figure, or the signal has reached a server of another process, too.
-                Err(_) if stop::is_requested() => {}
-                Err(failure) => {
-                    error = Some(self.explain(size, &failure));
-                    break;
-                }
-            }
+            let outcome = self.one_size(size, &mut connect, &mut missed);
             // In this order: a signal that comes after the check ends the process.
             stop::set_measuring(false);
-            if stop::is_requested() {
-                error = Some(format!("{size} bytes: {INTERRUPTED}"));
+            error = match outcome {
+                // A failure has no other cause: the run was too short for a figure, or the signal has reached a server
+                // of another process, too.
+                _ if stop::is_requested() => Some(format!("{size} bytes: {INTERRUPTED}")),
+                outcome => outcome.err().map(|failure| self.explain(size, &failure)),
+            };
+            if error.is_some() {
                 break;
             }
         }
@@ -73,11 +70,13 @@ impl Suite {
         if missed.is_empty() { Ok(()) } else { Err(Failure::Limit(missed)) }
     }
 
+    /// Measures one size, and reports its entry. An entry may precede a failure, too.
     fn one_size<T: Target>(
         &mut self,
         size: usize,
         connect: &mut impl FnMut(usize) -> Result<T, Failure>,
-    ) -> Result<Entry, Failure> {
+        missed: &mut Vec<String>,
+    ) -> Result<(), Failure> {
         let mut target = connect(size)?;
         stop::set_measuring(true);
         let mut entry = Entry { size, outstanding: target.depth(), ..Entry::default() };
@@ -95,6 +94,8 @@ impl Suite {
         };
         let theirs = match self.output.direction {
             Direction::Forward => None,
+            // A server that does not answer calls does not tell its figures.
+            _ if own.as_ref().is_some_and(|own| own.broken.is_some()) => None,
             _ => match target.end_reverse() {
                 Err(_) if stop::is_requested() && own.is_some() => None,
                 theirs => Some(theirs?),
@@ -102,14 +103,15 @@ impl Suite {
         };
         drop(progress);
         entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);
-        let now = [target.counters(), self.server_counters()];
-        let counted = [0, 1].map(|side| Some(now[side].as_ref()?.since(counted[side].as_ref()?)));
         let all = report(&mut entry, self.output.test, own, theirs);
+        let theirs = if all.broken.is_none() { self.server_counters() } else { None };
+        let now = [target.counters(), theirs];
+        let counted = [0, 1].map(|side| Some(now[side].as_ref()?.since(counted[side].as_ref()?)));
         if let Some(counted) = &counted[0] {
             target.verify(counted, all.operations)?;
         }
         [entry.client, entry.server] = counted.map(|side| side.map(Counters::usage));
-        entry.probe_rtt_ns = Probes { before, after: self.probe() };
+        entry.probe_rtt_ns = Probes { before, after: if all.broken.is_none() { self.probe() } else { None } };
         drop(target);
         if let Some(rate) = entry.own.bytes_per_s {
             // The host's speed may have changed during the measurement.
@@ -119,7 +121,8 @@ impl Suite {
         }
         entry.limits_missed = self.limits.missed(&entry);
         self.output.result(&entry, all.samples.as_ref())?;
-        Ok(entry)
+        missed.append(&mut entry.limits_missed);
+        all.broken.map_or(Ok(()), |why| Err(Failure::Run(why)))
     }
 
     /// Copy rate of this core, for bandwidth tests.

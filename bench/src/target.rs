@@ -10,6 +10,13 @@ use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::stop;
 
+/// Empty polls before an extra clock reading.
+pub(crate) const IDLE_POLLS: u32 = 16;
+/// Time for outstanding operations after the end of a measurement, and after each completion there.
+const GRACE: Duration = Duration::from_secs(5);
+/// Time after a signal without a completion before the outstanding operations are left.
+const GRACE_OF_SIGNAL: Duration = Duration::from_millis(100);
+
 /// Runs operations: calls, or work requests of the bare fabric.
 ///
 /// Usage, repeated: any number of [`start`](Self::start), one [`flush`](Self::flush), one [`poll`](Self::poll). At most
@@ -38,6 +45,10 @@ pub(crate) trait Target {
     /// Waits for the figures of the other end. Once a signal has come, asks for those until then.
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
+    }
+    /// The other end, for errors.
+    fn peer(&self) -> &'static str {
+        "the server"
     }
     /// Checks this side's counters against `operations` and the warm-up.
     fn verify(&self, _counted: &Counters, _operations: u64) -> Result<(), Failure> {
@@ -82,6 +93,16 @@ impl Length {
         }
     }
 
+    /// True if the outstanding operations are to be left. None has completed for `quiet_ns`.
+    pub(crate) fn gives_up(self, quiet_ns: u64, elapsed_ns: u64) -> bool {
+        let after_end = match self {
+            _ if stop::is_requested() => return quiet_ns >= GRACE_OF_SIGNAL.as_nanos() as u64,
+            Self::Operations { .. } => return false,
+            Self::Time { total, .. } => elapsed_ns.saturating_sub(total),
+        };
+        quiet_ns.min(after_end) >= GRACE.as_nanos() as u64
+    }
+
     /// Progress, 0 to 1.
     pub(crate) fn share(self, done: u64, elapsed_ns: u64) -> f64 {
         match self {
@@ -89,6 +110,17 @@ impl Length {
             Self::Time { total, .. } => elapsed_ns as f64 / total as f64,
         }
     }
+}
+
+/// Error of a measurement that has left operations outstanding.
+pub(crate) fn unanswered(target: &impl Target, outstanding: usize) -> Option<String> {
+    (outstanding > 0).then(|| {
+        format!(
+            "{} stopped answering: outstanding operations: {outstanding}; none completed for {GRACE:?} after the \
+             measurement; the figures are those until then",
+            target.peer()
+        )
+    })
 }
 
 #[cfg(test)]
@@ -108,12 +140,14 @@ pub(crate) mod fake {
         pub(crate) begun: Vec<u32>,
         pub(crate) started: u64,
         pub(crate) fails_at: u64,
+        /// Completes nothing once this many have started; polls then take 20 times longer.
+        pub(crate) stalls_at: u64,
         time: Option<Arc<quanta::Mock>>,
     }
 
     impl Fake {
         pub(crate) fn new(depth: u32, per_poll: usize) -> Self {
-            Self { depth, per_poll, begun: Vec::new(), started: 0, fails_at: u64::MAX, time: None }
+            Self { depth, per_poll, begun: Vec::new(), started: 0, fails_at: u64::MAX, stalls_at: u64::MAX, time: None }
         }
 
         /// A fake with a mock clock: each poll takes `POLL_NS`, regardless of the host.
@@ -144,6 +178,10 @@ pub(crate) mod fake {
 
         fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
             self.time.iter().for_each(|time| time.increment(POLL_NS));
+            if self.started >= self.stalls_at {
+                self.time.iter().for_each(|time| time.increment(20 * POLL_NS));
+                return Ok(());
+            }
             done.extend(self.begun.drain(..self.per_poll.min(self.begun.len())));
             Ok(())
         }

@@ -6,14 +6,12 @@ use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::stop;
-use crate::target::{Length, Target};
+use crate::target::{IDLE_POLLS, Length, Target, unanswered};
 
 /// Shortest slice of the peak rate.
 const SLICE_NS: u64 = 10_000_000;
 /// Operations per clock reading, unless a poll completes more.
 const LOOK_EVERY: u64 = 64;
-/// Empty polls before an extra clock reading.
-const IDLE_POLLS: u32 = 16;
 
 /// Keeps `depth` operations outstanding and counts completions.
 ///
@@ -62,13 +60,23 @@ pub(crate) fn measure(
                 meter.look(done, elapsed);
             }
             progress.tick(now, length.share(done, elapsed), done);
+        } else if idle_polls >= IDLE_POLLS || stop::is_requested() {
+            // The last completion was at `elapsed`, or shortly before it.
+            idle_polls = 0;
+            let now = clock.ns() - origin;
+            if length.gives_up(now - elapsed, now) {
+                break;
+            }
         }
     }
-    meter.total().ok_or_else(|| {
-        Failure::Run(
-            "too few operations were done within the time that counts; use a larger -n or -D, or a smaller -f".into(),
-        )
-    })
+    let broken = unanswered(target, depth as usize - free.len());
+    match meter.total() {
+        Some(figures) => Ok(Figures { broken, ..figures }),
+        None => Err(Failure::Run(broken.unwrap_or_else(|| {
+            "too few operations were done within the time that counts; use a larger -n or -D, or a smaller -f"
+                .to_owned()
+        }))),
+    }
 }
 
 /// Operations that may start. A counted run starts none between the warm-up and its completion.
@@ -115,7 +123,7 @@ impl Meter {
         let per_second = rate(first, self.last);
         let seconds = (self.last.1 - first.1) as f64 / 1e9;
         let peak = Some(self.peak.max(per_second));
-        Some(Figures { operations, seconds, per_second: Some(per_second), peak, samples: None })
+        Some(Figures { operations, seconds, per_second: Some(per_second), peak, samples: None, broken: None })
     }
 }
 
@@ -161,6 +169,20 @@ mod tests {
         let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 });
         let Err(Failure::Run(text)) = none else { panic!("{none:?}") };
         assert!(text.contains("within the time that counts; use a larger -n or -D, or a smaller -f"), "{text}");
+    }
+
+    #[test]
+    fn a_stalled_target_ends_the_run_with_the_figures_until_then() {
+        for depth in [1, 200] {
+            let (mut fake, clock) = Fake::timed(depth, 1);
+            fake.stalls_at = 500;
+            let length = Length::Time { total: 1_000_000, margin: 0 };
+            let out = measure(&mut fake, &clock, length, &mut Progress::new(String::new(), 0)).unwrap();
+            let left = fake.begun.len();
+            assert_eq!(out.operations, 500 - left as u64, "{out:?}");
+            let says = format!("the server stopped answering: outstanding operations: {left};");
+            assert!(out.broken.is_some_and(|why| why.starts_with(&says)), "{says}");
+        }
     }
 
     #[test]

@@ -193,6 +193,10 @@ impl Target for ReverseTarget {
         self.lanes.len() as u32
     }
 
+    fn peer(&self) -> &'static str {
+        "the client"
+    }
+
     fn start(&mut self, token: u32) -> Result<(), Failure> {
         let shape = self.shape;
         let lane = &mut self.lanes[token as usize];

@@ -1,7 +1,10 @@
 //! Runs that fail: the exit code, the JSON or the text says why.
 
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -31,8 +34,7 @@ fn a_signal_while_a_run_connects_ends_it_and_completes_the_json() {
                 .expect("the program starts");
             // Nobody answers this connection.
             let _connection = listener.accept().expect("a client");
-            let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
-            assert!(kill.success());
+            send(signal, child.id());
             assert_eq!(child.wait().expect("our child").code(), Some(1), "{test} {signal}");
             let report = report(&file);
             assert!(report["error"].as_str().is_some_and(|error| error.contains("interrupted by SIGINT")), "{report}");
@@ -93,6 +95,87 @@ fn the_json_says_that_the_table_was_not_written() {
     assert_eq!(output.status.code(), Some(1));
     let report = report(&file);
     assert!(report["error"].as_str().is_some_and(|error| error.contains("standard output: No space")), "{report}");
+}
+
+/// Voluntary context switches of all threads of a process.
+fn sleeps(process: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
+    let status = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("status")));
+    let count = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.expect("a count").trim().parse::<u64>().expect("a number")
+    };
+    status.map(count).sum()
+}
+
+fn send(signal: &str, process: u32) {
+    let kill = Command::new("kill").args([signal, &process.to_string()]).status().expect("kill");
+    assert!(kill.success());
+}
+
+/// Stops the server of a client that measures, and sends the client a signal if there is one. Returns the report.
+fn with_a_stopped_server(address: &str, arguments: &[&str], signal: Option<&str>) -> Value {
+    let _cores = crate::alone();
+    let (server, _) = Server::start(&["--listen", address, "--idle", "event"]);
+    let server_id = server.0.id();
+    let file = scratch("stopped.json");
+    let mut client = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+        .args([arguments[0], address, "--json", file.to_str().expect("text")])
+        .args(&arguments[1..])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let client_id = client.id();
+    let mut lines = BufReader::new(client.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("#bytes")), "{arguments:?}");
+    let (ended, end) = mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if end.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            send("-KILL", client_id);
+        }
+    });
+    // The server sleeps between calls; the connections take few of them.
+    let before = sleeps(server_id);
+    while sleeps(server_id) < before + 500 && client.try_wait().expect("our child").is_none() {
+        std::thread::yield_now();
+    }
+    send("-STOP", server_id);
+    if let Some(signal) = signal {
+        send(signal, client_id);
+    }
+    let status = client.wait().expect("our child");
+    drop(ended);
+    watchdog.join().expect("it kills at most one process");
+    assert_eq!(status.code(), Some(1), "{arguments:?} {signal:?}: {status}");
+    assert!(lines.any(|line| line.contains("----")), "{arguments:?} {signal:?}: the table ends");
+    report(&file)
+}
+
+#[test]
+fn a_server_that_is_stopped_bounds_a_run_which_reports_what_it_has_measured() {
+    let soft = &format!("soft:rpcperf-stopped-{}", std::process::id());
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    let iwarp = &format!("iwarp:127.0.0.1:{port}");
+    let (for_time, for_long) = (["-D", "3", "-f", "0"], ["-D", "600", "-f", "0"]);
+    for (address, arguments, signal) in [
+        (soft, &["lat"][..], None),
+        (soft, &["lat"], Some("-INT")),
+        (soft, &["rate", "-t", "1", "--idle", "event"], Some("-TERM")),
+        (soft, &["lat", "--both"], Some("-INT")),
+        (soft, &["lat", "--rate", "1000"], Some("-TERM")),
+        (soft, &["raw-lat"], Some("-INT")),
+        (soft, &["raw-bw", "-t", "1"], None),
+        (iwarp, &["lat"], Some("-TERM")),
+    ] {
+        let length = if signal.is_some() { for_long } else { for_time };
+        let arguments = [arguments, &length].concat();
+        let report = with_a_stopped_server(address, &arguments, signal);
+        let says = signal.map_or("the server stopped answering", |_| "interrupted by SIGINT");
+        assert!(report["error"].as_str().is_some_and(|error| error.contains(says)), "{arguments:?}: {report}");
+        assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{arguments:?}: {report}");
+        assert!(report["results"][0]["iters"].as_u64() > Some(0), "{arguments:?}: {report}");
+    }
 }
 
 #[test]
