@@ -136,7 +136,12 @@ impl ServeArgs {
     }
 
     /// Arguments of the server that a test without an address starts: its kind of tests, defaults otherwise.
-    pub(crate) fn of_test(common: &CommonArgs, half: Half, call: Option<&CallArgs>) -> Self {
+    pub(crate) fn of_test(common: &CommonArgs, half: Half, call: Option<&CallArgs>) -> Result<Self, Failure> {
+        if common.json.is_some() {
+            return Err(Failure::Usage(
+                "--json: without ADDRESS and --loopback this side serves, and has no results".to_owned(),
+            ));
+        }
         let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
         let Ok(Command::Serve(mut args)) = nothing_given else { unreachable!("`rpcperf serve` needs no arguments") };
         args.cores = common.cores.map(|cores| cores.server.unwrap_or(cores.client)).into_iter().collect();
@@ -151,7 +156,7 @@ impl ServeArgs {
         if let Some(call) = call {
             (args.engine, args.form) = (call.engine.clone(), call.travel.form);
         }
-        args
+        Ok(args)
     }
 }
 

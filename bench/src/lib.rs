@@ -66,10 +66,10 @@ fn run_command(command: Command, given: &ArgMatches) -> Result<(), Failure> {
         Lat(LatArgs { call, .. }) | Rate(RateArgs { call, .. }) | Bw(BwArgs { call, .. })
             if !call.common.is_client() =>
         {
-            serve::run(&ServeArgs::of_test(&call.common, Half::Calls, Some(call)))
+            serve::run(&ServeArgs::of_test(&call.common, Half::Calls, Some(call))?)
         }
         RawLat(RawLatArgs { common, .. }) | RawBw(RawBwArgs { common, .. }) if !common.is_client() => {
-            serve::run(&ServeArgs::of_test(common, Half::Raw, None))
+            serve::run(&ServeArgs::of_test(common, Half::Raw, None)?)
         }
         Lat(args) => rpc::latency(args, given),
         Rate(args) => rpc::rate(args, given),

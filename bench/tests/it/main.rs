@@ -107,6 +107,8 @@ fn usage_errors_exit_with_2() {
         &["raw-lat", "--loopback", "--cores", "1000"],
         &["raw-lat", "--loopback", "--op", "send", "-s", "512M"],
         &["raw-bw", "--loopback", "--limit-p50", "3"],
+        &["lat", "--json", "-"],
+        &["raw-bw", "--json", "unused.json"],
         &["serve", "--listen", "nowhere"],
         &["serve", "--listen", "soft:one,nowhere"],
         &["serve", "--listen", "soft:one,soft:two"],
