@@ -1,10 +1,14 @@
 //! Outputs of results: table, JSON, percentile files.
 #![forbid(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{Access, FallocateFlags, access, fallocate};
+use rustix::io::Errno;
 
 use crate::cli::Direction;
 use crate::failure::Failure;
@@ -36,9 +40,7 @@ impl Json {
         text.push('\n');
         match self {
             Self::Stdout => say(&text),
-            Self::File(path, file) => {
-                replace(file, &text).map_err(|e| Failure::run(format!("--json {}", path.display()), e))
-            }
+            Self::File(path, file) => replace(file, text.as_bytes()).map_err(|e| failed("--json", path, e)),
         }
     }
 }
@@ -70,23 +72,27 @@ impl Pending {
 }
 
 impl Output {
-    /// Opens the JSON file at once: a wrong path fails before a long run. From now on a signal completes the JSON.
+    /// Checks the paths for all `sizes`: a wrong one fails before a long run. From now on a signal completes the JSON.
     pub(crate) fn new(
         test: Test,
         direction: Direction,
         json: Option<&Path>,
         hgrm: Option<&Path>,
-        several_sizes: bool,
+        sizes: &[usize],
     ) -> Result<Self, Failure> {
+        let several_sizes = sizes.len() > 1;
+        let json = json.map(|path| (path, path.as_os_str() == "-"));
+        for path in hgrm.iter().flat_map(|path| sizes.iter().map(|&size| distribution(path, size, several_sizes))) {
+            check_writable(&path).map_err(|e| failed("--hgrm", &path, e))?;
+            if json.is_some_and(|(json, is_stdout)| !is_stdout && is_same_file(json, &path)) {
+                return Err(Failure::Usage(format!("--hgrm and --json write the same file, {}", path.display())));
+            }
+        }
         let json = match json {
             None => None,
-            Some(path) if path.as_os_str() == "-" => Some(Json::Stdout),
-            Some(path) => {
-                let file = OpenOptions::new().append(true).create(true).open(path);
-                Some(Json::File(
-                    path.to_owned(),
-                    file.map_err(|e| Failure::run(format!("--json {}", path.display()), e))?,
-                ))
+            Some((_, true)) => Some(Json::Stdout),
+            Some((path, false)) => {
+                Some(Json::File(path.to_owned(), open(path).map_err(|e| failed("--json", path, e))?))
             }
         };
         let tabular = !matches!(json, Some(Json::Stdout));
@@ -124,10 +130,10 @@ impl Output {
             rows.iter().try_for_each(|row| say(&format!("{row}\n")))?;
         }
         if let (Some(path), Some(samples)) = (&self.hgrm, samples) {
-            let path = if self.several_sizes { with_size(path, entry.size) } else { path.clone() };
-            let failed = |e| Failure::run(format!("--hgrm {}", path.display()), e);
-            let mut file = BufWriter::new(File::create(&path).map_err(failed)?);
-            hgrm::write(&mut file, samples).and_then(|()| file.flush()).map_err(failed)?;
+            let path = distribution(path, entry.size, self.several_sizes);
+            let mut text = Vec::new();
+            let written = hgrm::write(&mut text, samples).and_then(|()| replace(&mut open(&path)?, &text));
+            written.map_err(|e| failed("--hgrm", &path, e))?;
         }
         Ok(())
     }
@@ -149,12 +155,52 @@ impl Output {
     }
 }
 
-/// Replaces the content of a file; appends to a pipe or another non-file.
-fn replace(file: &mut File, text: &str) -> io::Result<()> {
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
+/// Error of the file of an option.
+fn failed(option: &str, path: &Path, error: io::Error) -> Failure {
+    Failure::run(format!("{option} {}", path.display()), error)
+}
+
+/// Opens a file for [`replace`].
+fn open(path: &Path) -> io::Result<File> {
+    File::options().write(true).create(true).truncate(false).open(path)
+}
+
+/// Replaces the content of a file that [`open`] has opened; writes to a pipe or another non-file.
+fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
+    let len = text.len() as u64;
+    if !file.metadata()?.is_file() {
+        return file.write_all(text);
     }
-    file.write_all(text.as_bytes())
+    // A full disk must not leave a part of the text in place of the old content.
+    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    file.write_all(text)?;
+    file.set_len(len)
+}
+
+/// Checks that a file can be written, without creating it.
+fn check_writable(path: &Path) -> io::Result<()> {
+    let rights = match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(Errno::ISDIR),
+        Ok(_) => access(path, Access::WRITE_OK),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            access(parent.unwrap_or(Path::new(".")), Access::WRITE_OK | Access::EXEC_OK)
+        }
+        Err(error) => return Err(error),
+    };
+    rights.map_err(io::Error::from)
+}
+
+/// True if both paths lead to one file, which need not exist yet. Devices are no files.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (fs::metadata(one), fs::metadata(other)) {
+        (Ok(one), Ok(other)) => one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        (Err(_), Err(_)) => path::absolute(one).ok() == path::absolute(other).ok(),
+        _ => false,
+    }
 }
 
 /// Writes to standard output. A closed pipe is no failure: the exit code still reports the result.
@@ -166,9 +212,10 @@ pub(crate) fn say(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// `dir/out.hgrm` → `dir/out.64.hgrm`.
-fn with_size(path: &Path, size: usize) -> PathBuf {
+/// File of the distribution of one size. With several sizes, `dir/out.hgrm` becomes `dir/out.64.hgrm`.
+fn distribution(path: &Path, size: usize, several_sizes: bool) -> PathBuf {
     match path.extension() {
+        _ if !several_sizes => path.to_owned(),
         Some(extension) => path.with_extension(format!("{size}.{}", extension.to_string_lossy())),
         None => path.with_extension(size.to_string()),
     }
@@ -180,7 +227,33 @@ mod tests {
 
     #[test]
     fn one_file_per_size() {
-        assert_eq!(with_size(Path::new("a.b/out.hgrm"), 64), Path::new("a.b/out.64.hgrm"));
-        assert_eq!(with_size(Path::new("a.b/out"), 64), Path::new("a.b/out.64"));
+        assert_eq!(distribution(Path::new("a.b/out.hgrm"), 64, true), Path::new("a.b/out.64.hgrm"));
+        assert_eq!(distribution(Path::new("a.b/out"), 64, true), Path::new("a.b/out.64"));
+        assert_eq!(distribution(Path::new("a.b/out"), 64, false), Path::new("a.b/out"));
+    }
+
+    #[test]
+    fn a_text_replaces_the_old_one_if_there_is_room() {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+        use std::os::unix::fs::FileExt;
+        let content = |file: &File| {
+            let mut content = vec![0; file.metadata().unwrap().len() as usize];
+            file.read_exact_at(&mut content, 0).unwrap();
+            content
+        };
+        let file = || File::from(memfd_create("text", MemfdFlags::ALLOW_SEALING).unwrap());
+        let (old, long) = (vec![b'o'; 5000], vec![b'n'; 10_000]);
+        for new in [&long[..100], &long] {
+            let mut file = file();
+            file.write_all_at(&old, 0).unwrap();
+            replace(&mut file, new).unwrap();
+            assert!(content(&file) == new);
+        }
+        // This file has no room for more, like one on a full disk.
+        let mut file = file();
+        file.write_all_at(&old, 0).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        replace(&mut file, &long).unwrap_err();
+        assert!(content(&file) == old);
     }
 }

@@ -79,8 +79,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let placement = Placement::decide(common.cores)?;
     let address = common.server_address();
     let raw = fabrics::raw(&fabrics::parse(&address)?)?;
-    let several = plan.sizes.len() > 1;
-    let output = Output::new(plan.test, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
+    let output = Output::new(plan.test, Direction::Forward, common.json.as_deref(), plan.hgrm, &plan.sizes)?;
     let pending = output.pending();
     pending.complete(start(plan, &address, &raw, placement, output))
 }

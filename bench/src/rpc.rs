@@ -205,8 +205,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
         let (_, config, connect) = plan.config(&travel, sizes[0], usize::MAX)?;
         return say(&rpcrdma_config::to_toml(&config, &connect));
     }
-    let several = common.all && sizes.len() > 1;
-    let output = Output::new(plan.test, direction, common.json.as_deref(), plan.hgrm, several)?;
+    let output = Output::new(plan.test, direction, common.json.as_deref(), plan.hgrm, &sizes)?;
     let pending = output.pending();
     let prepared = Prepared { text, address, placement, probing, connect, travel, sizes, output };
     pending.complete(measure(plan, prepared))

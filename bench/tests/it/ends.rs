@@ -179,6 +179,27 @@ fn a_server_that_is_stopped_bounds_a_run_which_reports_what_it_has_measured() {
 }
 
 #[test]
+fn files_of_results_are_checked_before_a_run() {
+    let nobody = format!("soft:rpcperf-nobody-{}", std::process::id());
+    let file = scratch("results");
+    let path = file.to_str().expect("text");
+    let (directory, name) = path.rsplit_once('/').expect("an absolute path");
+    for (test, arguments, code, says) in [
+        ("lat", &["--hgrm", "/nonexistent/x"][..], 1, "--hgrm /nonexistent/x: No such file"),
+        ("raw-lat", &["-a", "--hgrm", "/nonexistent/x"], 1, "--hgrm /nonexistent/x.2: No such file"),
+        ("lat", &["--hgrm", directory], 1, ": Is a directory"),
+        ("lat", &["--json", "/nonexistent/x"], 1, "--json /nonexistent/x: No such file"),
+        ("lat", &["--hgrm", path, "--json", &format!("{directory}/./{name}")], 2, "--hgrm and --json write the same"),
+    ] {
+        let output = rpcperf(&[&[test, &nobody], arguments].concat());
+        let errors = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
+        assert!(errors.contains(says), "{arguments:?}: {errors}");
+        assert!(!file.exists(), "{arguments:?}");
+    }
+}
+
+#[test]
 fn only_clients_with_the_host_key_are_served() {
     use std::os::unix::fs::PermissionsExt;
     let [key, other] = ["key", "other-key"].map(scratch);
