@@ -23,11 +23,15 @@ use crate::roce;
 /// once, even from a pipe that delivers in pieces.
 const HEAD: u64 = 4096;
 
+/// Longest line of hex text, in bytes. No endpoint of this engine receives a message of more than 1 MiB
+/// (`wire.max_receive_size`), which leaves 6 characters for each byte, such as `0x00: `.
+const LONGEST_LINE: usize = 6 << 20;
+
 /// Decode RPC-over-RDMA messages from a capture or from hex
 ///
 /// FILE is a capture (pcap or pcapng) or hex text, identified by its first bytes. A capture holds RoCEv2, whose Sends
-/// are reassembled per queue pair, or iWARP over TCP, reassembled per connection. Hex text has one message per line:
-/// digits with any blanks, `:` or `0x` between them. Empty lines and lines that start with `#` are skipped.
+/// are reassembled per queue pair, or iWARP over TCP, reassembled per connection. Hex text has one message per line of
+/// up to 6 MiB: digits with any blanks, `:` or `0x` between them. Empty lines and lines that start with `#` are skipped.
 ///
 /// An iWARP connection may use any port, but the capture must contain its start. A Terminate, by which one end reports
 /// an error of the other, is printed on standard error.
@@ -233,17 +237,29 @@ impl<'a, W: Write> Decoder<'a, W> {
         }
     }
 
-    fn lines(&mut self, source: impl BufRead) -> Result<(), CommandError> {
-        for line in source.split(b'\n') {
-            let line = line.map_err(|error| CommandError::Failed(error.to_string()))?;
-            let line = line.trim_ascii();
-            if line.is_empty() || line.starts_with(b"#") {
-                continue;
+    fn lines(&mut self, mut source: impl BufRead) -> Result<(), CommandError> {
+        let failed = |error: io::Error| CommandError::Failed(error.to_string());
+        let mut line = Vec::new();
+        while source.by_ref().take(LONGEST_LINE as u64 + 1).read_until(b'\n', &mut line).map_err(failed)? > 0 {
+            let is_too_long = line.len() > LONGEST_LINE && line.last() != Some(&b'\n');
+            if is_too_long {
+                source.skip_until(b'\n').map_err(failed)?;
             }
-            match parse_hex(line) {
-                Ok(message) => self.message(&message, None),
-                Err(detail) => self.failure("bad_hex", &detail, None),
-            }?;
+            let text = line.trim_ascii();
+            if text.starts_with(b"#") {
+                // A comment of any length.
+            } else if is_too_long {
+                let detail = format!(
+                    "a line exceeds {LONGEST_LINE} bytes, which no message needs: hex text has one message per line"
+                );
+                self.failure("bad_hex", &detail, None)?;
+            } else if !text.is_empty() {
+                match parse_hex(text) {
+                    Ok(message) => self.message(&message, None),
+                    Err(detail) => self.failure("bad_hex", &detail, None),
+                }?;
+            }
+            line.clear();
         }
         Ok(())
     }

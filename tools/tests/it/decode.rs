@@ -403,6 +403,35 @@ fn bad_usage_and_bad_files() {
     assert!(foreign.status.code() == Some(1) && errors.contains("INFINIBAND (number 247)"), "{errors}");
 }
 
+/// The limit of the process is well below the length of the lines.
+#[test]
+fn a_line_of_hex_text_has_a_longest_length() {
+    const MESSAGE: &str = "00000001 00000001 00000020 00000000 00000000 00000000 00000000";
+    let limited = concat!("ulimit -v 131072; exec ", env!("CARGO_BIN_EXE_rpcrdma"), " decode");
+    let mut child = Command::new("sh");
+    let child = child.args(["-c", limited]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().expect("a shell");
+    let mut stdin = child.stdin.take().expect("piped");
+    let writer = std::thread::spawn(move || {
+        let long = "0".repeat(1 << 20);
+        let mut write = |text: &str| stdin.write_all(text.as_bytes());
+        for start in ["# ", ""] {
+            write(start)?;
+            (0..128).try_for_each(|_| write(&long))?;
+            write("\n")?;
+        }
+        write(&format!("{MESSAGE}\n"))
+    });
+    let output = child.wait_with_output().expect("it ends");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = text.lines().collect();
+    let [too_long, message] = lines[..] else { panic!("{output:?}") };
+    let says = "error bad_hex: a line exceeds 6291456 bytes, which no message needs: hex text has one message per line";
+    assert_eq!((too_long, message), (says, "v1 MSG xid=0x00000001 credit=0x20"));
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(1), &[][..]));
+    writer.join().expect("writer").expect("all of it is read");
+}
+
 /// A reader that exits early, as `head` does, causes no failure and no message.
 #[test]
 fn a_broken_pipe_is_quiet() {
