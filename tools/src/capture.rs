@@ -12,8 +12,11 @@ const MAGICS: [[u8; 4]; 5] = [
     [0xa1, 0xb2, 0xc3, 0xd4],
     [0x4d, 0x3c, 0xb2, 0xa1],
     [0xa1, 0xb2, 0x3c, 0x4d],
-    [0x0a, 0x0d, 0x0d, 0x0a],
+    SECTION_HEADER,
 ];
+
+/// Type of a Section Header Block of pcapng, in either byte order.
+const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
 /// Type of the obsolete Packet Block of pcapng.
 const PACKET_BLOCK: u32 = 2;
@@ -28,7 +31,6 @@ type Order = Option<fn([u8; 4]) -> u32>;
 /// Whether the next block claims to be shorter than its own frame, its type and two lengths. The parser subtracts them
 /// without a check.
 fn is_too_short(data: &[u8], order: Order) -> bool {
-    const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
     let (Some(order), Some(kind), Some(length)) = (order, data.get(..4), data.get(4..8)) else {
         return false;
     };
@@ -39,6 +41,15 @@ fn is_too_short(data: &[u8], order: Order) -> bool {
 /// Whether a file that starts with `head` is a capture.
 pub fn is_capture(head: &[u8]) -> bool {
     head.first_chunk().is_some_and(|magic| MAGICS.contains(magic))
+}
+
+/// Whether a capture that consists of `file` ends within its header, which is the first block of pcapng.
+pub fn ends_in_header(file: &[u8]) -> bool {
+    let Some(rest) = file.strip_prefix(&SECTION_HEADER) else { return file.len() < 24 };
+    let (Some(length), Some(magic)) = (rest.first_chunk(), rest.get(4..8)) else { return true };
+    let is_big_endian = magic == [0x1a, 0x2b, 0x3c, 0x4d];
+    let length = if is_big_endian { u32::from_be_bytes(*length) } else { u32::from_le_bytes(*length) };
+    file.len() < length as usize
 }
 
 /// A captured packet.

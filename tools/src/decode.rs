@@ -117,12 +117,17 @@ pub fn run(args: &Args) -> Outcome {
     Ok(if decoder.failures == 0 { Ended::Well } else { Ended::WithFailures })
 }
 
-/// Why an input that starts with `head` cannot be decoded: it is empty or compressed.
+/// Why an input that starts with `head` cannot be decoded: it is empty, compressed, or ends too early.
 fn unreadable(head: &[u8]) -> Option<String> {
     const COMPRESSED: [(&[u8], &str); 4] =
         [(b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")];
+    let advice = "check that the capture has run and was closed";
     if head.is_empty() {
-        return Some("empty, so there is no message: check that the capture has run and was closed".to_owned());
+        return Some(format!("empty, so there is no message: {advice}"));
+    }
+    // A shorter head is the whole input.
+    if (head.len() as u64) < HEAD && capture::is_capture(head) && capture::ends_in_header(head) {
+        return Some(format!("the capture ends within its header: {advice}"));
     }
     let (_, program) = COMPRESSED.iter().find(|(magic, _)| head.starts_with(magic))?;
     Some(format!("compressed by {program}: use `{program} -dc FILE | rpcrdma decode`"))

@@ -374,6 +374,24 @@ fn a_capture_from_standard_input() {
 }
 
 #[test]
+fn a_capture_that_ends_within_its_header() {
+    // The first block of pcapng, with eight bytes of options, in both byte orders.
+    let section = [0x0A0D_0D0A, 36, 0x1A2B_3C4D, 1, u32::MAX, u32::MAX, 1, 0, 36];
+    let pcap = std::fs::read(CAPTURE).expect("test data");
+    let says =
+        "rpcrdma: standard input: the capture ends within its header: check that the capture has run and was closed\n";
+    for header in [pcap[..24].to_vec(), section.map(u32::to_be_bytes).concat(), section.map(u32::to_le_bytes).concat()]
+    {
+        for end in 4..=header.len() {
+            let output = rpcrdma(&["decode"], &header[..end]);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1));
+            assert_eq!(errors == says, end < header.len(), "{end}: {errors}");
+        }
+    }
+}
+
+#[test]
 fn bad_usage_and_bad_files() {
     let (status, lines, errors) = run(&["decode", "/nonexistent/file.pcap"], "");
     assert_eq!((status, lines.len()), (1, 0));
