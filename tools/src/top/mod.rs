@@ -25,6 +25,9 @@ use tables::Table;
 /// Width of output that is no terminal.
 const WIDE: usize = 200;
 
+/// Most snapshots that [`Args::once`] reads. Two have an interval between them, unless the server restarted.
+const SNAPSHOTS: u32 = 10;
+
 /// Watch a running server: its shards, procedures and connections
 ///
 /// Shows rates of the last interval, and the minimum and maximum of each since this program started. Reads them from
@@ -41,7 +44,7 @@ Examples:
   rpcrdma top --stats /run/nfs3d.stats
   rpcrdma top --stats /run/nfs3d.stats --once --json | jq '.shards[] | [.shard, .calls.now, .p99.now]'
 
-Exit status: 0 all well, 1 there is no such server (with --once), 2 wrong usage.")]
+Exit status: 0 all well, 1 there is no such server, or its time stands still (with --once), 2 wrong usage.")]
 pub struct Args {
     /// The server's socket for statistics
     #[arg(long, value_name = "PATH")]
@@ -87,10 +90,12 @@ fn print(args: &Args) -> Outcome {
     let mut model = Model::default();
     let mut out = io::stdout().lock();
     let mut told = false;
+    let mut snapshots = 0;
     loop {
         match feed::read(&args.stats) {
             Ok(snapshot) => {
                 told = false;
+                snapshots += 1;
                 let view = model.take(snapshot);
                 if view.interval > 0 {
                     let text = if args.json {
@@ -104,6 +109,12 @@ fn print(args: &Args) -> Outcome {
                     if args.once {
                         return Ok(Ended::Well);
                     }
+                } else if args.once && snapshots == SNAPSHOTS {
+                    return Err(CommandError::Failed(format!(
+                        "{}: {SNAPSHOTS} snapshots without an interval: `uptime` does not advance (it is {} ns)",
+                        args.stats.display(),
+                        view.uptime
+                    )));
                 }
             }
             Err(error) if args.once => return Err(CommandError::Failed(error)),

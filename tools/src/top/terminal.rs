@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::EnterAlternateScreen;
+use ratatui::layout::{Rect, Size};
+use ratatui::{DefaultTerminal, TerminalOptions, Viewport};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -21,6 +24,9 @@ use rpcrdma::stats::Snapshot;
 
 /// Longest wait for a key between two checks for snapshots and signals.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Largest area that is drawn, in columns and rows. A terminal can claim 65535 of both, and each cell takes memory.
+const LARGEST: Size = Size::new(1024, 512);
 
 type News = Result<Snapshot, String>;
 
@@ -36,8 +42,11 @@ pub(super) fn run(args: &Args) -> Outcome {
     let (path, interval) = (args.stats.clone(), args.interval);
     std::thread::Builder::new().name("feed".to_owned()).spawn(move || watch(&path, interval, &say, &gone))?;
     std::thread::Builder::new().name("hangup".to_owned()).spawn(end_with_terminal)?;
-    let mut terminal = ratatui::try_init().map_err(failed)?;
-    let shown = show(&mut terminal, args.interval, &news, &ends);
+    // Each draw sets the area.
+    let options = TerminalOptions { viewport: Viewport::Fixed(Rect::default()) };
+    let mut terminal = ratatui::try_init_with_options(options).map_err(failed)?;
+    let shown =
+        execute!(io::stdout(), EnterAlternateScreen).and_then(|()| show(&mut terminal, args.interval, &news, &ends));
     ratatui::restore();
     drop(goes_on);
     shown.map(|()| Ended::Well).map_err(failed)
@@ -75,6 +84,11 @@ fn show(
             changed = true;
         }
         if changed {
+            let size = terminal.size()?;
+            let area = Rect::new(0, 0, size.width.min(LARGEST.width), size.height.min(LARGEST.height));
+            if terminal.get_frame().area() != area {
+                terminal.resize(area)?;
+            }
             terminal.draw(|frame| screen.draw(frame))?;
         }
         changed = event::poll(LOOK)?;

@@ -2,7 +2,7 @@
 
 mod symptoms;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -95,6 +95,24 @@ fn once_without_a_server_fails_with_the_cause() {
     );
 }
 
+#[test]
+fn once_ends_if_the_time_of_the_server_stands_still() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("stats");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    // It closes after more snapshots than are read.
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(20) {
+            stream.expect("a reader").write_all(br#"{"format":2,"pid":1,"uptime":7}"#).expect("it reads");
+        }
+    });
+    let output = rpcrdma().args(["top", "--once", "--interval", "0.1", "--stats"]).arg(&path).output();
+    let output = output.expect("it runs");
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(says.contains("10 snapshots without an interval: `uptime` does not advance (it is 7 ns)"), "{says}");
+}
+
 /// `rpcrdma top` in a terminal of this size, with these variables.
 fn top(served: &Served, size: (u32, u32), environment: &str) -> Terminal {
     let (program, stats) = (env!("CARGO_BIN_EXE_rpcrdma"), served.stats());
@@ -152,6 +170,20 @@ fn a_server_that_goes_and_comes_back_is_waited_for() {
     let colours = |code: &&str| code.strip_prefix(['3', '4']).is_some_and(|rest| !rest.starts_with(['9', 'm']));
     let codes: Vec<&str> = coloured.split("\u{1b}[").skip(1).collect();
     assert!(!codes.iter().any(colours) && !codes.is_empty(), "{codes:?}");
+}
+
+/// The program believes what the terminal claims, and each cell of the screen would take memory.
+#[test]
+fn a_terminal_that_claims_a_great_size_takes_no_more_memory() {
+    if !has("tmux") {
+        return;
+    }
+    let served = Served::start();
+    let mut terminal = top(&served, (100, 30), "stty rows 65535 cols 65535;");
+    let title = format!("rpcrdma top  pid {}", std::process::id());
+    assert!(terminal.shows(|screen| screen.contains(&title)));
+    terminal.key("q");
+    assert!(terminal.ends());
 }
 
 #[test]
