@@ -43,13 +43,26 @@ pub enum CommandError {
     Output(#[from] io::Error),
 }
 
-/// A duration argument: seconds, with a fraction.
+/// Longest duration argument, which is that of the configuration.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A duration argument: seconds, with a fraction, up to 24 h.
 ///
 /// # Errors
-/// It is not a duration.
+/// It is not a duration, or longer.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
-    Duration::try_from_secs_f64(value).map_err(|error| error.to_string())
+    let duration = Duration::try_from_secs_f64(value).map_err(|error| error.to_string())?;
+    if duration > LONGEST { Err("more than 86400 seconds (24 h)".to_owned()) } else { Ok(duration) }
+}
+
+/// A time limit: [`seconds`] that are not 0.
+///
+/// # Errors
+/// It is 0, or none of those.
+pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
+    seconds(text)
+        .and_then(|limit| if limit.is_zero() { Err("wanted more than 0 seconds".to_owned()) } else { Ok(limit) })
 }
 
 /// The exit status of an outcome: `failed` if the command failed to run, 2 after wrong usage. A reader of the output

@@ -16,7 +16,7 @@ use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::command::{CommandError, Ended, Outcome, seconds};
+use crate::command::{CommandError, Ended, Outcome, seconds, time_limit};
 use report::Report;
 
 /// Program and version called unless others are named: NFS version 3.
@@ -72,7 +72,7 @@ pub struct Args {
     pub interval: Duration,
 
     /// Seconds to wait for a connection, and for each reply
-    #[arg(short = 'W', long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    #[arg(short = 'W', long, value_name = "SECONDS", default_value = "5", value_parser = time_limit)]
     pub timeout: Duration,
 
     /// Initial RPC-over-RDMA version; from 2, falls back to 1 if the server does not support it

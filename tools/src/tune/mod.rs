@@ -40,7 +40,7 @@ use rpcrdma_host::CoreList;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::{Map, Value, json};
 
-use crate::command::{CommandError, Ended, Outcome, seconds};
+use crate::command::{CommandError, Ended, Outcome, time_limit};
 use crate::target::Target;
 pub use aim::Aim;
 use error::TuneError;
@@ -111,14 +111,14 @@ pub struct Args {
     pub start: Vec<String>,
 
     /// Measured seconds of each run
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = positive)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = measured_seconds)]
     pub seconds: f64,
 
     #[command(flatten)]
     plan: Plan,
 
     /// Time limit of a run in seconds [default: 30, plus the measured seconds]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = time_limit)]
     pub limit: Option<Duration>,
 
     /// The program [default: the one beside this]
@@ -162,6 +162,10 @@ fn cores(text: &str) -> Result<Cores, String> {
 
 fn positive(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|n: &f64| n.is_finite() && *n > 0.0).ok_or_else(|| "wanted a number above 0".to_owned())
+}
+
+fn measured_seconds(text: &str) -> Result<f64, String> {
+    time_limit(text).map(|time| time.as_secs_f64())
 }
 
 /// Runs the command.

@@ -217,6 +217,14 @@ fn unserved_programs_fail() {
     ] {
         assert_eq!(ping(arguments).0, 2, "{arguments:?}");
     }
+    for (option, value, words) in [
+        ("-W", "0", "'--timeout <SECONDS>': wanted more than 0 seconds"),
+        ("-W", "86401", "'--timeout <SECONDS>': more than 86400 seconds (24 h)"),
+        ("-i", "1e19", "'--interval <SECONDS>': more than 86400 seconds (24 h)"),
+    ] {
+        let (status, _, errors) = ping(&[option, value, "soft:x"]);
+        assert!(status == 2 && errors.contains(words), "{errors}");
+    }
 }
 
 #[test]

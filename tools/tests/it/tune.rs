@@ -235,6 +235,9 @@ fn wrong_usage_is_explained() {
         (&["--aim", "calls", "--pairs", "5"], "6..=200"),
         (&["--aim", "calls", "tcp:x"], "tcp:x"),
         (&["--aim", "calls", "--", "--json", "x"], "not part of it"),
+        (&["--aim", "calls", "--limit", "0"], "'--limit <SECONDS>': wanted more than 0 seconds"),
+        (&["--aim", "calls", "--seconds", "1e30"], "'--seconds <SECONDS>': cannot convert"),
+        (&["--aim", "calls", "--seconds", "86401"], "'--seconds <SECONDS>': more than 86400 seconds"),
         (&["--aim", "calls", "--", "--credits", "64"], "--start credits=VALUE"),
     ] {
         let (status, out, errors) = crate::tool::rpcrdma("tune", arguments);
