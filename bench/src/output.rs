@@ -7,7 +7,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{Access, FallocateFlags, access, fallocate};
+use rpcrdma_config::program::{open_result, write_result};
+use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
 use crate::cli::Direction;
@@ -40,7 +41,7 @@ impl Json {
         text.push('\n');
         match self {
             Self::Stdout => say(&text),
-            Self::File(path, file) => replace(file, text.as_bytes()).map_err(|e| failed("--json", path, e)),
+            Self::File(path, file) => write_result(file, text.as_bytes()).map_err(|e| failed("--json", path, e)),
         }
     }
 }
@@ -92,7 +93,7 @@ impl Output {
             None => None,
             Some((_, true)) => Some(Json::Stdout),
             Some((path, false)) => {
-                Some(Json::File(path.to_owned(), open(path).map_err(|e| failed("--json", path, e))?))
+                Some(Json::File(path.to_owned(), open_result(path).map_err(|e| failed("--json", path, e))?))
             }
         };
         let tabular = !matches!(json, Some(Json::Stdout));
@@ -132,7 +133,7 @@ impl Output {
         if let (Some(path), Some(samples)) = (&self.hgrm, samples) {
             let path = distribution(path, entry.size, self.several_sizes);
             let mut text = Vec::new();
-            let written = hgrm::write(&mut text, samples).and_then(|()| replace(&mut open(&path)?, &text));
+            let written = hgrm::write(&mut text, samples).and_then(|()| write_result(&mut open_result(&path)?, &text));
             written.map_err(|e| failed("--hgrm", &path, e))?;
         }
         Ok(())
@@ -158,26 +159,6 @@ impl Output {
 /// Error of the file of an option.
 fn failed(option: &str, path: &Path, error: io::Error) -> Failure {
     Failure::run(format!("{option} {}", path.display()), error)
-}
-
-/// Opens a file for [`replace`].
-fn open(path: &Path) -> io::Result<File> {
-    File::options().write(true).create(true).truncate(false).open(path)
-}
-
-/// Replaces the content of a file that [`open`] has opened; writes to a pipe or another non-file.
-fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
-    let len = text.len() as u64;
-    if !file.metadata()?.is_file() {
-        return file.write_all(text);
-    }
-    // A full disk must not leave a part of the text in place of the old content.
-    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len) {
-        Ok(()) | Err(Errno::OPNOTSUPP) => {}
-        Err(error) => return Err(error.into()),
-    }
-    file.write_all(text)?;
-    file.set_len(len)
 }
 
 /// Checks that a file can be written, without creating it.
@@ -230,30 +211,5 @@ mod tests {
         assert_eq!(distribution(Path::new("a.b/out.hgrm"), 64, true), Path::new("a.b/out.64.hgrm"));
         assert_eq!(distribution(Path::new("a.b/out"), 64, true), Path::new("a.b/out.64"));
         assert_eq!(distribution(Path::new("a.b/out"), 64, false), Path::new("a.b/out"));
-    }
-
-    #[test]
-    fn a_text_replaces_the_old_one_if_there_is_room() {
-        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-        use std::os::unix::fs::FileExt;
-        let content = |file: &File| {
-            let mut content = vec![0; file.metadata().unwrap().len() as usize];
-            file.read_exact_at(&mut content, 0).unwrap();
-            content
-        };
-        let file = || File::from(memfd_create("text", MemfdFlags::ALLOW_SEALING).unwrap());
-        let (old, long) = (vec![b'o'; 5000], vec![b'n'; 10_000]);
-        for new in [&long[..100], &long] {
-            let mut file = file();
-            file.write_all_at(&old, 0).unwrap();
-            replace(&mut file, new).unwrap();
-            assert!(content(&file) == new);
-        }
-        // This file has no room for more, like one on a full disk.
-        let mut file = file();
-        file.write_all_at(&old, 0).unwrap();
-        fcntl_add_seals(&file, SealFlags::GROW).unwrap();
-        replace(&mut file, &long).unwrap_err();
-        assert!(content(&file) == old);
     }
 }

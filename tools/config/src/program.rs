@@ -1,7 +1,9 @@
 //! Start, version, output and end of programs, alike in all of them.
 
 use std::error::Error;
+use std::fs::File;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -10,6 +12,7 @@ use anyhow::Context;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Server};
 use rpcrdma_mempool::{exceeded_limit, thread_limits};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use signal_hook::consts::SIGXFSZ;
 
@@ -69,6 +72,34 @@ pub fn no_thread(name: &str, error: &io::Error) -> io::Error {
 pub fn say(line: &str) {
     let mut out = io::stdout();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Opens a file for a result before the run, so that a wrong path fails at once. What the file holds stays until
+/// [`write_result`].
+///
+/// # Errors
+/// Those of the system call.
+pub fn open_result(path: &Path) -> io::Result<File> {
+    File::options().write(true).create(true).truncate(false).open(path)
+}
+
+/// Replaces the content of a file that [`open_result`] has opened; writes to a pipe or a device.
+///
+/// A full disk does not leave a part of the text in place of the old content.
+///
+/// # Errors
+/// Those of the system calls.
+pub fn write_result(file: &mut File, text: &[u8]) -> io::Result<()> {
+    let len = text.len() as u64;
+    if !file.metadata()?.is_file() {
+        return file.write_all(text);
+    }
+    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    file.write_all(text)?;
+    file.set_len(len)
 }
 
 /// Exit code of a program. Prints its error on standard error, behind `prefix`.
@@ -139,5 +170,30 @@ mod tests {
         let text = describe(&error);
         assert!(text.contains("RLIMIT_FSIZE is 1073741824 bytes"), "{text}");
         setrlimit(Resource::Fsize, Rlimit { current: hard, maximum: hard }).expect("the hard limit");
+    }
+
+    #[test]
+    fn a_text_replaces_the_old_one_if_there_is_room() {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+        use std::os::unix::fs::FileExt;
+        let content = |file: &File| {
+            let mut content = vec![0; file.metadata().unwrap().len() as usize];
+            file.read_exact_at(&mut content, 0).unwrap();
+            content
+        };
+        let file = || File::from(memfd_create("text", MemfdFlags::ALLOW_SEALING).unwrap());
+        let (old, long) = (vec![b'o'; 5000], vec![b'n'; 10_000]);
+        for new in [&long[..100], &long] {
+            let mut file = file();
+            file.write_all_at(&old, 0).unwrap();
+            write_result(&mut file, new).unwrap();
+            assert!(content(&file) == new);
+        }
+        // This file has no room for more, like one on a full disk.
+        let mut file = file();
+        file.write_all_at(&old, 0).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        write_result(&mut file, &long).unwrap_err();
+        assert!(content(&file) == old);
     }
 }

@@ -30,12 +30,11 @@ mod settings;
 mod space;
 mod state;
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rpcrdma_config::program::describe;
+use rpcrdma_config::program::{describe, open_result, write_result};
 use rpcrdma_host::CoreList;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::{Map, Value, json};
@@ -176,26 +175,29 @@ pub fn run(args: &Args) -> Outcome {
     let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
     let space = args.space(&allowed)?;
     let test = args.test()?;
-    let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(writable).transpose()?;
+    let json_path = args.json.as_deref().filter(|path| *path != Path::new("-"));
+    let failed = |error: io::Error| {
+        let path = json_path.unwrap_or(Path::new("-")).display();
+        CommandError::Failed(format!("--json {path}: {}; name another file", describe(&error)))
+    };
+    // A wrong path fails before hours of runs instead of after.
+    let mut json = json_path.map(open_result).transpose().map_err(failed)?;
     let measured = measure(args, &space, &test);
     // A tuning that failed or was interrupted leaves JSON, too.
     let report = match &measured {
         Ok((report, _)) => report.clone(),
         Err(error) => json!({"aim": args.aim.name(), "start": space.start().to_string(), "error": error.to_string()}),
     };
-    match (&mut json, &args.json) {
-        (Some(file), _) => {
-            let failed = |error: io::Error| CommandError::Failed(format!("--json: {}", describe(&error)));
-            file.set_len(0).and_then(|()| writeln!(file, "{report:#}")).map_err(failed)?;
-        }
-        (None, Some(_)) => writeln!(io::stdout().lock(), "{report:#}")?,
-        (None, None) => {}
-    }
+    let written = match &mut json {
+        Some(file) => write_result(file, &format!("{report:#}\n")).map_err(failed),
+        None if args.json.is_some() => writeln!(io::stdout().lock(), "{report:#}").map_err(CommandError::Output),
+        None => Ok(()),
+    };
     let (_, text) = measured?;
     if json.is_some() || args.json.is_none() {
         io::stdout().lock().write_all(text.as_bytes())?;
     }
-    Ok(Ended::Well)
+    written.map(|()| Ended::Well)
 }
 
 /// The report of a tuning, as JSON and as text.
@@ -211,12 +213,6 @@ fn measure(args: &Args, space: &Space, test: &Test) -> Result<(Value, String), C
     let found = found.map_err(|error| explained(error, kept, args.state.as_deref()))?;
     let report = Report { test, start: space.start(), found: &found, version: &version };
     Ok((report.json(), report.text()))
-}
-
-/// Opens the file for the result, to fail before hours of runs instead of after.
-fn writable(path: &Path) -> Result<File, CommandError> {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-    file.map_err(|error| CommandError::Failed(format!("--json {}: {error}", path.display())))
 }
 
 /// An error, with advice.

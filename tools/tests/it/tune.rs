@@ -111,6 +111,38 @@ fn standard_output_is_json_alone() {
 }
 
 #[test]
+fn json_goes_to_devices_and_pipes() {
+    let fake = Fake::new(PLANTED);
+    let knob = ["--knob", "idle=event", "--json"];
+    let (status, out, errors) = fake.tune(&[&knob[..], &["/dev/null"]].concat());
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(out.contains("recommended: default"), "{out}");
+
+    let fifo = fake.path("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let name = fifo.display().to_string();
+    let reader = std::thread::spawn(move || fs::read_to_string(fifo).expect("the pipe"));
+    let (status, out, errors) = fake.tune(&[&knob[..], &[&name]].concat());
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(out.contains("recommended: default"), "{out}");
+    assert_eq!(json(&reader.join().expect("the reader"))["best"], "default");
+}
+
+/// A failure at the end leaves the text. One at the start leaves no run behind.
+#[test]
+fn json_that_cannot_be_written_is_named() {
+    let fake = Fake::new(PLANTED);
+    let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--json", "/dev/full"]);
+    let says = "rpcrdma: --json /dev/full: No space left on device (os error 28); name another file\n";
+    assert_eq!((status, errors.as_str()), (1, says));
+    assert!(out.contains("recommended: default"), "{out}");
+    let fake = Fake::new(PLANTED);
+    let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--json", "/nowhere/result"]);
+    assert_eq!((status, out.as_str(), fake.runs().len()), (1, "", 0));
+    assert!(errors.contains("--json /nowhere/result: No such file or directory"), "{errors}");
+}
+
+#[test]
 fn interrupted_system_calls_are_resumed() {
     // Without noise: the repeated run must equal the original.
     let planted = PLANTED.replace("runs % 7", "0");
