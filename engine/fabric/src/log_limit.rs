@@ -155,7 +155,7 @@ impl ClockedLog {
     /// As [`LogLimit::warn`].
     #[cold]
     #[inline(never)]
-    pub(super) fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
+    pub fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
         self.limit.warn(self.now(), what, line);
     }
 
@@ -171,7 +171,7 @@ impl ClockedLog {
 
     /// As [`LogLimit::sum_up`].
     #[inline]
-    pub(super) fn sum_up(&mut self) {
+    pub fn sum_up(&mut self) {
         if self.limit.holds_any() {
             self.limit.sum_up(self.now());
         }

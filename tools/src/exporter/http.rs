@@ -2,11 +2,14 @@
 //!
 //! Clients are not authenticated, so all their resources are bounded: [`THREADS`] connections at a time, of them
 //! [`PER_HOST`] of one host, each with [`PATIENCE`] for its request and for its response, and [`LONGEST`] bytes of
-//! request. Further connections are closed at once: none waits for silent ones of another host.
+//! request. At a limit, a new connection replaces the oldest one without a complete request, of the same host if the
+//! host's limit is reached: a client that sends its request at once does not wait for silent ones. If all are being
+//! answered, the new connection is closed.
 
+use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::sync::{Mutex, PoisonError};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rpcrdma::fabric::host::network;
@@ -31,36 +34,76 @@ pub(super) struct Page {
     pub(super) text: String,
 }
 
-/// The host of each open connection.
+/// The open connections, the oldest first.
 #[derive(Debug, Default)]
-struct Connections(Mutex<Vec<IpAddr>>);
+struct Connections {
+    open: Mutex<Vec<Open>>,
+    /// One of them has ended.
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct Open {
+    host: IpAddr,
+    stream: Arc<TcpStream>,
+    /// Its request has not arrived yet, and no other connection has taken its place.
+    is_waiting: bool,
+}
 
 /// One open connection; its drop makes room for another.
 #[derive(Debug)]
 struct Slot<'a> {
     of: &'a Connections,
-    host: IpAddr,
+    stream: Arc<TcpStream>,
 }
 
 impl Connections {
-    /// Room for a connection of this host; `None` at the limits.
-    fn admit(&self, host: IpAddr) -> Option<Slot<'_>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for a connection of this host. At a limit, it takes the place of the oldest connection whose request has
+    /// not arrived yet; `None` if there is no such connection. `log` gets a line for each connection that is closed.
+    fn admit(&self, stream: TcpStream, host: IpAddr, log: impl FnOnce(Arguments<'_>)) -> Option<Slot<'_>> {
         let host = network(host);
-        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if hosts.len() >= THREADS || hosts.iter().filter(|one| **one == host).count() >= PER_HOST {
-            return None;
+        let mut open = self.lock();
+        let is_host_full = open.iter().filter(|one| one.host == host).count() >= PER_HOST;
+        if is_host_full || open.len() >= THREADS {
+            let limit = if is_host_full { PER_HOST } else { THREADS };
+            let what = if is_host_full { "of this host" } else { "in all" };
+            let is_replaceable = |one: &&mut Open| one.is_waiting && (!is_host_full || one.host == host);
+            let Some(oldest) = open.iter_mut().find(is_replaceable) else {
+                log(format_args!("{host}: connection refused: {limit} {what} are being answered, which is the limit"));
+                return None;
+            };
+            let of = oldest.host;
+            log(format_args!("{of}: connection closed without a request: more than {limit} {what} are open"));
+            oldest.is_waiting = false;
+            // Its thread reads the end of the stream, and ends at once.
+            let _ = oldest.stream.shutdown(Shutdown::Both);
+            let stream = Arc::clone(&oldest.stream);
+            let is_open = |open: &mut Vec<Open>| open.iter().any(|one| Arc::ptr_eq(&one.stream, &stream));
+            open = self.ended.wait_while(open, is_open).unwrap_or_else(PoisonError::into_inner);
         }
-        hosts.push(host);
-        Some(Slot { of: self, host })
+        let stream = Arc::new(stream);
+        open.push(Open { host, stream: Arc::clone(&stream), is_waiting: true });
+        Some(Slot { of: self, stream })
+    }
+}
+
+impl Slot<'_> {
+    /// Keeps the place for the response. Returns false if another connection has taken it.
+    fn keep(&self) -> bool {
+        let mut open = self.of.lock();
+        let own = open.iter_mut().find(|one| Arc::ptr_eq(&one.stream, &self.stream));
+        own.is_some_and(|own| std::mem::take(&mut own.is_waiting))
     }
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        let mut hosts = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = hosts.iter().position(|host| *host == self.host) {
-            hosts.swap_remove(at);
-        }
+        self.of.lock().retain(|one| !Arc::ptr_eq(&one.stream, &self.stream));
+        self.of.ended.notify_all();
     }
 }
 
@@ -79,12 +122,14 @@ pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> 
                     continue;
                 }
             };
-            let Some(slot) = connections.admit(from.ip()) else { continue };
+            log.sum_up();
+            let warn = |line: Arguments<'_>| log.warn("connections refused or closed without a request", line);
+            let Some(slot) = connections.admit(stream, from.ip(), warn) else { continue };
             // Without a thread, the connection closes.
             let _ = std::thread::Builder::new().spawn_scoped(scope, move || {
+                let page = |path: &str| if slot.keep() { page(path) } else { None };
                 // A client that fails has only itself to tell.
-                drop(answer(&stream, page));
-                drop(slot);
+                let _ = answer(&slot.stream, &page);
             });
         }
     })
@@ -164,6 +209,8 @@ fn parse(bytes: &[u8]) -> Option<Asked> {
 
 #[cfg(test)]
 mod tests {
+    use std::thread::ScopedJoinHandle;
+
     use super::*;
 
     #[test]
@@ -203,25 +250,118 @@ mod tests {
         assert!(answered(b"\x00\x01").starts_with("HTTP/1.1 400 "));
     }
 
+    fn host(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    /// Connections of hosts by their last number, and the logged lines. All have one socket.
+    struct Clients {
+        connections: Connections,
+        socket: TcpStream,
+    }
+
+    impl Clients {
+        fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+            Self { connections: Connections::default(), socket }
+        }
+
+        /// A connection that is being answered, or the logged line.
+        fn answered(&self, host: IpAddr) -> Result<Slot<'_>, String> {
+            let mut line = String::new();
+            let stream = self.socket.try_clone().expect("a descriptor");
+            let slot = self.connections.admit(stream, host, |text| line = text.to_string()).ok_or(line)?;
+            assert!(slot.keep());
+            Ok(slot)
+        }
+    }
+
     #[test]
     fn a_host_has_a_share_of_the_connections() {
-        let connections = Connections::default();
-        let host = |last: u8| IpAddr::from([10, 0, 0, last]);
-        let mut slots: Vec<_> = (0..130).filter_map(|_| connections.admit(host(1))).collect();
+        let clients = Clients::new();
+        let mut slots: Vec<_> = (0..130).map_while(|_| clients.answered(host(1)).ok()).collect();
         assert_eq!(slots.len(), PER_HOST);
         let mapped = "::ffff:10.0.0.1".parse().expect("an address");
-        assert!(connections.admit(mapped).is_none(), "the same host");
+        let refused = clients.answered(mapped).expect_err("the same host");
+        let says = "10.0.0.1: connection refused: 4 of this host are being answered, which is the limit";
+        assert_eq!(refused, says);
         let of_v6 = |address: &str| address.parse::<IpAddr>().expect("an address");
-        let network: Vec<_> = (0..9).filter_map(|n| connections.admit(of_v6(&format!("fd00::{n}:1")))).collect();
+        let network: Vec<_> = (0..9).filter_map(|n| clients.answered(of_v6(&format!("fd00::{n}:1"))).ok()).collect();
         assert_eq!(network.len(), PER_HOST, "a network of 64 bits is one host");
-        assert!(connections.admit(of_v6("fd00:0:0:1::1")).is_some(), "another network");
+        assert!(clients.answered(of_v6("fd00:0:0:1::1")).is_ok(), "another network");
         drop(network);
-        assert!(connections.admit(host(2)).is_some());
-        slots.pop();
-        slots.extend(connections.admit(host(1)));
-        assert_eq!(slots.len(), PER_HOST, "an ended connection makes room");
-        slots.extend((2..200).filter_map(|last| connections.admit(host(last))));
+        slots.push(clients.answered(host(2)).expect("room"));
+        slots.remove(0);
+        slots.push(clients.answered(host(1)).expect("an ended connection makes room"));
+        assert!(clients.answered(host(1)).is_err());
+        slots.extend((2..200).filter_map(|last| clients.answered(host(last)).ok()));
         assert_eq!(slots.len(), THREADS);
+        let refused = clients.answered(host(250)).expect_err("no room");
+        assert_eq!(refused, "10.0.0.250: connection refused: 64 in all are being answered, which is the limit");
+    }
+
+    #[test]
+    fn connections_without_a_request_make_room_the_oldest_first() {
+        let clients = &Clients::new();
+        let lines = &Mutex::new(Vec::new());
+        let log = |text: Arguments<'_>| lines.lock().expect("a log").push(text.to_string());
+        let admit = |host| {
+            let stream = clients.socket.try_clone().expect("a descriptor");
+            clients.connections.admit(stream, host, log).expect("room")
+        };
+        // Waits until a connection has lost its place, and the new one waits for its end.
+        let replaces = |next: &ScopedJoinHandle<'_, _>, slot: &Slot<'_>| {
+            let is_own = |one: &Open| one.is_waiting && Arc::ptr_eq(&one.stream, &slot.stream);
+            while clients.connections.lock().iter().any(is_own) {
+                assert!(!next.is_finished());
+                std::thread::yield_now();
+            }
+        };
+        let answered = admit(host(1));
+        assert!(answered.keep());
+        let oldest = admit(host(1));
+        let others: Vec<_> = (1..PER_HOST - 1).map(|_| admit(host(1))).collect();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| admit(host(1)));
+            replaces(&next, &oldest);
+            assert!(!oldest.keep(), "another connection takes its place");
+            drop(oldest);
+            drop(next.join().expect("room"));
+        });
+        let closed = "10.0.0.1: connection closed without a request: more than 4 of this host are open";
+        assert_eq!(std::mem::take(&mut *lines.lock().expect("a log")), [closed]);
+        let rest: Vec<_> = (PER_HOST - 1..THREADS).map(|at| admit(host(2 + (at / PER_HOST) as u8))).collect();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| admit(host(250)));
+            replaces(&next, &others[0]);
+            drop(others);
+            next.join().expect("room");
+        });
+        let closed = "10.0.0.1: connection closed without a request: more than 64 in all are open";
+        assert_eq!(*lines.lock().expect("a log"), [closed]);
+        assert!(rest.iter().all(Slot::keep));
+    }
+
+    #[test]
+    fn silent_connections_do_not_delay_a_request_of_their_host() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        std::thread::spawn(move || serve(&listener, |_: &str| Some(Page { kind: "text/x", text: "figures\n".into() })));
+        for _ in 0..20 {
+            let begun = |_| {
+                let mut stream = TcpStream::connect(address).expect("it listens");
+                // It may be closed already.
+                let _ = stream.write_all(b"GET /me");
+                stream
+            };
+            let _silent: Vec<_> = (0..30).map(begun).collect();
+            let mut client = TcpStream::connect(address).expect("it listens");
+            client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("there is room");
+            let mut text = String::new();
+            client.read_to_string(&mut text).expect("it ends");
+            assert!(text.ends_with("figures\n"), "{text}");
+        }
     }
 
     #[test]

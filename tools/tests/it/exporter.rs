@@ -93,6 +93,17 @@ fn an_exporter_without_descriptors_pauses_and_says_so() {
 }
 
 #[test]
+fn connections_closed_for_others_are_logged() {
+    let mut command = rpcrdma();
+    command.args(["exporter", "--listen", "127.0.0.1:0", "--stats", "/nowhere"]);
+    let (mut exporter, address) = started(command.stderr(Stdio::piped()));
+    let _silent: Vec<_> = (0..5).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
+    let mut line = String::new();
+    BufReader::new(exporter.0.stderr.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    assert_eq!(line, "WARN: 127.0.0.1: connection closed without a request: more than 4 of this host are open\n");
+}
+
+#[test]
 fn an_address_that_cannot_be_had_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
