@@ -189,7 +189,7 @@ pub fn run(args: &Args) -> Outcome {
         Err(error) => json!({"aim": args.aim.name(), "start": space.start().to_string(), "error": error.to_string()}),
     };
     let written = match &mut json {
-        Some(file) => write_result(file, &format!("{report:#}\n")).map_err(failed),
+        Some(file) => write_result(file, format!("{report:#}\n").as_bytes()).map_err(failed),
         None if args.json.is_some() => writeln!(io::stdout().lock(), "{report:#}").map_err(CommandError::Output),
         None => Ok(()),
     };
