@@ -31,7 +31,8 @@ const LONGEST_LINE: usize = 6 << 20;
 ///
 /// FILE is a capture (pcap or pcapng) or hex text, identified by its first bytes. A capture holds RoCEv2, whose Sends
 /// are reassembled per queue pair, or iWARP over TCP, reassembled per connection. Hex text has one message per line of
-/// up to 6 MiB: digits with any blanks, `:` or `0x` between them. Empty lines and lines that start with `#` are skipped.
+/// up to 6 MiB: digits with any blanks, `:` or `0x` between them. Empty lines and lines that start with `#` are passed
+/// over.
 ///
 /// An iWARP connection may use any port, but the capture must contain its start. A Terminate, by which one end reports
 /// an error of the other, is printed on standard error.
