@@ -11,8 +11,9 @@ use std::{env, fs};
 use xdrgen::{Options, Source, generate, parse};
 
 /// Files of this repository, and the names of their modules.
-const OURS: [(&str, &str); 8] = [
+const OURS: [(&str, &str); 9] = [
     ("every", "every.x"),
+    ("circular", "circular.x"),
     ("nfs3", "../../tools/nfs3d/nfs3.x"),
     ("mount3", "../../tools/nfs3d/mount.x"),
     ("nfs41", "../src/bin/nfs41c/nfs41.x"),

@@ -3,6 +3,7 @@
 use rpcrdma_xdr::{
     BadXdr, Boxed, Bulk, Decode, Decoder, Encode, Encoder, MAX_DEPTH, NoSpace, Place, Placed, Received, decode, encode,
 };
+use rpcrdma_xdrgen_tests::circular::{Branch, Node, Own, Repeated};
 use rpcrdma_xdrgen_tests::every::*;
 
 /// Encodes a value, and checks that its bytes are `words`, and that they are this value.
@@ -151,6 +152,30 @@ fn recursive_values_are_made_from_the_leaves() {
     is(&Forest { id: 1, trees: Forests([leaf; 2][..].into()) }, &[1, 2, 7, 0, 7, 0].map(word));
     assert!(encode(&Forest { id: 1, trees: Forests([leaf; 4][..].into()) }).is_err());
     assert_eq!(format!("{leaf:?}"), "Forest { id: 7, trees: Forests([]) }");
+}
+
+#[test]
+fn typedefs_and_optional_data_may_contain_themselves() {
+    let (mut memory, mut inner) = (Vec::new(), Vec::new());
+    let last = Followed(Some(None));
+    let last = Boxed::new(&last, &mut memory).expect("within the limit");
+    is(&Followed(Some(Some(last))), &[1, 1, 1, 0].map(word));
+    assert_eq!(encode(&Followed::default()).expect("within bounds"), word(0));
+    let none = Boxed::new(&Repeated(None), &mut inner).expect("within the limit");
+    is(&Repeated(Some([none; 3][..].into())), &[1, 3, 0, 0, 0].map(word));
+    assert!(encode(&Repeated(Some([none; 4][..].into()))).is_err());
+
+    let words: Vec<_> = [1; 5].into_iter().chain([0]).map(word).collect();
+    assert_eq!(
+        encode(&decode::<Own<'_>>(words.as_flattened()).expect("five pointers")),
+        Ok(words.as_flattened().into())
+    );
+    let branch = Branch::default();
+    assert_eq!(branch, None::<Node<'_>>);
+    for depth in [MAX_DEPTH + 1, 1_000_000] {
+        let error = decode::<Own<'_>>(vec![word(1); depth].as_flattened()).expect_err("too deep");
+        assert_eq!(error.what, "nesting of values, too deep");
+    }
 }
 
 /// One chunk, with the second eligible item.

@@ -15,8 +15,9 @@ const VALUES: usize = 10_000;
 const FEWER_VALUES: usize = 200;
 /// Random files that are compared with C; a comparison costs about a second.
 const COMPARED: usize = 8;
-/// libtirpc declares the types of this file itself, so the C code of rpcgen does not compile beside it.
-const IN_LIBRARY: &str = "rpcbind";
+/// Files whose C code by rpcgen does not compile. libtirpc declares the types of the first one itself. C has no
+/// typedefs like those of the other one, and rpcgen writes invalid code for a union with an array of itself.
+const NOT_IN_C: [&str; 2] = ["rpcbind", "circular"];
 
 #[test]
 fn rust_and_c_encode_each_value_of_each_type_the_same() {
@@ -42,7 +43,7 @@ fn rust_and_c_encode_each_value_of_each_type_the_same() {
             }
         }
         randoms += usize::from(is_random);
-        if missing.is_none() && randoms <= COMPARED && file.name != IN_LIBRARY {
+        if missing.is_none() && randoms <= COMPARED && !NOT_IN_C.contains(&file.name) {
             compare(file, &schema, &values);
         }
     }

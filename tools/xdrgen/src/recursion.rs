@@ -292,7 +292,8 @@ impl Type {
         }
     }
 
-    fn boxed(&self) -> Option<TypeId> {
+    /// The type that this type boxes.
+    pub(crate) fn boxed(&self) -> Option<TypeId> {
         match self {
             Self::Boxed(id) => Some(*id),
             Self::FixedArray(inner, _) | Self::Array(inner, _) | Self::Optional(inner) => inner.boxed(),

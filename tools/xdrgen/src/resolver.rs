@@ -56,7 +56,7 @@ pub(crate) fn resolve(definitions: Vec<Definition>, c: Preprocessor<'_>, problem
         resolver.declare(&constant.name, Meaning::Value(constant.value));
         schema.constants.push(constant);
     }
-    let definitions: Vec<_> = definitions.into_iter().filter(|definition| !is_same_name(definition)).collect();
+    let (same_names, definitions): (Vec<_>, Vec<_>) = definitions.into_iter().partition(is_same_name);
     let (mut types, mut enums) = (0, Vec::new());
     for definition in &definitions {
         match &definition.body {
@@ -78,6 +78,8 @@ pub(crate) fn resolve(definitions: Vec<Definition>, c: Preprocessor<'_>, problem
             enums.push(resolver.members(members));
         }
     }
+    // The name needs another definition.
+    same_names.iter().for_each(|definition| _ = resolver.named(&definition.name));
     let mut enums = enums.into_iter();
     schema.constants.sort_by_key(|constant| constant.name.at.start);
     for definition in &definitions {

@@ -73,6 +73,8 @@ impl Options {
 ///
 /// A typedef is the same Rust type wherever it is used: as a field, arm, element, argument or result. So is an
 /// [`Option`] by a union whose content is `opaque<>`, `string<>` or `T<>` without a typedef: it is a struct around it.
+/// Rust has no alias that contains itself. So where nothing but typedefs and such unions contain each other, one of
+/// them is a struct around its content.
 ///
 /// Basic types are those of `rpcrdma-xdr`. All types are `Copy`: they borrow from the message. A union whose arms have
 /// all values of its switch has no `Default`. A `Default` with the switch of another arm is not encoded.

@@ -1,6 +1,8 @@
 //! What the generated code of a type depends on.
 
 use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::iter::successors;
 
 use proc_macro2::{Ident, TokenStream};
 use quote::quote;
@@ -18,6 +20,8 @@ pub(super) struct Model {
     /// Path of the crate `rpcrdma-xdr`.
     pub(super) xdr: TokenStream,
     facts: Vec<OnceCell<Facts>>,
+    /// Aliases that contain themselves, and nothing but aliases on the way there.
+    circular: HashSet<TypeId>,
     /// Number of types that the specification has. Behind them are structs around arguments and results.
     specified: usize,
 }
@@ -92,7 +96,8 @@ impl Model {
         let names = types.iter().map(|ty| scope.camel(&ty.name.text)).collect();
         let facts = types.iter().map(|_| OnceCell::new()).collect();
         let specified = types.len();
-        let mut model = Self { types, names, xdr, facts, specified };
+        let circular = circular(&types);
+        let mut model = Self { types, names, xdr, facts, circular, specified };
         model.name_arguments(schema, &mut scope);
         model
     }
@@ -118,11 +123,11 @@ impl Model {
         (self.specified..self.types.len()).find(is_it).map(TypeId)
     }
 
-    /// The struct that an alias is where its type does not encode itself, and the type inside.
+    /// The struct that an alias is where its type does not encode itself or contains the alias, and the type inside.
     pub(super) fn wrapped(&self, ty: &Type) -> Option<(&Ident, &Type)> {
         let id = id_of(ty)?;
         match &self.types[id.0].form {
-            Form::Alias(of) if !encodes_itself(of) => Some((&self.names[id.0], of)),
+            Form::Alias(of) if !encodes_itself(of) || self.circular.contains(&id) => Some((&self.names[id.0], of)),
             _ => None,
         }
     }
@@ -131,7 +136,7 @@ impl Model {
     pub(super) fn resolve<'s>(&'s self, ty: &'s Type) -> &'s Type {
         match ty {
             Type::Named(id) => match &self.types[id.0].form {
-                Form::Alias(of) if encodes_itself(of) => self.resolve(of),
+                Form::Alias(of) if self.wrapped(ty).is_none() => self.resolve(of),
                 _ => ty,
             },
             _ => ty,
@@ -257,6 +262,16 @@ impl Model {
 
 fn id_of(ty: &Type) -> Option<TypeId> {
     if let Type::Named(id) = ty { Some(*id) } else { None }
+}
+
+/// Aliases that are boxed inside themselves, with nothing but aliases between: Rust has no such type alias.
+fn circular(types: &[TypeDef]) -> HashSet<TypeId> {
+    let inside = |id: &TypeId| match &types[id.0].form {
+        Form::Alias(ty) => ty.named().or(ty.boxed()),
+        _ => None,
+    };
+    let boxed = types.iter().flat_map(|def| def.form.boxed());
+    boxed.filter(|id| successors(inside(id), inside).take(types.len()).any(|inner| inner == *id)).collect()
 }
 
 /// Whether the Rust type implements `Decode` and `Encode`, with all bounds.

@@ -7,7 +7,7 @@ use quote::quote;
 
 use super::codec::{Run, Value};
 use super::docs;
-use super::model::{Facts, Model, encodes_itself};
+use super::model::{Facts, Model};
 use super::names::Scope;
 use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
 
@@ -70,7 +70,7 @@ impl Model {
                 }
             }
             Form::Union(union) => self.union(id, &doc, union),
-            Form::Alias(ty) if !encodes_itself(ty) => {
+            Form::Alias(ty) if self.wrapped(&Type::Named(id)).is_some() => {
                 let (derives, of) = (derives(facts), self.rust(ty, &quote!('a), &quote!()));
                 let (decode, value) = (self.decode(ty, &name.text), Value::place(quote!(self.0)));
                 let (len, encode) = (self.len(ty, &value), self.encode(ty, &value));

@@ -320,6 +320,7 @@ fn syntax_errors() {
 fn errors_of_names_and_numbers() {
     let cases = [
         ("typedef a b;", "unknown type `a`"),
+        ("typedef a a;", "unknown type `a`"),
         ("typedef int b[A];", "unknown constant `A`"),
         ("const A = B; typedef int b[A];", "unknown constant `B`"),
         ("const A = 1; typedef A b;", "`A` is a constant, not a type"),
