@@ -1,7 +1,9 @@
 //! Compilation in build scripts.
 
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::{env, fs, io};
+use std::{env, io, process};
 
 use thiserror::Error;
 
@@ -74,14 +76,59 @@ pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileE
         println!("cargo::warning={warning}");
     }
     let to = out.join(path.with_extension("rs").file_name().unwrap_or_default());
-    fs::write(&to, generate(&schema, options)).map_err(|source| CompileError::File { path: to, source })
+    write(&to, &generate(&schema, options))
+}
+
+/// Writes generated code to a file.
+///
+/// A regular file is replaced when all is written: after an error it has its last content.
+///
+/// # Errors
+/// The file or its directory is not writable.
+pub fn write(path: &Path, code: &str) -> Result<(), CompileError> {
+    replace(path, code).map_err(|source| CompileError::File { path: path.into(), source })
+}
+
+fn replace(path: &Path, code: &str) -> io::Result<()> {
+    let (target, old) = match path.canonicalize() {
+        // A file that may not be written is not replaced either.
+        Ok(target) if target.is_file() => {
+            let old = OpenOptions::new().write(true).open(&target)?.metadata()?;
+            (target, Some(old.permissions()))
+        }
+        Err(_) if !path.is_symlink() => (path.into(), None),
+        // A device, a pipe, or a link to no file.
+        _ => return fs::write(path, code),
+    };
+    let (mut file, new) = new_file_beside(&target)?;
+    let written = file
+        .write_all(code.as_bytes())
+        .and_then(|()| old.map_or(Ok(()), |permissions| file.set_permissions(permissions)))
+        .and_then(|()| fs::rename(&new, &target));
+    if written.is_err() {
+        // It is an error already.
+        let _ = fs::remove_file(&new);
+    }
+    written
+}
+
+/// Creates a file with an unused name, in the directory of `path`.
+fn new_file_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut number = 0;
+    loop {
+        let new = path.with_file_name(format!(".xdrgen-{}-{number}", process::id()));
+        match File::create_new(&new) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            file => return Ok((file?, new)),
+        }
+    }
 }
 
 /// [`compile`], but prints errors and ends the build script.
 pub fn compile_or_exit(path: impl AsRef<Path>, options: &Options) {
     if let Err(error) = compile(path, options) {
         eprintln!("{error}");
-        std::process::exit(1);
+        process::exit(1);
     }
 }
 

@@ -86,7 +86,7 @@ pub mod schema;
 mod sizes;
 mod sources;
 
-pub use compile::{CompileError, compile, compile_or_exit, load};
+pub use compile::{CompileError, compile, compile_or_exit, load, write};
 pub use errors::Errors;
 pub use generate::{Options, generate};
 pub use schema::Schema;

@@ -1,6 +1,5 @@
 //! Compiles XDR and RPC language to Rust.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,7 +7,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use signal_hook::consts::SIGXFSZ;
-use xdrgen::{CompileError, Options, generate, load};
+use xdrgen::{CompileError, Options, generate, load, write};
 
 /// Compiles XDR and RPC language (RFC 4506, RFC 5531) to Rust.
 #[derive(Parser)]
@@ -48,9 +47,9 @@ fn run(args: Args) -> Result<(), CompileError> {
     let schema = load(&args.file, args.placement.as_deref(), &options)?;
     schema.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
     let text = generate(&schema, &options);
-    let written = match &args.output {
-        Some(path) => fs::write(path, text),
-        None => io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()),
-    };
-    written.map_err(|source| CompileError::File { path: args.output.unwrap_or("standard output".into()), source })
+    if let Some(path) = args.output {
+        return write(&path, &text);
+    }
+    let written = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+    written.map_err(|source| CompileError::File { path: "standard output".into(), source })
 }

@@ -2,7 +2,9 @@
 //!
 //! After a change: `xdrgen tools/xdrgen/tests/golden/small.x -o tools/xdrgen/tests/golden/small.rs`.
 
-use std::fs;
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use xdrgen::{Options, Source, generate, parse};
@@ -142,6 +144,47 @@ fn output_beyond_rlimit_fsize_is_an_error_that_names_it() {
         assert_eq!(done.status.code(), Some(1), "{done:?}");
         let limit = "(RLIMIT_FSIZE; `ulimit -f unlimited` lifts it)";
         assert!(errors.contains(&format!("{file}File too large")) && errors.contains(limit), "{errors}");
+    }
+}
+
+#[test]
+fn a_file_is_replaced_as_a_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (x, out, link) = (dir.path().join("small.x"), dir.path().join("out.rs"), dir.path().join("link.rs"));
+    let files = || fs::read_dir(dir.path()).expect("a directory").count();
+    fs::write(&x, X).expect("written");
+    fs::write(&out, "last").expect("written");
+    fs::set_permissions(&out, Permissions::from_mode(0o640)).expect("set");
+    symlink("out.rs", &link).expect("made");
+    let run = |limit, out: &Path| {
+        let arguments = ["-c", "ulimit -f $0 && exec \"$@\"", limit, env!("CARGO_BIN_EXE_xdrgen")];
+        Command::new("bash").args(arguments).arg(&x).arg("-o").arg(out).output().expect("it was built")
+    };
+    for path in [&out, &link, &dir.path().join("new.rs")] {
+        assert_eq!(run("1", path).status.code(), Some(1));
+        assert_eq!((fs::read_to_string(&out).expect("a file").as_str(), files()), ("last", 3), "{path:?}");
+    }
+    assert!(run("unlimited", &link).status.success());
+    assert!(fs::read_to_string(&out).expect("a file").contains("pub struct Pair") && link.is_symlink());
+    assert_eq!((fs::metadata(&out).expect("a file").permissions().mode() & 0o777, files()), (0o640, 3));
+    for device in ["/dev/stdout", "/dev/stderr"] {
+        let done = run("unlimited", Path::new(device));
+        assert_eq!([done.stdout, done.stderr].concat(), fs::read(&out).expect("a file"), "{device}");
+    }
+}
+
+#[test]
+fn output_that_is_not_written_is_an_error() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let x = dir.path().join("small.x");
+    fs::write(&x, X).expect("written");
+    let x = x.to_str().expect("a path");
+    let full = || OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    let to_output = Command::new(env!("CARGO_BIN_EXE_xdrgen")).arg(x).stdout(full()).output().expect("it was built");
+    for (done, place) in [(to_output, "standard output"), (xdrgen(&[x, "-o", "/dev/full"]), "/dev/full")] {
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        assert!(errors.starts_with(&format!("{place}: No space left on device")), "{errors}");
     }
 }
 
