@@ -1,5 +1,6 @@
 //! Compilation in build scripts.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::{env, io, process};
 
 use thiserror::Error;
 
+use crate::preprocessor;
 use crate::sources::{Sources, text};
 use crate::{Errors, Options, Schema, Source, generate, parse_files};
 
@@ -20,6 +22,14 @@ pub enum CompileError {
         path: PathBuf,
         /// The cause.
         source: io::Error,
+    },
+    /// [`Options::define`] is not possible.
+    #[error("definition `{define}`: {reason}")]
+    Define {
+        /// The definition.
+        define: String,
+        /// What is wrong with it.
+        reason: String,
     },
     /// The specification or placement file is invalid.
     #[error(transparent)]
@@ -158,6 +168,7 @@ fn watched(path: &Path, out: &Path) -> Option<PathBuf> {
 /// # Errors
 /// A file is invalid or not readable.
 pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<Schema, CompileError> {
+    check(&options.defines)?;
     let failed = |path: &Path, source| CompileError::File { path: path.into(), source };
     let read = |path: &Path| match fs::read(path) {
         Ok(bytes) => Ok(Source { name: path.display().to_string(), text: text(&bytes) }),
@@ -174,6 +185,20 @@ pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<
         schema.warnings.extend(misnamed(path).map(warning));
     }
     Ok(schema)
+}
+
+/// Whether all definitions of options are possible.
+fn check(defines: &[String]) -> Result<(), CompileError> {
+    let mut known = HashMap::new();
+    for define in defines {
+        let invalid = |reason| CompileError::Define { define: define.clone(), reason };
+        let (name, value) = preprocessor::option(define).map_err(invalid)?;
+        let first = *known.entry(name).or_insert(value);
+        if first != value {
+            return Err(invalid(format!("another definition of `{name}` is {first}")));
+        }
+    }
+    Ok(())
 }
 
 /// Files that look like the missing placement file of `path`: of no specification, or with its name alone.

@@ -29,6 +29,8 @@ pub(crate) struct Token<'s> {
     pub(crate) kind: Kind,
     pub(crate) text: &'s str,
     pub(crate) at: Range<usize>,
+    /// The value that an `#undef` line behind it has ended.
+    pub(crate) value: Option<i128>,
     /// Lines of the comments right in front.
     pub(crate) before: Vec<String>,
     /// Lines of the comments behind it on its line.
@@ -53,6 +55,9 @@ pub(crate) fn lex<'s>(
         problems,
     };
     lexer.file(0);
+    for (index, token) in lexer.tokens.iter_mut().enumerate() {
+        token.value = lexer.preprocessor.ended_value(token.text, index);
+    }
     (lexer.tokens, lexer.preprocessor)
 }
 
@@ -91,7 +96,9 @@ impl<'s> Lexer<'s, '_> {
                 let at = base + at.start..base + at.end;
                 match include(line).filter(|include| include.is_hidden || !self.preprocessor.is_skipping()) {
                     Some(include) if self.include(include, &at) => {}
-                    _ if line.starts_with(['#', '%']) => self.preprocessor.line(line, at, self.problems),
+                    _ if line.starts_with(['#', '%']) => {
+                        self.preprocessor.line(line, at, self.tokens.len(), self.problems);
+                    }
                     _ => {}
                 }
                 comments.clear();
@@ -110,7 +117,7 @@ impl<'s> Lexer<'s, '_> {
                 (Kind::Comment, _) => comments.extend(comment_lines(text)),
                 _ => {
                     let before = std::mem::take(&mut comments);
-                    self.tokens.push(Token { kind, text, at, before, after: Vec::new() });
+                    self.tokens.push(Token { kind, text, at, value: None, before, after: Vec::new() });
                     starts_line = false;
                 }
             }
@@ -143,18 +150,28 @@ impl<'s> Lexer<'s, '_> {
     }
 }
 
+/// Why a text is no number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum InvalidNumber {
+    /// It does not have the form of one.
+    Form,
+    /// It exceeds 64 bits.
+    Range,
+}
+
 /// The value of a number: decimal, `0x…` or `0…`, with an optional sign.
-pub(crate) fn number(text: &str) -> Option<i128> {
+pub(crate) fn number(text: &str) -> Result<i128, InvalidNumber> {
     let (sign, digits) = text.strip_prefix('-').map_or(("", text), |digits| ("-", digits));
     let (radix, digits) = match digits.as_bytes() {
         [b'0', b'x' | b'X', ..] => (16, &digits[2..]),
         [b'0', _, ..] => (8, &digits[1..]),
         _ => (10, digits),
     };
-    if digits.starts_with(['+', '-']) {
-        return None;
+    if digits.is_empty() || !digits.chars().all(|digit| digit.is_digit(radix)) {
+        return Err(InvalidNumber::Form);
     }
-    i128::from_str_radix(&format!("{sign}{digits}"), radix).ok().and_then(in_range)
+    let value = i128::from_str_radix(&format!("{sign}{digits}"), radix).ok();
+    value.and_then(in_range).ok_or(InvalidNumber::Range)
 }
 
 /// `value`, if it is a `hyper` or `unsigned hyper`.

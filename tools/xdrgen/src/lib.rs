@@ -31,16 +31,20 @@
 //!
 //! Lines of the C preprocessor:
 //! - `#define NAME value` is a constant if the value is a number, a known name, or a sum of these. Other `#define`
-//!   lines only make the name known to `#ifdef`.
-//! - [`Options::define`] and `-D NAME=VALUE` of the command define a name, as constants of C headers.
+//!   lines only make the name known to `#ifdef`. A value that exceeds 64 bits is an error.
+//! - `#undef NAME` ends a definition: items in front of it have the last value, and another `#define` may follow.
+//! - [`Options::define`] and `-D NAME=VALUE` of the command define a name, as constants of C headers. The specification
+//!   must not define it, too, other than in a line with `%`, which then has no effect.
 //! - `#ifdef NAME` is true if a `#define` came before, or an option defines it. So `RPC_HDR`, `RPC_XDR`, `RPC_SVC`,
 //!   `RPC_CLNT` and `RPC_TBL` are unknown, and the lines that `rpcgen` copies to one of its outputs are skipped.
-//! - `#if` takes a number, a name, `defined(NAME)`, and `!` before these.
+//! - `#if` and `#elif` take a number, a name, `defined(NAME)`, and `!` before these.
 //! - `#include "other.x"` reads that specification, by its path from the including file. Its items become items of this
 //!   one, once, however many lines include it. A missing file and a cycle are errors. The limits are 16 MiB, 256 files,
 //!   and 16 files inside each other.
 //! - `#include "other.h"` and `%#include "other.h"`, as for `rpcgen`, read `other.x` where it lies beside.
-//! - Other `#include` lines are dropped, with a warning. The other directives are dropped.
+//! - `#error` is an error, and `#warning` a warning, unless an `#if` skips it.
+//! - Other `#include` lines, `#line` and `#pragma` are dropped, with a warning. `#pragma once` and `#ident` have no
+//!   effect.
 //! - A byte that is not UTF-8 is read as Latin-1, and may be in a comment.
 //! - Lines with `%` in front are C code and dropped, but for `%#define NAME value`: the file may use the value.
 //!

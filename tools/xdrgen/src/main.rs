@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use signal_hook::consts::SIGXFSZ;
 use xdrgen::{CompileError, Options, generate, load, write};
 
 /// Compiles XDR and RPC language (RFC 4506, RFC 5531) to Rust.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "xdrgen", version)]
 struct Args {
     /// Specification, `NAME.x`.
     file: PathBuf,
@@ -21,7 +22,7 @@ struct Args {
     /// Output; default: standard output.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Defines a name for `#ifdef`, and as a constant if the value is a number; default: 1.
+    /// Defines a name for `#ifdef`, and as a constant. VALUE is a number; default: 1.
     #[arg(short = 'D', value_name = "NAME[=VALUE]")]
     define: Vec<String>,
     /// Leaves out programs: the code depends on `rpcrdma-xdr` only.
@@ -34,6 +35,10 @@ fn main() -> ExitCode {
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(CompileError::Define { define, reason }) => {
+            let message = format!("invalid value '{define}' for '-D <NAME[=VALUE]>': {reason}");
+            Args::command().error(ErrorKind::ValueValidation, message).exit()
+        }
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE

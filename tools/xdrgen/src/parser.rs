@@ -161,11 +161,13 @@ fn to_name(token: &Token<'_>) -> Name {
 
 fn value(input: &mut Tokens<'_>) -> Parsed<Value> {
     let Some(token) = input.first().filter(|token| token.kind == Kind::Number) else {
-        return name.map(Value::Named).parse_next(input).or_else(|_| expected(input, "a number or constant"));
+        let ended = input.first().and_then(|token| token.value);
+        let value = |name| if let Some(value) = ended { Value::Number(value, name) } else { Value::Named(name) };
+        return name.map(value).parse_next(input).or_else(|_| expected(input, "a number or constant"));
     };
     match number(token.text) {
-        Some(number) => any.map(|token| Value::Number(number, to_name(token))).parse_next(input),
-        None => refuse(input, format!("`{}` is no integer of 64 bits", token.text)),
+        Ok(number) => any.map(|token| Value::Number(number, to_name(token))).parse_next(input),
+        Err(_) => refuse(input, format!("`{}` is no integer of 64 bits", token.text)),
     }
 }
 

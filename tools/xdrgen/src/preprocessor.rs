@@ -1,22 +1,28 @@
 //! Lines of the C preprocessor, as the crate's documentation has them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::ops::Range;
 
 use crate::errors::Problems;
-use crate::lexer::{in_range, is_word_char, number};
+use crate::lexer::{InvalidNumber, in_range, is_word_char, number};
 use crate::schema::{Constant, Name};
 
 /// State of the preprocessor.
 #[derive(Default)]
 pub(crate) struct Preprocessor<'s> {
     /// Constants of `#define` lines.
-    pub(crate) constants: Vec<Constant>,
+    pub(crate) constants: HashMap<&'s str, Vec<Constant>>,
     /// Constants of `%#define` lines.
     pub(crate) hidden: HashMap<&'s str, i128>,
-    /// Names of all `#define` lines, and their values.
+    /// Names of options and `#define` lines that no `#undef` line has ended, and their values.
     defined: HashMap<&'s str, Option<i128>>,
+    /// Options by their names.
+    pub(crate) options: HashMap<&'s str, &'s str>,
+    /// Names in the sums of `#define` lines.
+    summands: HashSet<&'s str>,
+    /// Values that an `#undef` line has ended, each for the tokens in front of a number of tokens.
+    ended: HashMap<&'s str, Vec<(usize, i128)>>,
     /// The `#if` lines around the current one.
     branches: Vec<Branch>,
     /// How many of them skip lines.
@@ -43,14 +49,14 @@ impl<'s> Preprocessor<'s> {
         self.skipping > 0
     }
 
-    /// A state that knows names, each as `NAME` or `NAME=VALUE`. They are not constants of the specification.
+    /// A state that knows the names of options, which are valid. They are not constants of the specification.
     pub(crate) fn new(defines: &'s [String]) -> Self {
         let mut new = Self::default();
         for define in defines {
-            let (name, value) =
-                define.split_once('=').map_or((&**define, Some(1)), |(name, value)| (name, number(value)));
-            new.defined.insert(name, value);
-            value.map(|value| new.hidden.insert(name, value));
+            let Ok((name, value)) = option(define) else { continue };
+            new.defined.insert(name, Some(value));
+            new.hidden.insert(name, value);
+            new.options.insert(name, define);
         }
         new
     }
@@ -68,29 +74,37 @@ impl<'s> Preprocessor<'s> {
         (self.branches, self.skipping) = (branches, skipping);
     }
 
-    /// Reads a line that starts with `#` or `%`.
-    pub(crate) fn line(&mut self, line: &'s str, at: Range<usize>, problems: &mut Problems) {
+    /// The value of a token that an `#undef` line behind it has ended. `index` tokens are in front of it.
+    pub(crate) fn ended_value(&self, name: &str, index: usize) -> Option<i128> {
+        let ended = self.ended.get(name)?;
+        ended.get(ended.partition_point(|(end, _)| *end <= index)).map(|(_, value)| *value)
+    }
+
+    /// Reads a line that starts with `#` or `%`, behind a number of tokens.
+    pub(crate) fn line(&mut self, line: &'s str, at: Range<usize>, tokens: usize, problems: &mut Problems) {
         let code = line.split("/*").next().unwrap_or_default().split("//").next().unwrap_or_default();
         let hidden = code.starts_with('%');
         let code = code.trim_start_matches('%').trim_start().trim_start_matches('#').trim();
+        let text = line.trim_start_matches(['#', '%', ' ', '\t']);
         let (name, rest) = code.split_at(code.find(|c| !is_word_char(c)).unwrap_or(code.len()));
         let rest = rest.trim();
         match name {
-            "define" if hidden || !self.is_skipping() => self.define(rest, line, &at, hidden),
+            "define" if hidden || !self.is_skipping() => self.define(rest, line, &at, hidden, problems),
             _ if hidden => {}
             "if" | "ifdef" | "ifndef" => {
                 let active = self.condition(name, rest, &at, problems);
                 self.skipping += usize::from(!active);
                 self.branches.push(Branch { at, active, taken: active });
             }
-            "else" | "elif" | "endif" => {
+            "else" | "elif" | "elifdef" | "elifndef" | "endif" => {
                 let Some(mut branch) = self.branches.pop() else {
                     problems.add(&at, format!("`#{name}` without `#if`"));
                     return;
                 };
                 self.skipping -= usize::from(!branch.active);
                 if name != "endif" {
-                    branch.active = !branch.taken && (name == "else" || self.condition("if", rest, &at, problems));
+                    branch.active =
+                        !branch.taken && (name == "else" || self.condition(&name[2..], rest, &at, problems));
                     branch.taken |= branch.active;
                     self.skipping += usize::from(!branch.active);
                     self.branches.push(branch);
@@ -103,49 +117,122 @@ impl<'s> Preprocessor<'s> {
                     format!("`#{}` is dropped: copy the definitions of that file into this one", code.trim()),
                 );
             }
-            "pragma" | "ident" | "undef" | "line" | "error" | "warning" | "" => {}
+            "undef" if is_name(rest) => self.undefine(rest, tokens),
+            "undef" => drop(problems.add(&at, format!("`#undef` of `{rest}`, which is no name"))),
+            "error" => drop(problems.add(&at, format!("#{}", joined(text)))),
+            "warning" => problems.warn(&at, format!("#{}", joined(text))),
+            "pragma" | "line" if rest != "once" => problems.warn(&at, format!("`#{}` is ignored", joined(text))),
+            "pragma" | "ident" | "" => {}
             _ => drop(problems.add(&at, format!("unknown preprocessor line `#{name}`"))),
         }
     }
 
     fn condition(&self, directive: &str, text: &str, at: &Range<usize>, problems: &mut Problems) -> bool {
         let (negated, text) = text.strip_prefix('!').map_or((false, text), |text| (true, text.trim()));
-        let (is_defined, text) = match text.strip_prefix("defined").filter(|_| directive == "if") {
+        let defined = text.strip_prefix("defined").filter(|rest| directive == "if" && !rest.starts_with(is_word_char));
+        let (is_defined, text) = match defined {
             Some(name) => (true, name.trim().trim_start_matches('(').trim_end_matches(')').trim()),
             None => (directive != "if", text),
         };
-        let value = if is_defined {
-            self.defined.contains_key(text)
-        } else if let Some(value) = number(text) {
-            value != 0
-        } else {
-            self.defined.get(text).copied().flatten().is_some_and(|value| value != 0)
+        let value = match (number(text), self.defined.get(text)) {
+            (_, known) if is_defined && is_name(text) => Some(known.is_some()),
+            (Ok(value), _) if !is_defined => Some(value != 0),
+            (Err(InvalidNumber::Form), known) if is_name(text) => {
+                known.map_or(Some(false), |known| known.map(|v| v != 0))
+            }
+            _ => None,
         };
-        if number(text).is_none() && !text.chars().all(is_word_char) && !self.is_skipping() {
-            problems.add(at, "unsupported condition").help("supported: a number, a name, `defined(NAME)`, `!`");
+        if value.is_none() && !self.is_skipping() {
+            let help = "supported: a number of 64 bits, a name of such a number, `defined(NAME)`, `!`";
+            problems.add(at, "unsupported condition").help(help);
         }
-        value != (negated != (directive == "ifndef"))
+        value.unwrap_or(false) != (negated != (directive == "ifndef"))
     }
 
-    fn define(&mut self, rest: &'s str, line: &'s str, at: &Range<usize>, hidden: bool) {
-        let (name, value) = rest.split_at(rest.find(|c| !is_word_char(c)).unwrap_or(rest.len()));
+    fn define(&mut self, rest: &'s str, line: &'s str, at: &Range<usize>, hidden: bool, problems: &mut Problems) {
+        let (name, text) = rest.split_at(rest.find(|c| !is_word_char(c)).unwrap_or(rest.len()));
+        let problem = match self.options.get(name) {
+            _ if !is_name(name) => Some("`#define` without a name".into()),
+            Some(option) => Some(defined_by_option(name, option)),
+            None => None,
+        };
+        if let Some(problem) = problem {
+            // What C code defines has no effect.
+            if !hidden {
+                problems.add(at, problem);
+            }
+            return;
+        }
         let part = |part: &str| {
             let part = part.trim();
             let known = self.defined.get(part).copied().flatten().or_else(|| self.hidden.get(part).copied());
-            number(part).or(known)
+            match number(part) {
+                Ok(value) => Some(value),
+                // Beyond any sum of other values.
+                Err(InvalidNumber::Range) => Some(i128::MAX / 2),
+                Err(InvalidNumber::Form) => known,
+            }
         };
-        let value = value.split('+').try_fold(0_i128, |sum, text| in_range(sum + part(text)?));
+        let sum = text.split('+').try_fold(0_i128, |sum, text| Some(sum.saturating_add(part(text)?)));
+        let value = sum.and_then(in_range);
         if !hidden {
+            if sum.is_some() && value.is_none() {
+                problems.add(at, format!("value of `{name}` exceeds 64 bits"));
+            }
+            let other = |(_, last): &&(usize, i128)| Some(*last) != value;
+            if self.summands.contains(name)
+                && self.ended.get(name).and_then(|ended| ended.last().filter(other)).is_some()
+            {
+                let message =
+                    format!("`{name}` has a new value, and another `#define` line is a sum with the last one");
+                problems.add(at, message);
+            }
+            self.summands.extend(text.split('+').map(str::trim).filter(|part| self.defined.contains_key(part)));
             self.defined.insert(name, value);
         }
         match value {
             Some(value) if hidden => drop(self.hidden.insert(name, value)),
-            Some(value) if !name.is_empty() => {
+            Some(value) => {
                 let start = at.start + (name.as_ptr() as usize - line.as_ptr() as usize);
-                let name = Name::new(name, start..start + name.len());
-                self.constants.push(Constant { name, value });
+                let constant = Constant { name: Name::new(name, start..start + name.len()), value };
+                self.constants.entry(name).or_default().push(constant);
             }
-            _ => {}
+            None => {}
         }
     }
+
+    /// Ends the definition of a name, which stays that of the tokens in front.
+    fn undefine(&mut self, name: &'s str, tokens: usize) {
+        let Some(value) = self.defined.remove(name) else { return };
+        if let Some(value) = value {
+            self.ended.entry(name).or_default().push((tokens, value));
+        }
+        if self.options.remove(name).is_some() {
+            self.hidden.remove(name);
+        }
+        self.constants.remove(name);
+    }
+}
+
+/// The name and value of an option, `NAME` or `NAME=VALUE`, or why it is invalid.
+pub(crate) fn option(define: &str) -> Result<(&str, i128), String> {
+    let (name, value) = define.split_once('=').unwrap_or((define, "1"));
+    if !is_name(name) {
+        return Err(format!("`{name}` is no name"));
+    }
+    number(value).map(|value| (name, value)).map_err(|_| format!("`{value}` is no integer of 64 bits"))
+}
+
+/// The message about a definition of a name that an option has, too.
+pub(crate) fn defined_by_option(name: &str, option: &str) -> String {
+    format!("`{name}` is defined by the option `-D {option}`, too")
+}
+
+/// A line and those that it continues on, as one line.
+fn joined(text: &str) -> String {
+    text.lines().map(|line| line.trim_end_matches('\\').trim()).collect::<Vec<_>>().join(" ")
+}
+
+fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| is_word_char(c) && !c.is_ascii_digit()) && text.chars().all(is_word_char)
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::ast::{self, Base, Body, Declaration, Definition, Shape, TypeBody, Value};
 use crate::errors::Problems;
-use crate::preprocessor::Preprocessor;
+use crate::preprocessor::{Preprocessor, defined_by_option};
 use crate::schema::{
     Arm, Case, Constant, Field, Form, Name, Placement, Procedure, Program, Schema, Type, TypeDef, TypeId, Union,
     Version,
@@ -47,12 +47,14 @@ fn c_value(name: &str) -> Option<i128> {
 }
 
 /// Resolves all names.
-pub(crate) fn resolve(definitions: Vec<Definition>, c: Preprocessor<'_>, problems: &mut Problems) -> Schema {
+pub(crate) fn resolve<'p>(definitions: Vec<Definition>, c: Preprocessor<'p>, problems: &'p mut Problems) -> Schema {
     let hidden = c.hidden.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect();
-    let mut resolver = Resolver { names: HashMap::new(), hidden, problems };
+    let mut resolver = Resolver { names: HashMap::new(), hidden, options: c.options, problems };
     definitions.iter().for_each(|definition| resolver.declare_ahead(definition));
     let mut schema = Schema::default();
-    for constant in c.constants {
+    let mut constants: Vec<_> = c.constants.into_values().flatten().collect();
+    constants.sort_by_key(|constant| constant.name.at.start);
+    for constant in constants {
         resolver.declare(&constant.name, Meaning::Value(constant.value));
         schema.constants.push(constant);
     }
@@ -129,12 +131,16 @@ struct Resolver<'p> {
     names: HashMap<String, (Range<usize>, Meaning)>,
     /// Values by names that are not the schema's. `None` has several.
     hidden: HashMap<String, Option<i128>>,
+    /// Options that define a name.
+    options: HashMap<&'p str, &'p str>,
     problems: &'p mut Problems,
 }
 
 impl Resolver<'_> {
     fn declare(&mut self, name: &Name, meaning: Meaning) {
-        if let Some((first, _)) = self.names.get(&name.text) {
+        if let Some(option) = self.options.get(&*name.text) {
+            self.problems.add(&name.at, defined_by_option(&name.text, option));
+        } else if let Some((first, _)) = self.names.get(&name.text) {
             self.problems.add(&name.at, format!("`{}` is defined twice", name.text)).related(first, "first here");
         } else {
             self.names.insert(name.text.clone(), (name.at.clone(), meaning));

@@ -273,3 +273,32 @@ fn names_are_defined_by_options() {
     assert!(code.contains("pub type A = [u8; 16];") && !code.contains("LEN") && !code.contains("struct B"), "{code}");
     assert!(compiled(&file, &["-DLEVEL"]).expect("code").contains("pub x: A,"));
 }
+
+#[test]
+fn definitions_of_options_are_names_and_numbers() {
+    let file = [("m.x", "#define SIZE 3\nconst LEN = 4;\n%#define HIDDEN 5\ntypedef opaque a[HIDDEN];\n")];
+    for (define, reason) in [
+        ("=5", "`` is no name"),
+        ("", "`` is no name"),
+        ("1X=3", "`1X` is no name"),
+        ("FOO BAR=3", "`FOO BAR` is no name"),
+        ("LEN=4u", "`4u` is no integer of 64 bits"),
+        ("LEN=", "`` is no integer of 64 bits"),
+        ("LEN=18446744073709551616", "`18446744073709551616` is no integer of 64 bits"),
+        ("X=2", "another definition of `X` is 1"),
+    ] {
+        let errors = compiled(&file, &["-D", "X", "-D", define]).expect_err("invalid");
+        let error = format!("error: invalid value '{define}' for '-D <NAME[=VALUE]>': {reason}\n\nUsage: xdrgen ");
+        assert!(errors.starts_with(&error), "{errors}");
+    }
+    for (define, name, place) in [("LEN=5", "LEN", "m.x:2:7"), ("SIZE", "SIZE", "m.x:1:1"), ("a=1", "a", "m.x:4:16")] {
+        let errors = compiled(&file, &["-D", define]).expect_err("defined twice");
+        let error = format!("error: `{name}` is defined by the option `-D {define}`, too\n");
+        assert!(errors.starts_with(&error) && errors.contains(place), "{errors}");
+    }
+    let code = compiled(&file, &["-DHIDDEN=7", "-DX", "-DX=1"]).expect("code");
+    assert!(code.contains("pub type A = [u8; 7];"), "{code}");
+    let file = [("m.x", "typedef opaque a[LEN];\n#undef LEN\n#ifndef LEN\nconst LEN = 4;\n#endif\n")];
+    let code = compiled(&file, &["-DLEN=7"]).expect("code");
+    assert!(code.contains("pub type A = [u8; 7];") && code.contains("pub const LEN: u32 = 4;"), "{code}");
+}

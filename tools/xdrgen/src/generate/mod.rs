@@ -40,7 +40,8 @@ impl Options {
 
     /// Defines a name for the specification, as `NAME=VALUE`, or `NAME` for the value 1.
     ///
-    /// `#ifdef` and `#if` know it. A decimal, hexadecimal or octal value is a constant that the specification may use.
+    /// `#ifdef` and `#if` know it, and it is a constant that the specification may use. A value is a decimal,
+    /// hexadecimal or octal number of 64 bits; [`load`](crate::load) refuses any other one.
     #[must_use]
     pub fn define(mut self, define: &str) -> Self {
         self.defines.push(define.into());

@@ -6,7 +6,7 @@ use xdrgen::{Options, generate};
 use crate::compile;
 
 /// Pieces of specifications, so that texts get past the lexer and the grammar.
-const PIECES: [&str; 64] = [
+const PIECES: [&str; 66] = [
     "const",
     "typedef",
     "enum",
@@ -60,7 +60,9 @@ const PIECES: [&str; 64] = [
     "\n#if 0\n",
     "\n#else\n",
     "\n#endif\n",
+    "\n#elifdef A\n",
     "\n#define A 1\n",
+    "\n#undef A\n",
     "\n#define B A+A\n",
     "\n%#define C 9223372036854775807+1\n",
     "\n% x\n",

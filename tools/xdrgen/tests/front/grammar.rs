@@ -281,6 +281,56 @@ fn preprocessor() {
 }
 
 #[test]
+fn undef_ends_a_definition() {
+    let text = "#define L 4\nstruct s { opaque x[L]; };\n#undef L\n#ifdef L\njunk\n#elifndef L\n#define L 6\n#endif
+typedef opaque t[L];\n#undef L\n#undef NONE\n#define M 1\n#define SUM M+1\n#undef M\n#define M 1\n#undef SUM\n#define L 8\n
+typedef opaque u[L];\nenum e { SUM = L };\n#if L\n#undef L\n#else\njunk\n#endif\nconst L = 9;\ntypedef opaque v[L];\n";
+    let schema = schema(text);
+    let Form::Struct { fields, .. } = form(&schema, "s") else { panic!() };
+    assert_eq!(fields[0].ty, Type::FixedOpaque(4));
+    for (name, len) in [("t", 6), ("u", 8), ("v", 9)] {
+        assert!(matches!(form(&schema, name), Form::Alias(Type::FixedOpaque(of)) if *of == len), "{name}: {schema:?}");
+    }
+    let Form::Enum(values) = form(&schema, "e") else { panic!() };
+    assert_eq!(values[0].value, 8);
+    let constants: Vec<_> = schema.constants.iter().map(|found| (&*found.name.text, found.value)).collect();
+    assert_eq!(constants, [("M", 1), ("L", 9)]);
+
+    for (text, title) in [
+        ("#define L 4\n#undef L\ntypedef opaque a[L];", "unknown constant `L`"),
+        ("#define L 4\n#define L 6\n", "`L` is defined twice"),
+        (
+            "#define L 4\n#define M L+1\n#undef L\n#define L 6\n",
+            "`L` has a new value, and another `#define` line is a sum with the last one",
+        ),
+    ] {
+        assert_eq!(titles(text), [title], "{text}");
+    }
+}
+
+#[test]
+fn preprocessor_lines_have_an_effect_or_are_told() {
+    for (text, title) in [
+        ("#ifndef X\n  # error X is \\\n needed: http://x\n#endif\n", "#error X is needed: http://x"),
+        ("#undef 1X\n", "`#undef` of `1X`, which is no name"),
+        ("#define 1X 3\n", "`#define` without a name"),
+        ("#define A 18446744073709551615\n#define B A + 1\n", "value of `B` exceeds 64 bits"),
+        ("#define A -9223372036854775808\n#define B A + -1\n", "value of `B` exceeds 64 bits"),
+        ("#define A 99999999999999999999999999999999999999999\n", "value of `A` exceeds 64 bits"),
+        ("#define A (1)\n#if A\n#endif\n", "unsupported condition"),
+        ("#if 99999999999999999999\n#endif\n", "unsupported condition"),
+        ("#if 4u\n#endif\n", "unsupported condition"),
+        ("#ifdef\n#endif\n", "unsupported condition"),
+    ] {
+        assert_eq!(titles(text), [title], "{text}");
+    }
+    let text = "#pragma once\n#ident \"a\"\n#pragma pack(1)\n#line 3 \"a\"\n#warning old\n
+#if 0\n#error no\n#line 1\n#elifdef X\n#error no\n#elif 1\n#else\n#error no\n#endif\n%#error C\n#define A 18446744073709551615+-1\n";
+    let warnings = ["t.x:3: `#pragma pack(1)` is ignored", "t.x:4: `#line 3 \"a\"` is ignored", "t.x:5: #warning old"];
+    assert_eq!(schema(text).warnings, warnings);
+}
+
+#[test]
 fn syntax_errors() {
     let cases = [
         ("typedef quadruple q;", "`quadruple` is not supported: Rust has no such type"),
