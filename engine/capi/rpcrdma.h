@@ -227,7 +227,8 @@ typedef struct {
 //
 // All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
 // which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
-// them after the call.
+// them after the call. The exception is a call of version 2 whose server takes no chunks, or fewer: the library sends
+// it again without chunks, and their buffers return to the pool.
 typedef struct {
     // `sizeof(rpcrdma_request)`. Later versions of this library have more fields at the end, and take requests of
     // earlier ones. This version takes later requests whose further fields are 0.
@@ -461,7 +462,8 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
                                          rpcrdma_config *config);
 
 // Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`: calls
-// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then.
+// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then,
+// and may call back the clients whose calls they have not answered yet.
 //
 // Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
 // for `rpcrdma_free`.
@@ -511,7 +513,8 @@ rpcrdma_client *rpcrdma_local_server_call_back(rpcrdma_local_server *server,
 // `server` as for `rpcrdma_free`.
 int rpcrdma_local_server_poll(rpcrdma_local_server *server);
 
-// Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
+// Starts to drain a polled server: no new calls, and those under way are answered while it is polled. Until then the
+// server may call back the clients that wait for them.
 //
 // Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the
 // server at once.
@@ -804,10 +807,10 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 // `reply` may be NULL.
 //
-// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK,
-// after EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise
-// the reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply`
-// they are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
+// The buffers of its chunks stay with the caller if `*reply` is NULL, as after each EINVAL, EBADF, EPERM and EDEADLK.
+// Otherwise the reply has them, also of a call that ended with EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being
+// sent; without `reply` they are freed. A caller with buffers in its request passes `reply`, because other codes alone
+// do not tell.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`; `reply` is writable.

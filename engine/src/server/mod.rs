@@ -354,6 +354,8 @@ impl Server {
 
     /// Stops gracefully: finishes calls under way; blocks for at most `timeout`.
     ///
+    /// A [call back](Self::call_back) is possible while the client waits for the answer to a call of its own.
+    ///
     /// It refuses new connections. Shortly before `timeout` it closes the rest. New calls do not run: version 2 answers
     /// them with ERR_SYSTEM. A connection stays open until none has arrived on it for one
     /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for three round trips and 200 ms, of

@@ -9,7 +9,8 @@ pub(super) enum Stage {
     Negotiating,
     /// Open for messages.
     Open,
-    /// No new calls in either direction; current ones complete.
+    /// No new calls of the peer; current ones complete. This side makes calls only while it serves some, because their
+    /// handlers may call back.
     Draining,
     /// All calls have ended. The connection closes when the peer has received everything.
     Closing,

@@ -3,6 +3,7 @@
 
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
 use rpcrdma::proto::Defect;
@@ -171,6 +172,37 @@ fn a_handler_does_not_block_its_own_shard() {
     // Another thread may block for it.
     let mut reverse = reverse.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take().expect("set before");
     assert_eq!(echo(&mut reverse, b"four").expect("a reply"), b"four");
+}
+
+/// Otherwise a restart would fail the calls whose handlers call back.
+#[test]
+fn a_draining_server_calls_back_while_it_serves_calls() {
+    const HOLD: u32 = 102;
+    for scheme in SCHEMES {
+        let mut world = World::new("reverse-drain");
+        let shard = || small().with(|c| c.wire.credit_mode = scheme);
+        let (mut services, told) = telling_services();
+        let (hold, held) = channel();
+        services.add(PROGRAM, VERSION, HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")));
+        let config = rpcrdma::server::ServerConfig { shard: shard(), ..small_server() };
+        let address = world.serve_with(config, services);
+        let mut forward = Client::connect(&address, serving_client(shard())).expect("a connection");
+        forward.call(ClientCall::new(HELLO)).expect("a reply");
+        let caller = told.recv().expect("the caller");
+        let mut reverse = world.server().call_back(caller, small_client(small())).expect("a handle");
+        let mut pending = forward.start(ClientCall::new(HOLD)).expect("a start");
+        let call = held.recv().expect("a call");
+        let server = world.take_server();
+        let draining = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
+        // A draining server refuses connections.
+        assert!(settles(|| LocalClient::connect(&address, small_client(shard())).is_err()), "{scheme:?}");
+        assert_eq!(echo(&mut reverse, b"four").expect("a reply"), b"four", "{scheme:?}");
+        call.answer(Ok(()));
+        pending.join().expect("a reply");
+        draining.join().expect("it ends").expect("nothing is left");
+        let refused = echo(&mut reverse, b"four");
+        assert!(matches!(refused, Err(CallError::Closed | CallError::ConnectionLost { sent: false })), "{refused:?}");
+    }
 }
 
 #[test]

@@ -90,7 +90,8 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 }
 
 /// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`: calls
-/// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then.
+/// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then,
+/// and may call back the clients whose calls they have not answered yet.
 ///
 /// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
 /// for `rpcrdma_free`.
@@ -190,7 +191,8 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
     })
 }
 
-/// Starts to drain a polled server: no new calls, and those under way are answered while it is polled.
+/// Starts to drain a polled server: no new calls, and those under way are answered while it is polled. Until then the
+/// server may call back the clients that wait for them.
 ///
 /// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the
 /// server at once.
