@@ -89,10 +89,10 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
 /// `reply` may be NULL.
 ///
-/// The buffers of its chunks stay with the caller if `*reply` is NULL: after each EINVAL, EBADF, EPERM and EDEADLK,
-/// after EBUSY without a reply, and after ENOBUFS and EMSGSIZE for memory or a length of the request itself. Otherwise
-/// the reply has them, also of a call that ended with EAGAIN, ENOTCONN or ENOBUFS without being sent; without `reply`
-/// they are freed. A caller with buffers in its request passes `reply`, because these codes alone do not tell.
+/// The buffers of its chunks stay with the caller if `*reply` is NULL, as after each EINVAL, EBADF, EPERM and EDEADLK.
+/// Otherwise the reply has them, also of a call that ended with EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being
+/// sent; without `reply` they are freed. A caller with buffers in its request passes `reply`, because other codes alone
+/// do not tell.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`; `reply` is writable.
