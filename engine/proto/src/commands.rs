@@ -251,8 +251,8 @@ impl Connection {
         self.calls.is_owed(call)
     }
 
-    /// Refuses new calls of this side, but for those that it makes while it serves calls of the peer: their handlers may
-    /// have to call back before they answer. Current calls continue.
+    /// Refuses new calls of this side, but for those that it makes while it serves calls of the peer, because their
+    /// handlers may have to call back before they answer. Current calls continue.
     pub fn close(&mut self) {
         self.calls.close();
     }

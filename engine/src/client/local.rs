@@ -156,8 +156,8 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Starts to close a connection, without blocking.
     ///
-    /// It accepts no more calls, but for those made while it serves calls of its server. After the current ones it has a
-    /// [reason](Self::close_reason).
+    /// It accepts no more calls, but for those made while it serves calls of its server. After the current ones it has
+    /// a [reason](Self::close_reason).
     pub fn begin_close(&mut self, connection: Connection) {
         self.shard.close(connection.0);
     }
