@@ -82,8 +82,6 @@ pub(super) struct CallTable {
     waiting: VecDeque<CallId>,
     /// Whether no more calls are accepted.
     closed: bool,
-    /// Calls may still be sent after it was closed.
-    sends: bool,
     /// Abandoned calls without an answer, and late answers so far.
     abandoned: usize,
     late: u32,
@@ -118,7 +116,6 @@ impl CallTable {
             waiting: VecDeque::with_capacity(capacity + 1),
             // Without slots no call can start.
             closed: capacity == 0,
-            sends: capacity != 0,
             abandoned: 0,
             late: 0,
             earliest: u64::MAX,
@@ -144,17 +141,6 @@ impl CallTable {
         if self.closed {
             return Err(CallError::Closed);
         }
-        self.enqueue(token, deadline, name)
-    }
-
-    /// As [`start`](Self::start), also after [`close`](Self::close).
-    #[cold]
-    pub(super) fn start_closed(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
-        if self.sends { self.enqueue(token, deadline, name) } else { Err(CallError::Closed) }
-    }
-
-    #[inline]
-    fn enqueue(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
         let call = self.insert_as(State::Queued, token, deadline, name).ok_or_else(|| self.all_in_use())?;
         self.wait(call);
         Ok(call)
@@ -281,7 +267,7 @@ impl CallTable {
 
     /// Accepts no more calls, and sends none.
     pub(super) fn stop(&mut self) {
-        (self.closed, self.sends) = (true, false);
+        self.closed = true;
         self.waiting.clear();
     }
 

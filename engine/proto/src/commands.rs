@@ -102,16 +102,7 @@ impl Connection {
     /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
     #[inline]
     pub fn start_call(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
-        self.calls.start(token, deadline, name).or_else(|error| self.call_back(error, token, deadline, name))
-    }
-
-    /// Queues a call that was refused with this error, if it is one of a handler after [`close`](Self::close).
-    #[cold]
-    fn call_back(&mut self, error: CallError, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
-        match error {
-            CallError::Closed if !self.inbound.is_empty() => self.calls.start_closed(token, deadline, name),
-            error => Err(error),
-        }
+        self.calls.start(token, deadline, name)
     }
 
     /// As [`start_call`](Self::start_call), bypassing the queue if possible. True if the call may go out at once: it is
@@ -131,10 +122,7 @@ impl Connection {
         let now = self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call(receives_ok);
         let call =
             if now { self.calls.start_sent(token, deadline, name) } else { self.calls.start(token, deadline, name) };
-        match call {
-            Ok(call) => Ok((call, now)),
-            Err(error) => self.call_back(error, token, deadline, name).map(|call| (call, false)),
-        }
+        Ok((call?, now))
     }
 
     /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.
@@ -251,8 +239,7 @@ impl Connection {
         self.calls.is_owed(call)
     }
 
-    /// Refuses new calls of this side, but for those that it makes while it serves calls of the peer, because their
-    /// handlers may have to call back before they answer. Current calls continue.
+    /// Refuses new calls of this side; current calls continue.
     pub fn close(&mut self) {
         self.calls.close();
     }

@@ -301,10 +301,10 @@ impl Conn {
         self.close_reason = Some(Box::new(reason.into()));
     }
 
-    /// Drains: accepts no more calls of either side, and ends after the current ones.
+    /// Drains: accepts no more calls of the peer, and of this side only [some](Self::refuses_calls), and ends after the
+    /// current ones.
     #[cold]
     pub(super) fn drain(&mut self) {
-        self.proto.close();
         match self.stage {
             // It cannot send yet.
             Stage::Connecting => {

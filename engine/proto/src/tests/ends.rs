@@ -130,20 +130,3 @@ fn a_closing_connection_finishes_calls_under_way() {
     assert_eq!(pair.answered, [1]);
     assert!(pair.client.is_idle());
 }
-
-/// Otherwise a graceful end would fail the calls whose handlers call back.
-#[test]
-fn a_closing_connection_calls_back_while_it_serves_calls() {
-    let mut end = Connection::new(ConnConfig { takes_calls: true, ..ConnConfig::default() });
-    end.close();
-    assert_eq!(end.start_call(1, u64::MAX, 0), Err(CallError::Closed), "it serves none");
-    let id = end.inbound.insert(77, false).unwrap();
-    let queued = end.start_call(2, u64::MAX, 0).unwrap();
-    let (second, at_once) = end.start_call_now(3, u64::MAX, 0, true).unwrap();
-    assert!(end.is_waiting(queued) && end.is_waiting(second) && !at_once);
-    end.forget(id);
-    assert_eq!(end.start_call(4, u64::MAX, 0), Err(CallError::Closed));
-    end.inbound.insert(78, false).unwrap();
-    while end.lost().is_some() {}
-    assert_eq!(end.start_call(5, u64::MAX, 0), Err(CallError::Closed), "the connection has ended");
-}

@@ -47,7 +47,9 @@ impl Requester {
         let CallRequest { mut message, mut memory, timeout, token, sink, procedure, .. } = request;
         let deadline = cx.clock.after(timeout);
         let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
-        let shaped = if allowed {
+        let shaped = if conn.refuses_calls() {
+            Err(CallError::Closed)
+        } else if allowed {
             // A chunk would need revocation, which only a reply triggers.
             self.shape(cx, conn, &mut message, &mut memory, 0, false)
         } else {
@@ -151,6 +153,10 @@ impl Requester {
         started: Option<u64>,
     ) -> Option<CallId> {
         let CallRequest { mut message, mut memory, max_reply, token, sink, procedure, .. } = request;
+        // A draining connection has no fast path.
+        if conn.requests.plain_call == 0 && conn.refuses_calls() {
+            return self.fail_call(cx, sink, token, FailedCall::new(CallError::Closed, memory));
+        }
         let receives_ok = cx.receives_ok(conn);
         let result = if conn.is_reconnecting() {
             // The call gets its form after the reconnect.

@@ -258,6 +258,11 @@ impl Conn {
         self.requests.exposures.get_mut(index)
     }
 
+    /// Whether new calls of this side are refused, because it drains and serves no call whose handler may call back.
+    fn refuses_calls(&self) -> bool {
+        self.stage() == Stage::Draining && self.proto.calls_served() == 0
+    }
+
     /// Whether an exposure still belongs to a call.
     #[cold]
     pub(super) fn exposes(&self, call: CallId, index: u32) -> bool {
