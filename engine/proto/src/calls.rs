@@ -260,11 +260,6 @@ impl CallTable {
         None
     }
 
-    /// Accepts no more calls; existing ones continue.
-    pub(super) fn close(&mut self) {
-        self.closed = true;
-    }
-
     /// Accepts no more calls, and sends none.
     pub(super) fn stop(&mut self) {
         self.closed = true;

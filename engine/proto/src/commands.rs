@@ -239,11 +239,6 @@ impl Connection {
         self.calls.is_owed(call)
     }
 
-    /// Refuses new calls of this side; current calls continue.
-    pub fn close(&mut self) {
-        self.calls.close();
-    }
-
     /// Whether no call is in progress in either direction.
     pub fn is_idle(&self) -> bool {
         self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty()

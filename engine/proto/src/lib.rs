@@ -18,7 +18,7 @@
 //!    until `None` once [`next_timeout`](Connection::next_timeout) has passed. [`keep_alive`](Connection::keep_alive)
 //!    makes a quiet connection send.
 //! 3. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
-//!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close).
+//!    [`reply`](Connection::reply) and [`reply_error`](Connection::reply_error).
 //! 4. *output*, if [`has_output`](Connection::has_output) or [`needs_transmit`](Connection::needs_transmit) is true:
 //!    [`poll_transmit`](Connection::poll_transmit) until `None`. It ends with the pure grant, if one is due. Write and
 //!    send each message before the next poll. [`emit_plain`](Connection::emit_plain) or

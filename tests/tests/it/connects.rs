@@ -1,12 +1,13 @@
 //! Control-plane polls needed to connect, measured in simulated time.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::{CloseCause, LocalClose, SimulatedTime};
-use rpcrdma::{Address, Config, Server};
+use rpcrdma::{Address, CallError, Config, Procedure, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -111,6 +112,48 @@ fn close_reasons_of_the_last_connections_are_kept() {
     }
     assert_eq!(client.close_reason(lost), Some(&CloseCause::Before.into()));
     assert_eq!((client.close_reason(first), client.is_established(first)), (None, true));
+}
+
+#[test]
+fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
+    const HOLD: u32 = 102;
+    let mut world = World::new("closing");
+    let (hold, held) = channel();
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")));
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let call = client.prepare(HOLD, 0).expect("a buffer");
+    client.start(first, call, 0);
+    let mut current = None;
+    assert!(settles(|| {
+        client.poll(|done| panic!("{done:?}"));
+        current = held.try_recv().ok();
+        current.is_some()
+    }));
+    client.begin_close(first);
+    let mut ended = Vec::new();
+    for token in 1..=3 {
+        let call = client.prepare(ECHO, 4).expect("a buffer");
+        let call = match token {
+            1 => call,
+            2 => call.write_chunk(64),
+            _ => call.one_way(),
+        };
+        assert_eq!(client.start(first, call, token), None);
+        client.poll(|done| ended.push((done.token, done.result.map(drop).map_err(CallError::from))));
+    }
+    let closed = |token| (token, Err(CallError::Closed));
+    assert_eq!(std::mem::take(&mut ended), [closed(1), closed(2), closed(3)]);
+    assert!(client.close_reason(first).is_none(), "a call is under way");
+    current.expect("a call").answer(Ok(()));
+    assert!(settles(|| {
+        client.poll(|done| ended.push((done.token, done.result.map(drop).map_err(CallError::from))));
+        client.close_reason(first).is_some()
+    }));
+    assert_eq!(ended, [(0, Ok(()))]);
+    assert_eq!(client.close_reason(first), Some(&LocalClose::Requested.into()));
 }
 
 /// Listens on the fabric of this run and on the software fabric at the same time.

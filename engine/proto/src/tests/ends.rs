@@ -118,15 +118,3 @@ fn the_loss_of_a_connection_ends_every_call_with_its_sent_state() {
     assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);
     assert_eq!(pair.client.start_call(9, u64::MAX, 0), Err(CallError::Closed));
 }
-
-#[test]
-fn a_closing_connection_finishes_calls_under_way() {
-    let mut pair = Pair::new(CreditMode::V2Windowed);
-    pair.client.start_call(1, u64::MAX, 0).unwrap();
-    pair.client.close();
-    assert_eq!(pair.client.start_call(2, u64::MAX, 0), Err(CallError::Closed));
-    assert!(!pair.client.is_idle());
-    pair.turn();
-    assert_eq!(pair.answered, [1]);
-    assert!(pair.client.is_idle());
-}
