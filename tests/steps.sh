@@ -182,16 +182,15 @@ step_documents() {
 # Without incremental data, which needs more space than all programs. Few lines are compiled only without the verbs
 # fabric: their lints are for --all.
 step_lints() {
-    export CARGO_INCREMENTAL=0
-    if [[ -n $features ]]; then
-        # shellcheck disable=SC2086
-        check lints-verbs 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
-        if $all; then check lints 900 "$crates" crates cargo clippy --workspace -- -D warnings; fi
-    else
+    local CARGO_INCREMENTAL=0
+    export CARGO_INCREMENTAL
+    # shellcheck disable=SC2086
+    check lints 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
+    if [[ -z $features ]]; then
         skip "lints of the verbs fabric"
-        check lints 900 "$crates" crates cargo clippy --workspace --all-targets -- -D warnings
+    elif $all; then
+        check lints-default 900 "$crates" crates cargo clippy --workspace -- -D warnings
     fi
-    unset CARGO_INCREMENTAL
 }
 
 step_doc() { RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace --no-deps; }
@@ -284,7 +283,7 @@ fetch_cargo_c() {
         --bin cargo-cinstall --debug
 }
 
-# packages_begin: starts the step beside those that follow, as it mostly waits for downloads and a booting system.
+# packages_begin: starts the step beside those that follow, as it also waits for downloads and a system that boots.
 packages_begin() {
     local wanted=() program
     starts[packages]=$SECONDS
