@@ -94,7 +94,7 @@ pub fn write_result(file: &mut File, text: &[u8]) -> io::Result<()> {
     if !file.metadata()?.is_file() {
         return file.write_all(text);
     }
-    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len) {
+    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len.max(1)) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error.into()),
     }
