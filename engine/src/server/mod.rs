@@ -354,7 +354,7 @@ impl Server {
 
     /// Stops gracefully: finishes calls under way; blocks for at most `timeout`.
     ///
-    /// A [call back](Self::call_back) is possible while the client waits for the answer to a call of its own.
+    /// Its clients can be [called back](Self::call_back) while they wait for the answer to a call.
     ///
     /// It refuses new connections. Shortly before `timeout` it closes the rest. New calls do not run: version 2 answers
     /// them with ERR_SYSTEM. A connection stays open until none has arrived on it for one
