@@ -476,8 +476,7 @@ impl<'a> Story<'a> {
     fn other(&mut self, with: u8) -> bool {
         let end = &mut self.end;
         match with {
-            0 => end.both(Connection::close),
-            1 => end.both(Connection::keep_alive),
+            0 | 1 => end.both(Connection::keep_alive),
             2 | 3 => {
                 let credits = u32::from(self.input.byte() & 31);
                 end.both(|end| end.set_credit_limit(credits));
