@@ -271,6 +271,55 @@ fn copies_that_would_overwrite_each_other_are_refused() {
 }
 
 #[test]
+fn local_data_of_unknown_size_is_copied_to_its_end() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    let (fifo, file) = (local.path().join("fifo"), nfsd.path().join("file"));
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it runs").success());
+    std::thread::scope(|scope| {
+        scope.spawn(|| put(&fifo, &pattern(65536 * 2 + 5)));
+        succeeds(&nfsd, &[], &["put", text(&fifo), "file"]);
+    });
+    assert!(std::fs::read(&file).unwrap() == pattern(65536 * 2 + 5));
+    succeeds(&nfsd, &[], &["put", "/proc/version", "file"]);
+    assert_eq!(std::fs::read(&file).unwrap(), std::fs::read("/proc/version").unwrap(), "a longer file is cut");
+    succeeds(&nfsd, &[], &["put", "/dev/null", "file"]);
+    assert_eq!(std::fs::read(&file).unwrap(), b"");
+}
+
+/// Neither a copy of a file onto itself nor one that cannot be made empties its target.
+#[test]
+fn targets_keep_their_data_unless_it_is_replaced() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    let (file, copy) = (nfsd.path().join("file"), local.path().join("copy"));
+    std::fs::create_dir(nfsd.path().join("directory")).unwrap();
+    std::os::unix::fs::symlink("file", nfsd.path().join("link")).unwrap();
+    for path in [&file, &copy] {
+        put(path, &pattern(70_000));
+    }
+    for (command, failure) in [
+        (&["put", text(&file), "file"][..], None),
+        (&["get", "file", text(&file)], None),
+        (&["put", text(local.path()), "file"], Some("Is a directory")),
+        (&["get", "directory", text(&copy)], Some("directory: a directory cannot be copied")),
+        (&["get", "link", text(&copy)], Some("link: a symbolic link cannot be copied")),
+    ] {
+        let (status, _, errors) = run(&nfsd, &[], command);
+        assert!(
+            status == i32::from(failure.is_some()) && errors.contains(failure.unwrap_or("")),
+            "{command:?}: {errors}"
+        );
+        for path in [&file, &copy] {
+            assert!(std::fs::read(path).unwrap() == pattern(70_000), "{command:?}: {path:?}");
+        }
+    }
+    put(&file, b"short");
+    succeeds(&nfsd, &[], &["get", "file", text(&copy)]);
+    assert_eq!(std::fs::read(&copy).unwrap(), b"short", "a longer copy is cut");
+}
+
+#[test]
 fn failures_are_explained() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"");
@@ -281,10 +330,10 @@ fn failures_are_explained() {
         (&["get", "absent", "/dev/null"][..], "LOOKUP of \"absent\" in absent: NFS3ERR_NOENT: No such file"),
         (&["stat", "file/below"], "NFS3ERR_NOTDIR"),
         (&["ls", "file"], "READDIRPLUS of \"file\": NFS3ERR_NOTDIR"),
-        (&["get", "directory", "/dev/null"], "READ of directory: NFS3ERR_"),
+        (&["get", "directory", "/dev/null"], "directory: a directory cannot be copied, only a regular file"),
         (&["time", "directory"], "READ of directory: NFS3ERR_"),
         (&["get", "full", "/dev/full"], "READ of full: /dev/full: No space left"),
-        (&["put", "/dev/null", &long], "NFS3ERR_NAMETOOLONG"),
+        (&["put", "/dev/null", &long], "NFS3ERR_NAMETOOLONG: File name too long"),
         (&["put", "/nonexistent", "x"], "/nonexistent: No such file"),
     ] {
         let (status, _, errors) = run(&nfsd, &[], command);

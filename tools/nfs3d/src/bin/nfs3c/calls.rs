@@ -10,6 +10,7 @@ use rpcrdma::typed::Response;
 use rpcrdma_nfs3d::UNCHANGED;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Client, Readdirplus};
 use rpcrdma_nfs3d::nfs3::*;
+use rustix::io::Errno;
 
 use crate::busy::Retry;
 use crate::escape::Escaped;
@@ -43,11 +44,24 @@ pub(crate) struct Failed(pub(crate) Nfsstat3);
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())?;
-        match self.0 as i32 {
-            code if code < 10_000 => write!(f, ": {}", io::Error::from_raw_os_error(code)),
-            _ => Ok(()),
+        match errno(self.0) {
+            Some(code) => write!(f, ": {}", io::Error::from_raw_os_error(code)),
+            None => Ok(()),
         }
     }
+}
+
+/// The error of this system that a status stands for. Those up to 31 have the numbers of Linux, later ones have others.
+fn errno(status: Nfsstat3) -> Option<i32> {
+    let errno = match status {
+        Nfsstat3::ErrNametoolong => Errno::NAMETOOLONG,
+        Nfsstat3::ErrNotempty => Errno::NOTEMPTY,
+        Nfsstat3::ErrDquot => Errno::DQUOT,
+        Nfsstat3::ErrStale => Errno::STALE,
+        Nfsstat3::ErrRemote => Errno::REMOTE,
+        status => return Some(status as i32).filter(|&code| code <= Errno::MLINK.raw_os_error()),
+    };
+    Some(errno.raw_os_error())
 }
 
 impl std::error::Error for Failed {}
@@ -162,10 +176,10 @@ impl Nfs {
         self.retry(|nfs| readdirplus(nfs).with_context(|| format!("READDIRPLUS of \"{}\"", Escaped(path))))
     }
 
-    /// Creates an empty file, or truncates it.
+    /// Creates a file, or finds the existing one. It keeps its data: see [`truncate`](Self::truncate).
     pub(crate) fn create(&mut self, dir: &Handle, name: &[u8], mode: u32, path: &[u8]) -> anyhow::Result<Handle> {
         let create = |nfs: &mut Self| -> anyhow::Result<Option<Handle>> {
-            let how = Createhow3::Unchecked(Sattr3 { mode: Some(mode), size: Some(0), ..UNCHANGED });
+            let how = Createhow3::Unchecked(Sattr3 { mode: Some(mode), ..UNCHANGED });
             let response = nfs
                 .calls()
                 .create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name: Filename3(name) }, how })?;
@@ -175,6 +189,17 @@ impl Nfs {
             Some(handle) => Ok(handle),
             None => self.lookup(dir, name, || Escaped(path).to_string()),
         }
+    }
+
+    /// Sets the size of a file.
+    pub(crate) fn truncate(&mut self, file: &Handle, size: u64, path: &[u8]) -> anyhow::Result<()> {
+        let new_attributes = Sattr3 { size: Some(size), ..UNCHANGED };
+        let args = Setattr3Args { object: fh(file), new_attributes, guard: None };
+        let truncate = |nfs: &mut Self| -> anyhow::Result<()> {
+            nfs.calls().setattr(&args)?.results()?.into_result().map_err(Failed)?;
+            Ok(())
+        };
+        self.retry(|nfs| truncate(nfs).with_context(|| format!("SETATTR of {}", Escaped(path))))
     }
 
     /// Commits writes. Returns the write verifier, which changes with a restart.

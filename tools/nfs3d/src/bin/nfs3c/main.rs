@@ -28,10 +28,8 @@ mod tree;
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -106,7 +104,7 @@ enum Command {
         /// Path below the export.
         path: OsString,
     },
-    /// Copy a file from the server.
+    /// Copy a regular file from the server.
     Get {
         /// Path below the export.
         path: OsString,
@@ -115,7 +113,7 @@ enum Command {
     },
     /// Copy files to the server.
     Put {
-        /// Local files.
+        /// Local files, also pipes and devices: they are read to their end before the first call.
         #[arg(required = true)]
         local: Vec<PathBuf>,
         /// Path below the export: of the copy, or of the directory for several.
@@ -167,20 +165,10 @@ fn run(options: &Cli) -> anyhow::Result<()> {
             let file = nfs.find(path)?;
             writeln!(out, "{} {}", tree::describe(&nfs.getattr(&file, path)?), Escaped(path))?;
         }
-        Command::Get { path, local } => {
-            let path = path.as_bytes();
-            let file = nfs.find(path)?;
-            let size = nfs.getattr(&file, path)?.size;
-            let name = || Escaped(local.as_os_str().as_bytes()).to_string();
-            let copy = File::create(local).with_context(name)?;
-            let take = |offset, data: &[u8]| copy.write_all_at(data, offset).with_context(name);
-            transfer::get(&mut nfs, &file, path, size, take)?;
-        }
+        Command::Get { path, local } => transfer::get(&mut nfs, path.as_bytes(), local)?,
         Command::Put { local, path } => {
             for (original, path) in copies(local, path)? {
-                let original =
-                    File::open(original).with_context(|| Escaped(original.as_os_str().as_bytes()).to_string())?;
-                transfer::put(&mut nfs, &original, path.as_os_str().as_bytes())?;
+                transfer::put(&mut nfs, original, path.as_os_str().as_bytes())?;
             }
         }
         Command::Sum { path } => {

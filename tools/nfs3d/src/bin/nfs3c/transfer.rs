@@ -1,18 +1,22 @@
 //! Files to the server, and back.
 
 use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use rpcrdma::Reply;
 use rpcrdma::client::{ClientCall, LocalClient};
 use rpcrdma::typed::{Request, Response, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Read, Write};
-use rpcrdma_nfs3d::nfs3::{Read3Args, StableHow, Write3Args, Writeverf3};
+use rpcrdma_nfs3d::nfs3::{Ftype3, Read3Args, StableHow, Write3Args, Writeverf3};
 
 use crate::calls::{Failed, Handle, Nfs, fh};
 use crate::escape::Escaped;
+use crate::tree;
 
 /// A part of a file.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +38,7 @@ impl Part {
 }
 
 /// Reads a file of `size` bytes. `take` gets its parts with offsets, in any order.
-pub(crate) fn get(
+pub(crate) fn read_all(
     nfs: &mut Nfs,
     file: &Handle,
     path: &[u8],
@@ -53,6 +57,23 @@ pub(crate) fn get(
         Ok(rest)
     };
     nfs.many(&format!("READ of {}", Escaped(path)), parts(size, nfs.read_size), prepare, ended)
+}
+
+/// Copies a regular file from the server. A longer copy is cut at the end only, so that what cannot be read destroys
+/// nothing.
+pub(crate) fn get(nfs: &mut Nfs, path: &[u8], copy: &Path) -> anyhow::Result<()> {
+    let file = nfs.find(path)?;
+    let attributes = nfs.getattr(&file, path)?;
+    let kind = tree::kind(&attributes);
+    ensure!(attributes.r#type == Ftype3::Reg, "{}: {kind} cannot be copied, only a regular file", Escaped(path));
+    let name = || Escaped(copy.as_os_str().as_bytes()).to_string();
+    let copy = File::options().write(true).create(true).truncate(false).open(copy).with_context(name)?;
+    let take = |offset, data: &[u8]| copy.write_all_at(data, offset).with_context(name);
+    read_all(nfs, &file, path, attributes.size, take)?;
+    if copy.metadata().with_context(name)?.is_file() {
+        copy.set_len(attributes.size).with_context(name)?;
+    }
+    Ok(())
 }
 
 /// Reads the first block of a file, or all of a shorter one.
@@ -85,18 +106,32 @@ fn read_results(response: &Response<Read>) -> anyhow::Result<(&[u8], bool)> {
     Ok((results.data.bytes(), results.eof))
 }
 
-/// Copies a file to a path below the export, and commits it.
-pub(crate) fn put(nfs: &mut Nfs, original: &File, mut path: &[u8]) -> anyhow::Result<()> {
+/// A local file to copy, and its size. The data of a pipe, a device or a file in `/proc`, whose size is unknown, is
+/// copied to a temporary file first.
+fn open(path: &Path) -> anyhow::Result<(File, u64)> {
+    let mut original = File::open(path)?;
+    let metadata = original.metadata()?;
+    if metadata.is_file() && metadata.len() > 0 {
+        return Ok((original, metadata.len()));
+    }
+    let mut all = tempfile::tempfile()?;
+    let size = io::copy(&mut original, &mut all)?;
+    Ok((all, size))
+}
+
+/// Copies a local file to a path below the export, and commits it. A longer file of the server is cut at the end only,
+/// so that what cannot be read destroys nothing.
+pub(crate) fn put(nfs: &mut Nfs, original: &Path, mut path: &[u8]) -> anyhow::Result<()> {
+    let (original, size) = open(original).with_context(|| Escaped(original.as_os_str().as_bytes()).to_string())?;
     while let Some(shorter) = path.strip_suffix(b"/") {
         path = shorter;
     }
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     let directory = nfs.find(&path[..path.len() - name.len()])?;
     let file = nfs.create(&directory, name, 0o644, path)?;
-    let size = original.metadata()?.len();
     let mut lives: Vec<Writeverf3> = Vec::new();
     let inline = nfs.inline;
-    let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, original, inline);
+    let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, &original, inline);
     let ended = |part: Part, reply: Reply| {
         let response = Response::<Write>::of(reply);
         let written = response.results()?.into_result().map_err(Failed)?;
@@ -108,6 +143,7 @@ pub(crate) fn put(nfs: &mut Nfs, original: &File, mut path: &[u8]) -> anyhow::Re
     };
     let shown = Escaped(path);
     nfs.many(&format!("WRITE of {shown}"), parts(size, nfs.write_size), prepare, ended)?;
+    nfs.truncate(&file, size, path)?;
     let now = nfs.commit(&file, path)?;
     ensure!(lives.iter().all(|life| *life == now), "{shown}: the server was restarted meanwhile: put the file again");
     Ok(())
@@ -119,11 +155,18 @@ fn write(client: &mut LocalClient, file: &Handle, part: Part, from: &File, inlin
         |data| Write3Args { file: fh(file), offset: part.offset, count: part.len, stable: StableHow::Unstable, data };
     if part.len <= inline {
         let mut data = vec![0; len];
-        from.read_exact_at(&mut data, part.offset)?;
+        read_part(from, &mut data, part)?;
         return Ok(Request::<Write>::new().into_call(&mut (client, first), &args(data[..].into()))?);
     }
     let mut data = client.alloc(first, len)?;
     data.set_window(0, len);
-    from.read_exact_at(&mut data, part.offset)?;
+    read_part(from, &mut data, part)?;
     Ok(Request::<Write>::new().lend(data).into_call(&mut (client, first), &args(Bulk::placed(len)))?)
+}
+
+fn read_part(from: &File, data: &mut [u8], part: Part) -> anyhow::Result<()> {
+    match from.read_exact_at(data, part.offset) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => bail!("the local file became shorter"),
+        read => Ok(read?),
+    }
 }

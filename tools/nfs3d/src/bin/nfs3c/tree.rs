@@ -75,19 +75,28 @@ pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Re
     Ok(entries)
 }
 
+/// Letter of a file's type in listings, and its name.
+fn kind_of(attributes: &Fattr3) -> (char, &'static str) {
+    match attributes.r#type {
+        Ftype3::Reg => ('-', "a regular file"),
+        Ftype3::Dir => ('d', "a directory"),
+        Ftype3::Blk => ('b', "a block device"),
+        Ftype3::Chr => ('c', "a character device"),
+        Ftype3::Lnk => ('l', "a symbolic link"),
+        Ftype3::Sock => ('s', "a socket"),
+        Ftype3::Fifo => ('p', "a FIFO"),
+    }
+}
+
+/// Name of a file's type, for errors.
+pub(crate) fn kind(attributes: &Fattr3) -> &'static str {
+    kind_of(attributes).1
+}
+
 /// Type, mode, owner, group and size.
 pub(crate) fn describe(attributes: &Fattr3) -> String {
-    let kind = match attributes.r#type {
-        Ftype3::Reg => '-',
-        Ftype3::Dir => 'd',
-        Ftype3::Blk => 'b',
-        Ftype3::Chr => 'c',
-        Ftype3::Lnk => 'l',
-        Ftype3::Sock => 's',
-        Ftype3::Fifo => 'p',
-    };
     let Fattr3 { mode, uid, gid, size, .. } = attributes;
-    format!("{kind}{mode:04o} {uid} {gid} {size:>10}")
+    format!("{}{mode:04o} {uid} {gid} {size:>10}", kind_of(attributes).0)
 }
 
 /// Prints the SHA-256 of each file below a directory, and the target of each symbolic link.
@@ -117,7 +126,7 @@ fn sum(nfs: &mut Nfs, file: &Handle, path: &[u8], size: u64) -> anyhow::Result<S
     // Early data, limited by the number of outstanding calls.
     let mut early: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     let mut at = 0;
-    transfer::get(nfs, file, path, size, |offset, data| {
+    transfer::read_all(nfs, file, path, size, |offset, data| {
         if offset != at {
             early.insert(offset, data.to_vec());
             return Ok(());
