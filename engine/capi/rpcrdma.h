@@ -32,7 +32,8 @@
 // Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
 #define RPCRDMA_OWN_RESULTS 8
 
-// Reduced arguments have no length among the inline arguments.
+// Reduced arguments have no length among the inline arguments. Without this flag, the library compares the length in
+// front of each Read chunk's position with the chunk, and refuses other calls with GARBAGE_ARGS.
 #define RPCRDMA_UNCOUNTED 16
 
 // `PROG_UNAVAIL` of RFC 5531 §9.
@@ -94,14 +95,14 @@ typedef struct rpcrdma_services rpcrdma_services;
 // `rpcrdma_call_reply`.
 //
 // It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
-// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
-// this call, which the caller gets as follows:
+// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed to
+// write results of this call, which the caller gets as follows:
 //
 // - -EMSGSIZE of a Write chunk of the caller that is shorter than the result, which `max_write` allows: an error of
 //   the transport, by which a client of version 2 sends the call again with a longer chunk; in version 1 the call
 //   fails with EPROTO;
 // - -ENOENT of a Write chunk that the procedure declares, and the caller does not offer: GARBAGE_ARGS;
-// - any other negative code, also one of no such function: SYSTEM_ERR, and the log has the cause.
+// - any other negative code, also one of no such function: SYSTEM_ERR, and the log has the cause, or the code.
 //
 // So is 0 if a function that writes results has failed for this call, and none has written that part of them since.
 // Other numbers are SYSTEM_ERR, and the log has the number. No exception of C++ may leave it: the process ends.
@@ -462,8 +463,8 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
                                          rpcrdma_config *config);
 
 // Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`: calls
-// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then,
-// and may call back the clients whose calls they have not answered yet.
+// have nine tenths of it, and all but a second of a longer time. The server ends, and is freed, unless the result is
+// -EDEADLK. Its handlers may use it until then, and may call back the clients whose calls they have not answered yet.
 //
 // Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
 // for `rpcrdma_free`.
@@ -727,7 +728,8 @@ rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *c
 // it takes while you call this library. It may write the part's bytes, answer calls, and lend parts. The arena's own
 // `release` comes after those of all parts.
 //
-// NULL if the arena has fewer bytes, is for Read chunks, or has 4 GiB or more; `release` is called then, too.
+// NULL with EINVAL if the arena has fewer bytes, or with EBUSY if it is for Read chunks, as it is from 4 GiB on;
+// `release` is called then, too.
 //
 // # Safety
 // `arena` as for `rpcrdma_free`. The bytes do not change while they are lent.

@@ -108,8 +108,8 @@ pub(crate) enum Cause {
     Bind { bytes: usize, node: u32, online: String, source: io::Error },
     /// The pages could not be allocated ahead of use.
     #[error(
-        "{call} of {bytes} bytes failed; the host has {available} bytes available{}; \
-         see `free -m`, `numactl --hardware` and the limit of the control group", asked_node(*.node)
+        "{call} of {bytes} bytes failed; the host has {} bytes available{}; \
+         see `free -m`, `numactl --hardware` and the limit of the control group", crate::host::shown(*.available), asked_node(*.node)
     )]
     Populate {
         call: &'static str,

@@ -74,7 +74,7 @@ pub struct MemoryLimits {
     pub open_files: Option<u64>,
     /// `RLIMIT_FSIZE`, soft, in bytes. It also bounds memfds.
     pub file_size: Option<u64>,
-    /// Bytes that the kernel could provide at that time.
+    /// Bytes that the kernel could provide at that time; 0 if unknown.
     pub available: u64,
 }
 
@@ -109,7 +109,7 @@ impl fmt::Display for MemoryLimits {
             limit(self.address_space),
             limit(self.open_files),
             limit(self.file_size),
-            self.available,
+            shown(self.available),
         )
     }
 }
@@ -176,6 +176,11 @@ pub(crate) fn available_memory() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
+/// Available bytes in a text. A process without a free descriptor cannot ask for them.
+pub(crate) fn shown(available: u64) -> String {
+    if available == 0 { "an unknown number of".to_owned() } else { available.to_string() }
+}
+
 /// The online NUMA nodes in the kernel's list form, such as `0-1,4`. A kernel without NUMA has node 0.
 pub(crate) fn online_nodes() -> String {
     match fs::read_to_string("/sys/devices/system/node/online") {
@@ -229,6 +234,8 @@ mod tests {
         assert_ne!(shmem_enabled(), "");
         let limits = MemoryLimits::read();
         assert!(limits.to_string().contains("RLIMIT_MEMLOCK"), "{limits}");
+        let text = MemoryLimits { available: 0, ..limits }.to_string();
+        assert!(text.ends_with(", an unknown number of bytes of memory are available"), "{text}");
     }
 
     #[test]

@@ -31,14 +31,14 @@ use crate::types::{rpcrdma_arena, rpcrdma_call};
 /// `rpcrdma_call_reply`.
 ///
 /// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
-/// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed for
-/// this call, which the caller gets as follows:
+/// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed to
+/// write results of this call, which the caller gets as follows:
 ///
 /// - -EMSGSIZE of a Write chunk of the caller that is shorter than the result, which `max_write` allows: an error of
 ///   the transport, by which a client of version 2 sends the call again with a longer chunk; in version 1 the call
 ///   fails with EPROTO;
 /// - -ENOENT of a Write chunk that the procedure declares, and the caller does not offer: GARBAGE_ARGS;
-/// - any other negative code, also one of no such function: SYSTEM_ERR, and the log has the cause.
+/// - any other negative code, also one of no such function: SYSTEM_ERR, and the log has the cause, or the code.
 ///
 /// So is 0 if a function that writes results has failed for this call, and none has written that part of them since.
 /// Other numbers are SYSTEM_ERR, and the log has the number. No exception of C++ may leave it: the process ends.
@@ -73,7 +73,8 @@ pub const RPCRDMA_CACHED: u32 = 2;
 pub const RPCRDMA_ONE_WAY: u32 = 4;
 /// Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;
-/// Reduced arguments have no length among the inline arguments.
+/// Reduced arguments have no length among the inline arguments. Without this flag, the library compares the length in
+/// front of each Read chunk's position with the chunk, and refuses other calls with GARBAGE_ARGS.
 pub const RPCRDMA_UNCOUNTED: u32 = 16;
 
 /// A procedure of a table: `{.number = 1, .handler = get, .max_reply = 16}`.

@@ -305,9 +305,12 @@ impl Refusal {
             Failing::Unaligned => format!("inline results of {needed} bytes are not a multiple of 4, as XDR requires"),
             Failing::Code => format!(
                 "handler returned {code}, which is neither 0, nor an `RPCRDMA_` status, nor the code of a function that \
-                 failed for this call"
+                 failed to write results of this call"
             ),
-            Failing::Ignored => "handler ignored a failure of the function that was to write its results".to_owned(),
+            Failing::Ignored => {
+                "a function that was to write the results refused its arguments (rpcrdma_error tells the handler why)"
+                    .to_owned()
+            }
         }
     }
 

@@ -102,7 +102,8 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 /// it takes while you call this library. It may write the part's bytes, answer calls, and lend parts. The arena's own
 /// `release` comes after those of all parts.
 ///
-/// NULL if the arena has fewer bytes, is for Read chunks, or has 4 GiB or more; `release` is called then, too.
+/// NULL with EINVAL if the arena has fewer bytes, or with EBUSY if it is for Read chunks, as it is from 4 GiB on;
+/// `release` is called then, too.
 ///
 /// # Safety
 /// `arena` as for `rpcrdma_free`. The bytes do not change while they are lent.

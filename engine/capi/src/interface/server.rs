@@ -90,8 +90,8 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 }
 
 /// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`: calls
-/// have nine tenths of it, and all but a second of a longer time. The server ends. Its handlers may use it until then,
-/// and may call back the clients whose calls they have not answered yet.
+/// have nine tenths of it, and all but a second of a longer time. The server ends, and is freed, unless the result is
+/// -EDEADLK. Its handlers may use it until then, and may call back the clients whose calls they have not answered yet.
 ///
 /// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
 /// for `rpcrdma_free`.
