@@ -186,6 +186,15 @@ impl Server for Fake {
         answer.send(&Write3Res::Ok(Write3Resok { file_wcc: NO_WCC, count, committed, verf: [0; 8] }))
     }
 
+    fn setattr(&self, _: CallInfo<'_>, args: Setattr3Args<'_>, answer: Answer<'_, Setattr>) -> Result<Sent, Refusal> {
+        if self.is_busy(Setattr::NUMBER) {
+            return answer.send(&Setattr3Res::Default(BUSY, Setattr3Resfail { obj_wcc: NO_WCC }));
+        }
+        let size = args.new_attributes.size.expect("a size");
+        self.written.lock().unwrap().truncate(size as usize);
+        answer.send(&Setattr3Res::Ok(Setattr3Resok { obj_wcc: NO_WCC }))
+    }
+
     fn commit(&self, _: CallInfo<'_>, _: Commit3Args<'_>, answer: Answer<'_, Commit>) -> Result<Sent, Refusal> {
         if self.is_busy(Commit::NUMBER) {
             return answer.send(&Commit3Res::Default(BUSY, Commit3Resfail { file_wcc: NO_WCC }));

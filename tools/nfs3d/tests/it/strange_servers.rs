@@ -92,7 +92,7 @@ fn calls_are_made_again_while_the_server_is_busy() {
     let fake = Fake::new(one, Busy::Once);
     for (command, procedures) in [
         (&["get", "d/file", copy][..], &["LOOKUP", "GETATTR", "READ"][..]),
-        (&["put", original, "d/file"], &["CREATE", "WRITE", "COMMIT"]),
+        (&["put", original, "d/file"], &["CREATE", "WRITE", "SETATTR", "COMMIT"]),
         (&["ls"], &["READDIRPLUS"]),
     ] {
         let output = fake.run(command);
