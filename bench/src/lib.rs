@@ -1,5 +1,6 @@
 //! `rpcperf`: perftest-style benchmark of RPC calls and the bare fabric.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr)]
 
 mod cli;
 mod clock;
@@ -33,6 +34,7 @@ mod throughput;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use rpcrdma_config::print_error;
 
 use cli::{BwArgs, Cli, Command, Half, LatArgs, RateArgs, RawBwArgs, RawLatArgs, ServeArgs};
 use failure::Failure;
@@ -52,7 +54,7 @@ pub fn run() -> ExitCode {
     match run_command(cli.command, matches.subcommand().map_or(&matches, |(_, given)| given)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("rpcperf: {failure}");
+            print_error!("rpcperf: {failure}");
             failure.code()
         }
     }

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rpcrdma_config::print_error;
 use rpcrdma_config::program::{open_result, write_result};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -102,7 +103,7 @@ impl Output {
         let interrupted = pending.clone();
         stop::on_signals(move |reason| {
             if let Err(failure) = interrupted.write(Some(reason)) {
-                eprintln!("rpcperf: {failure}");
+                print_error!("rpcperf: {failure}");
             }
         })?;
         Ok(Self { test, direction, tabular, pending, hgrm: hgrm.map(Path::to_owned), several_sizes })

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use rpcrdma::Address;
+use rpcrdma_config::print_error;
 use rpcrdma_host::check::Area;
 use rpcrdma_host::{CoreList, Fabric, Question, Scene, Status, Tree};
 
@@ -11,7 +12,7 @@ use rpcrdma_host::{CoreList, Fabric, Question, Scene, Status, Tree};
 /// pinned process is restricted to one core.
 pub(crate) fn warn(root: Option<&Path>, address: &Address, cores: impl IntoIterator<Item = usize>) {
     if let Some(line) = line(root.map(Tree::new).unwrap_or_default(), address, cores.into_iter().collect()) {
-        eprintln!("rpcperf: {line}");
+        print_error!("rpcperf: {line}");
     }
 }
 

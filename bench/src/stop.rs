@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rpcrdma_config::print_error;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -29,7 +30,7 @@ pub(crate) fn on_signals(end: impl Fn(&str) + Send + 'static) -> Result<(), Fail
         for _ in signals.forever() {
             let first = !REQUESTED.swap(true, Ordering::SeqCst);
             if !(first && MEASURING.load(Ordering::SeqCst)) {
-                eprintln!("rpcperf: {ENDED}");
+                print_error!("rpcperf: {ENDED}");
                 end(ENDED);
                 std::process::exit(EXIT);
             }

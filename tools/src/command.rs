@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rpcrdma_config::print_error;
 use rpcrdma_config::program::describe;
 use thiserror::Error;
 
@@ -74,7 +75,7 @@ pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
         Ok(Ended::WithErrors) => ExitCode::from(2),
         Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rpcrdma: {error}");
+            print_error!("rpcrdma: {error}");
             ExitCode::from(if matches!(error, CommandError::Usage(_)) { 2 } else { failed })
         }
     }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use rpcrdma::wire::rpc::{Flavor, ProgramNumber};
 use rpcrdma::wire::{Revision, View};
+use rpcrdma_config::print_error;
 
 use crate::body::Bodies;
 use crate::capture::{self, CaptureError};
@@ -175,53 +176,55 @@ impl<'a, W: Write> Decoder<'a, W> {
                         self.message(&send.bytes, Some(&send))?;
                     }
                     Found::Terminate { frame, direction, terminate } => {
-                        eprintln!("rpcrdma: frame {frame}: {direction}: Terminate: {terminate}");
+                        print_error!("rpcrdma: frame {frame}: {direction}: Terminate: {terminate}");
                     }
                     Found::Unreadable { frame, direction, reason } => {
                         self.failures += 1;
-                        eprintln!("rpcrdma: frame {frame}: {direction}: {reason}; what follows is passed over");
+                        print_error!("rpcrdma: frame {frame}: {direction}: {reason}; what follows is passed over");
                     }
                 }
             }
             Ok::<_, CommandError>(())
         })?;
         if cut_short > 0 {
-            eprintln!("rpcrdma: {cut_short} packets are cut short: capture whole packets (tcpdump -s 0)");
+            print_error!("rpcrdma: {cut_short} packets are cut short: capture whole packets (tcpdump -s 0)");
         }
         if fragments > 0 {
-            eprintln!("rpcrdma: {fragments} IP fragments passed over, because datagrams are not reassembled");
+            print_error!("rpcrdma: {fragments} IP fragments passed over, because datagrams are not reassembled");
         }
         if roce.repeated() > 0 {
-            eprintln!("rpcrdma: {} retransmitted packets passed over", roce.repeated());
+            print_error!("rpcrdma: {} retransmitted packets passed over", roce.repeated());
         }
         if roce.unfinished() > 0 {
             let count = roce.unfinished();
-            eprintln!("rpcrdma: {count} Sends have packets that the capture misses");
+            print_error!("rpcrdma: {count} Sends have packets that the capture misses");
         }
         if roce.unplaced() > 0 {
             let count = roce.unplaced();
-            eprintln!("rpcrdma: {count} packets of Sends passed over, because the capture misses packets before them");
+            print_error!(
+                "rpcrdma: {count} packets of Sends passed over, because the capture misses packets before them"
+            );
         }
         if roce.malformed() > 0 {
-            eprintln!("rpcrdma: {} RoCEv2 packets passed over: too short for their headers", roce.malformed());
+            print_error!("rpcrdma: {} RoCEv2 packets passed over: too short for their headers", roce.malformed());
         }
         if iwarp.broken() > 0 {
             let count = iwarp.broken();
-            eprintln!(
+            print_error!(
                 "rpcrdma: {count} directions of iWARP connections have bytes that the capture misses, and what follows is \
                  passed over: capture whole packets (tcpdump -s 0 -B 65536)"
             );
         }
         if iwarp.unfinished() > 0 {
             let count = iwarp.unfinished();
-            eprintln!(
+            print_error!(
                 "rpcrdma: {count} directions of iWARP connections have messages or segments without their end, because \
                  the capture or the connection ended before it"
             );
         }
         for ((interface, link), count) in &unsupported {
             let of = if interface.is_empty() { String::new() } else { format!(" of {interface}") };
-            eprintln!(
+            print_error!(
                 "rpcrdma: {count} packets{of} passed over: link type {link}; capture at an interface with Ethernet, Linux \
                  cooked or raw IP packets"
             );
@@ -231,7 +234,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         let skipped = cut_short + fragments + of_roce + of_iwarp + unsupported.values().sum::<u64>();
         if skipped > 0 {
             self.failures += skipped;
-            eprintln!(
+            print_error!(
                 "rpcrdma: the decoded messages are incomplete: parts of the capture were cut short or passed over"
             );
         }

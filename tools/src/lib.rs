@@ -2,6 +2,7 @@
 //!
 //! Each subcommand has its own file with its arguments and its `run`.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr)]
 
 mod body;
 pub mod capture;

@@ -8,6 +8,7 @@ use rpcrdma::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, Opcode, PostError, Posting, QpId,
     RemoteMemory, Source, WorkRequest,
 };
+use rpcrdma_config::print_error;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, Welcome};
@@ -241,7 +242,7 @@ impl<F: Fabric> RawTarget<F> {
                     return Err(Failure::Run(format!("the connection ended: {reason}")));
                 }
                 ControlEvent::ConnectRequest { request, .. } => self.fabric.reject(request, b"this is a client"),
-                ControlEvent::Device(event) => eprintln!("rpcperf: {event}"),
+                ControlEvent::Device(event) => print_error!("rpcperf: {event}"),
             }
         }
         self.events = events;

@@ -5,6 +5,7 @@ use rpcrdma::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, PostError, Posting, QpId, RequestId, Status,
     WindowId, WorkRequest,
 };
+use rpcrdma_config::print_error;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
 use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, WELCOME_BYTES, Welcome};
@@ -155,7 +156,7 @@ impl<F: Fabric> RawServer<F> {
             match event {
                 ControlEvent::ConnectRequest { request, private_data, peer } => {
                     if let Err(why) = self.accept(request, &private_data, &peer) {
-                        eprintln!("rpcperf: {peer}: refused: {why}");
+                        print_error!("rpcperf: {peer}: refused: {why}");
                         let room = self.fabric.capabilities().max_accept_private_data;
                         let text = why.as_bytes();
                         self.fabric.reject(request, &text[..text.len().min(room)]);
@@ -165,7 +166,7 @@ impl<F: Fabric> RawServer<F> {
                 ControlEvent::Disconnected { qp, .. } => self.forget(qp, None),
                 ControlEvent::Rejected { qp, .. } => self.forget(qp, None),
                 ControlEvent::ConnectFailed { qp, error } => self.forget(qp, Some(&error.to_string())),
-                ControlEvent::Device(event) => eprintln!("rpcperf: {event}"),
+                ControlEvent::Device(event) => print_error!("rpcperf: {event}"),
             }
         }
         self.events = events;
@@ -281,7 +282,7 @@ impl<F: Fabric> RawServer<F> {
     fn drop_peer(&mut self, slot: usize, why: Option<&str>) {
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::take) else { return };
         if let Some(why) = why {
-            eprintln!("rpcperf: {}: {why}", peer.name);
+            print_error!("rpcperf: {}: {why}", peer.name);
         }
         self.fabric.destroy_qp(peer.qp);
         let Peer { messages, exposed, chain, idle, .. } = peer;
@@ -294,7 +295,7 @@ impl<F: Fabric> RawServer<F> {
         drop((messages, exposed));
         for arena in arenas.into_iter().flatten() {
             if let Err(error) = self.fabric.deregister(arena) {
-                eprintln!("rpcperf: deregister: {error}");
+                print_error!("rpcperf: deregister: {error}");
             }
         }
     }

@@ -97,6 +97,23 @@ fn the_json_says_that_the_table_was_not_written() {
     assert!(report["error"].as_str().is_some_and(|error| error.contains("standard output: No space")), "{report}");
 }
 
+#[test]
+fn a_standard_error_that_is_full_changes_no_exit_status() {
+    let nobody = format!("soft:nobody-{}", std::process::id());
+    for (arguments, code) in
+        [(&["lat", "--loopback", "-n", "100"][..], 0), (&["lat", &nobody], 1), (&["lat", "x:y"], 2)]
+    {
+        let _cores = crate::alone();
+        let status = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::options().write(true).open("/dev/full").expect("it exists"))
+            .status()
+            .expect("the program starts");
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
+}
+
 /// Voluntary context switches of all threads of a process.
 fn sleeps(process: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rpcrdma::Arena;
 use rpcrdma::service::ShardTask;
+use rpcrdma_config::print_error;
 use rustix::io::Errno;
 
 use crate::protocol::Status;
@@ -36,7 +37,7 @@ impl Disk {
         let mut ring = Ring::new(entries, &files)?;
         if let Err(error) = ring.register(arena) {
             let bytes = arena.len();
-            eprintln!("{bytes} bytes are not registered with the io_uring ({error}; see `ulimit -l`): slower");
+            print_error!("{bytes} bytes are not registered with the io_uring ({error}; see `ulimit -l`): slower");
         }
         let descriptor = ring.descriptor().try_clone_to_owned()?;
         let store = Arc::clone(store);
@@ -178,7 +179,7 @@ impl Inner {
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => return self.waiting.push_back(job),
             Err(Errno::INVAL) if went_direct => {
                 if !std::mem::replace(&mut self.no_direct, true) {
-                    eprintln!("O_DIRECT is refused although all is aligned: buffered I/O from now on");
+                    print_error!("O_DIRECT is refused although all is aligned: buffered I/O from now on");
                 }
                 return self.waiting.push_back(job);
             }

@@ -19,6 +19,7 @@
 //! | `demo` | server in a second process, copy, verification |
 //! | `compare` | speed, beside `fio` on the same file |
 #![deny(unsafe_code)]
+#![warn(clippy::print_stderr)]
 
 mod client;
 mod compare;
@@ -41,6 +42,7 @@ use rpcrdma::config::{AcceptConfig, MemoryConfig, PollConfig, WireConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, Config, Server};
+use rpcrdma_config::print_error;
 use rpcrdma_config::program::{self, READY, VERSION, say};
 use rpcrdma_config::{ConfigArgs, HostKeyArgs, Idle};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -210,7 +212,7 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
         match store.open_direct() {
             // A block that starts within a page needs another segment of the device.
             Ok(()) => align = store.direct().map_or(1, |direct| direct.align.max(PAGE)),
-            Err(error) => eprintln!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
+            Err(error) => print_error!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
         }
     }
     let (shard, accept) = config(options, matches, align)?;
@@ -265,7 +267,7 @@ fn uses_uring(io: Io) -> anyhow::Result<bool> {
         (_, Ok(_)) => Ok(true),
         (Io::Uring, Err(error)) => bail!("io_uring: {error} ({MAY_FORBID})"),
         (Io::Auto, Err(error)) => {
-            eprintln!(
+            print_error!(
                 "no io_uring here ({error}; {MAY_FORBID}): blocks are read by the shards, and written by workers"
             );
             Ok(false)

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use memmap2::Mmap;
 use rpcrdma::service::ResultWriter;
+use rpcrdma_config::print_error;
 use rpcrdma_config::program::describe;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, FsWord, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -311,7 +312,7 @@ fn reserve(file: &File, size: u64) -> std::io::Result<()> {
 
 /// Status for a failed system call.
 pub(crate) fn status(call: &str, error: &std::io::Error) -> Status {
-    eprintln!("{call}: {}", describe(error));
+    print_error!("{call}: {}", describe(error));
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Status::NoSpace,
         _ => Status::IoError,

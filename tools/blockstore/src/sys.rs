@@ -13,6 +13,7 @@ use io_uring::{IoUring, opcode};
 use memmap2::{Mmap, MmapOptions};
 use rpcrdma::Arena;
 use rpcrdma::typed::Deferred;
+use rpcrdma_config::print_error;
 use rustix::io::Errno;
 
 use crate::protocol::blockstore_v1::{Flush, Read, Write};
@@ -257,7 +258,7 @@ impl Ring {
                 Ok(_) => {}
                 Err(error) if passes(&error) => std::thread::sleep(Duration::from_millis(1)),
                 Err(error) => {
-                    eprintln!("io_uring_enter: {error}: {} blocks are never given back", self.under_way());
+                    print_error!("io_uring_enter: {error}: {} blocks are never given back", self.under_way());
                     self.jobs.drain(..).flatten().for_each(mem::forget);
                     self.free.clear();
                     mem::forget(self.registered.take());

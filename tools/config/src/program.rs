@@ -1,6 +1,7 @@
 //! Start, version, output and end of programs, alike in all of them.
 
 use std::error::Error;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -102,12 +103,24 @@ pub fn write_result(file: &mut File, text: &[u8]) -> io::Result<()> {
     file.set_len(len)
 }
 
+/// Prints a line on standard error, as `eprintln!` does, which would end the program if standard error cannot take it,
+/// such as a log on a full disk.
+#[macro_export]
+macro_rules! print_error {
+    ($($text:tt)*) => { $crate::program::print_error(format_args!($($text)*)) };
+}
+
+#[doc(hidden)]
+pub fn print_error(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Exit code of a program. Prints its error on standard error, behind `prefix`.
 pub fn exit(prefix: &str, outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{prefix}: {}", describe(error.as_ref()));
+            print_error!("{prefix}: {}", describe(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 use rpcrdma::Refusal;
 use rpcrdma::rpc::{AuthStat, AuthSys};
 use rpcrdma::typed::CallInfo;
+use rpcrdma_config::print_error;
 use rpcrdma_proto::wire::rpc::Flavor;
 use rustix::fs::{Gid, Stat, Uid};
 use rustix::io;
@@ -207,7 +208,7 @@ impl Drop for Restore {
             && let Err(error) = set_thread_res_uid(None, Uid::ROOT, None)
         {
             // The thread would serve others as this user.
-            eprintln!("this thread could not become root again: {error}");
+            print_error!("this thread could not become root again: {error}");
             std::process::abort();
         }
         ACTING.set(false);

@@ -16,6 +16,7 @@
 //! | `iwarp` | iWARP options, of `nfs3c` too |
 //! | `attr`, `status`, `lines`, `lock` | attributes, errors; lines of the log; locks |
 #![deny(unsafe_code)]
+#![warn(clippy::print_stderr)]
 #![expect(clippy::result_large_err, reason = "failures carry attributes, as results do")]
 
 mod attr;

@@ -16,6 +16,8 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rpcrdma_config::print_error;
+
 use crate::command::{CommandError, Ended, Outcome, seconds};
 use crate::{feed, units};
 use draw::Tab;
@@ -119,7 +121,7 @@ fn print(args: &Args) -> Outcome {
             }
             Err(error) if args.once => return Err(CommandError::Failed(error)),
             // Once per disappearance.
-            Err(error) if !std::mem::replace(&mut told, true) => eprintln!("rpcrdma: gone: {error}; waiting for it"),
+            Err(error) if !std::mem::replace(&mut told, true) => print_error!("rpcrdma: gone: {error}; waiting for it"),
             Err(_) => {}
         }
         std::thread::sleep(args.interval);

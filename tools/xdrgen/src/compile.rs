@@ -137,7 +137,7 @@ fn new_file_beside(path: &Path) -> io::Result<(File, PathBuf)> {
 /// [`compile`], but prints errors and ends the build script.
 pub fn compile_or_exit(path: impl AsRef<Path>, options: &Options) {
     if let Err(error) = compile(path, options) {
-        eprintln!("{error}");
+        let _ = writeln!(io::stderr(), "{error}");
         process::exit(1);
     }
 }

@@ -72,6 +72,7 @@
 //! ```
 //! With a placement file, a procedure without bound needs `max_call` or `max_reply`. Without one the default is 64 KiB.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr)]
 
 mod ast;
 mod compile;

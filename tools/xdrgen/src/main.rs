@@ -40,7 +40,7 @@ fn main() -> ExitCode {
             Args::command().error(ErrorKind::ValueValidation, message).exit()
         }
         Err(error) => {
-            eprintln!("{error}");
+            let _ = writeln!(io::stderr(), "{error}");
             ExitCode::FAILURE
         }
     }
@@ -50,7 +50,9 @@ fn run(args: Args) -> Result<(), CompileError> {
     let options = if args.types_only { Options::types_only() } else { Options::default() };
     let options = args.define.iter().fold(options, |options, define| options.define(define));
     let schema = load(&args.file, args.placement.as_deref(), &options)?;
-    schema.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+    for warning in &schema.warnings {
+        let _ = writeln!(io::stderr(), "warning: {warning}");
+    }
     let text = generate(&schema, &options);
     if let Some(path) = args.output {
         return write(&path, &text);

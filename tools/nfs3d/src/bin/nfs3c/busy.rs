@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use rpcrdma_config::print_error;
 use rpcrdma_nfs3d::nfs3::Nfsstat3;
 
 use crate::calls::Failed;
@@ -42,7 +43,7 @@ impl Retry {
         }
         let now = Instant::now();
         if self.deadline.is_none() {
-            eprintln!("nfs3c: {error:#}: the server is busy: trying again for {:?} (--busy-timeout)", self.limit);
+            print_error!("nfs3c: {error:#}: the server is busy: trying again for {:?} (--busy-timeout)", self.limit);
         }
         let left = self.deadline.get_or_insert(now + self.limit).saturating_duration_since(now);
         if left.is_zero() {

@@ -17,6 +17,7 @@
 //!
 //! The iWARP options are those of `nfs3d`.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr)]
 
 mod busy;
 mod calls;
@@ -40,6 +41,7 @@ use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
+use rpcrdma_config::print_error;
 use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs, program};
 use rpcrdma_nfs3d::IwarpOptions;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{PROGRAM, VERSION, bindings};
@@ -191,7 +193,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         }
     }
     if options.stats {
-        eprintln!("{}", nfs.stats());
+        print_error!("{}", nfs.stats());
     }
     Ok(())
 }
