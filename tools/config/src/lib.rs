@@ -19,6 +19,7 @@
 //!
 //! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
 //! [`program`] has what the `main` functions share, [`secret_file`] the files of their keys.
+#![warn(clippy::print_stderr)]
 
 #[cfg(feature = "clap")]
 mod args;

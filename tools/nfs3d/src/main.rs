@@ -1,5 +1,6 @@
 //! The program `nfs3d`.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr)]
 
 use std::process::ExitCode;
 

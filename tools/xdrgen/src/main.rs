@@ -1,4 +1,5 @@
 //! Compiles XDR and RPC language to Rust.
+#![warn(clippy::print_stderr)]
 
 use std::io::{self, Write};
 use std::path::PathBuf;
