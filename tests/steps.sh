@@ -14,7 +14,6 @@ schedule() {
     step tcp
     if chosen vm; then vm_begin; fi
     step lints
-    step oldest
     step crates
     step semver
     step doc
@@ -31,6 +30,7 @@ schedule() {
     step vm
     if chosen vm && $all; then vm_begin_idle; fi
     if chosen packages; then packages_begin; fi
+    if chosen c; then c_begin; fi
     step documents
     step c
     step packages
@@ -63,24 +63,21 @@ fetch_prometheus() {
     dpkg-deb -x "$work"/prometheus_*.deb "$work" && rm "$work"/*.deb
 }
 
-# fetch_program NAME [OPTION…]: installs a cargo subcommand from a build on PyPI. Otherwise, or with options of
-# `cargo install`, builds it, which takes minutes.
+# fetch_program NAME: installs a cargo subcommand from a build on PyPI. Otherwise builds it, which takes minutes.
 fetch_program() {
     local work=$target/programs
     mkdir -p "$work/bin"
-    if (($# > 1)); then
-        :
-    elif python3 -m pip --version || apt python3-pip; then
+    if python3 -m pip --version || apt python3-pip; then
         timeout 200 python3 -m pip install --quiet --no-deps --target "$work/$1" --upgrade \
             "astral-dev-toolchain-$1" && cp "$work/$1/bin/$1" "$work/bin/" && rm -rf "${work:?}/$1" && return
     fi
-    CARGO_TARGET_DIR="$work/build" timeout 1500 cargo install --locked --root "$work" "${@:$(($# > 1 ? 2 : 1))}"
+    CARGO_TARGET_DIR="$work/build" timeout 1500 cargo install --locked --root "$work" "$1"
     rm -rf "$work/build"
 }
 
-# program_of NAME [OPTION…]: ensures a cargo subcommand, of this machine or fetched.
+# program_of NAME: ensures a cargo subcommand, of this machine or fetched.
 program_of() {
-    command -v "$1" >/dev/null || attended fetch_program "$@" >"$logs/$1.log" 2>&1
+    command -v "$1" >/dev/null || attended fetch_program "$1" >"$logs/$1.log" 2>&1
     command -v "$1" >/dev/null
 }
 
@@ -180,17 +177,11 @@ step_documents() {
 }
 
 # Without incremental data, which needs more space than all programs. Few lines are compiled only without the verbs
-# fabric: their lints are for --all.
+# fabric: step crates refuses warnings in them, and tests/packages --release runs their lints.
 step_lints() {
-    local CARGO_INCREMENTAL=0
-    export CARGO_INCREMENTAL
     # shellcheck disable=SC2086
-    check lints 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
-    if [[ -z $features ]]; then
-        skip "lints of the verbs fabric"
-    elif $all; then
-        check lints-default 900 "$crates" crates cargo clippy --workspace -- -D warnings
-    fi
+    CARGO_INCREMENTAL=0 check lints 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
+    [[ -n $features ]] || skip "lints of the verbs fabric"
 }
 
 step_doc() { RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace --no-deps; }
@@ -226,26 +217,21 @@ step_instructions() {
     fi
 }
 
-# Covers the language, in what users build. The lint incompatible_msrv covers the standard library, and a test the
-# dependencies.
-step_oldest() {
-    local oldest
+# What users build, with the minimum Rust version. That covers the language: the lint incompatible_msrv covers the
+# standard library, and a test the dependencies.
+step_crates() {
+    local oldest with=()
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
     if rustup run "$oldest" cargo --version >/dev/null 2>&1 ||
         attended timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
             >"$logs/oldest-install.log" 2>&1; then
-        CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="$target/oldest" check oldest 1800 "$crates" crates \
-            rustup run "$oldest" cargo check --locked --workspace
-        rm -rf "$target/oldest" # half a gigabyte, rebuilt in a minute
+        with=(rustup run "$oldest")
     else
         skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"
     fi
-}
-
-step_crates() {
-    run crates 1800 tests/package
+    run crates 1800 env CARGO_TARGET_DIR="$target/crates" "${with[@]}" tests/package
     report crates "$(grep -c '^packaged ' "$log")" crates
-    rm -rf "$target/packages" # rebuilt by each run
+    rm -rf "$target/crates" # half a gigabyte, rebuilt by each run
 }
 
 # Crates with a promise of semantic versioning: see CONTRIBUTING.md.
@@ -266,21 +252,17 @@ step_semver() {
     rm -rf "$target/semver"
 }
 
-step_c() {
+# c_begin: starts the step beside those that follow, as its programs mostly wait for each other.
+c_begin() {
+    starts[c]=$SECONDS
     [[ -e /usr/include/liburing.h ]] || apt liburing-dev || true
     command -v abidiff >/dev/null || apt abigail-tools || true
-    run c 1800 env FEATURES="$features" tests/c/run
-    report c "$(grep -c '^ok: ' "$log")" checks
+    background c 1800 env FEATURES="$features" tests/c/run
 }
 
-# cargo-c is built without optimizations: it only starts compilers. Its version is the one that engine/capi/README.md
-# names, the last for the oldest supported compiler, which builds it here if it is installed.
-fetch_cargo_c() {
-    local oldest
-    oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
-    ! rustup run "$oldest" cargo --version >/dev/null 2>&1 || local -x RUSTUP_TOOLCHAIN=$oldest
-    CARGO_PROFILE_DEV_DEBUG=false program_of cargo-cinstall "cargo-c@$(tools/deb/build --cargo-c)" \
-        --bin cargo-cinstall --debug
+step_c() {
+    finish c
+    report c "$(grep -c '^ok: ' "$log")" checks
 }
 
 # packages_begin: starts the step beside those that follow, as it also waits for downloads and a system that boots.
@@ -289,9 +271,7 @@ packages_begin() {
     starts[packages]=$SECONDS
     for program in lintian mmdebstrap; do command -v "$program" >/dev/null || wanted+=("$program"); done
     command -v dpkg-shlibdeps >/dev/null || wanted+=(dpkg-dev)
-    command -v cargo-cinstall >/dev/null || [[ -e /usr/include/openssl/ssl.h ]] || wanted+=(libssl-dev pkg-config)
     ((${#wanted[@]} == 0)) || apt "${wanted[@]}" || true
-    fetch_cargo_c || echo "going on without cargo-c: see $logs/cargo-cinstall.log"
     background packages 1800 env CARGO_TARGET_DIR="$target" tests/packages
 }
 
@@ -348,7 +328,7 @@ step_loom() {
 }
 
 step_schemas() {
-    CARGO_TARGET_DIR=$target/schemas CARGO_INCREMENTAL=0 tests schemas 900 env XDRGEN_SCHEMAS=200 \
+    CARGO_TARGET_DIR=$target/schemas CARGO_INCREMENTAL=0 tests schemas 900 env XDRGEN_SCHEMAS=100 \
         cargo test --locked -p rpcrdma-xdrgen-tests --test oracle --test every
     each_has_tests schemas
 }
