@@ -361,12 +361,13 @@ rpcrdma_config *rpcrdma_config_new(void);
 int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *value);
 
 // Reads a TOML file of knobs, as programs do with `--config`: all that `rpcrdma_config_set` takes, in their groups.
+// A file has at most 4 MiB.
 //
 // A file with `wire.host_key` is a secret: it is refused if a user other than root and that of this process may read
 // or replace it (`chmod 600 FILE`), as the programs of this project refuse the file of their key.
 //
-// Returns 0; -ENOENT or another code of a file that cannot be read; -EINVAL, and the text names the file, and the line
-// or the knob. After a failure the configuration is as before.
+// Returns 0; -ENOENT or another code of a file that cannot be read; -EINVAL, and the text names the file, and the
+// line, the knob or the limit. After a failure the configuration is as before.
 //
 // # Safety
 // As for `rpcrdma_config_set`.

@@ -379,6 +379,7 @@ mod tests {
             (b"[server]\nshards = 0\n", "server.shards is 0: 1 to 1024"),
             (b"[wire]\nhost_key = \"me\"\n", "wire.host_key: wanted ID:KEY, the key in hexadecimal digits"),
             (b"[limits]\n# \xff\n", "line 2: not UTF-8"),
+            ("#".repeat(5 << 20).as_bytes(), "a file of 5242880 bytes; a configuration has at most 4194304"),
         ] {
             let (path, result) = loaded(file, 0o600);
             assert_eq!(result.err(), Some(format!("{path}: {cause}")));

@@ -36,6 +36,8 @@ pub use args::{ConfigArgs, Named, given};
 pub use host_key::{HOST_KEY_ID, HostKeyArgs};
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -51,6 +53,8 @@ const UNSET: &str = "unset";
 const UNSET_FORM: &str = "(in a file: \"unset\")";
 /// Longest name or value in an error, in characters.
 const SHOWN: usize = 64;
+/// Most bytes of a file.
+const LONGEST: u64 = 4 << 20;
 
 /// Knobs of a server or of a client.
 pub trait Role: Serialize + DeserializeOwned {
@@ -197,7 +201,16 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
         why: error.to_string(),
         errno: error.raw_os_error(),
     };
-    let text = String::from_utf8(std::fs::read(path).map_err(unreadable)?).map_err(|error| {
+    // One byte more tells a longer file from one of the limit. Pipes and devices have no length.
+    let mut bytes = Vec::new();
+    let opened = File::open(path).map_err(unreadable)?;
+    let length = opened.metadata().map_err(unreadable)?.len();
+    opened.take(LONGEST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > LONGEST {
+        let size = if length > LONGEST { length.to_string() } else { format!("more than {LONGEST}") };
+        return Err(bad(format!("a file of {size} bytes; a configuration has at most {LONGEST}")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
         let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|&byte| byte == b'\n').count();
         bad(format!("line {line}: not UTF-8"))
     })?;
@@ -330,7 +343,7 @@ impl Settings {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read, or is no TOML of groups.
+    /// It cannot be read, has more than 4 MiB, or is no TOML of groups.
     pub fn read(&mut self, path: &Path) -> Result<(), SettingError> {
         self.0.extend(file(path)?);
         Ok(())

@@ -1,6 +1,7 @@
 //! The sources of a configuration, their precedence, and what they refuse.
 
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
@@ -249,4 +250,15 @@ fn long_texts_are_cut_and_bytes_that_are_no_text_are_refused() {
     let variables = [("RPCRDMA_MEMORY_RECEIVES".into(), value.clone()), ("RPCRDMA_FABRIC".into(), value)];
     let said = ConfigArgs::default().load_with(variables.into_iter()).expect_err("no text").to_string();
     assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: memory.receives = 1\u{FFFD}: wanted text in UTF-8");
+}
+
+#[test]
+fn a_file_beyond_the_limit_is_refused_with_its_size() {
+    let long = file("");
+    long.as_file().set_len(5 << 20).expect("a sparse file");
+    for (path, size) in [(long.path(), "5242880"), (Path::new("/dev/zero"), "more than 4194304")] {
+        let said = Settings::default().read(path).expect_err("too long").to_string();
+        let path = path.display();
+        assert_eq!(said, format!("--config {path}: a file of {size} bytes; a configuration has at most 4194304"));
+    }
 }
