@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::{env, io, process};
 
 use thiserror::Error;
 
 use crate::preprocessor;
-use crate::sources::{Sources, text};
+use crate::sources::{MAX_BYTES, Sources, text};
 use crate::{Errors, Options, Schema, Source, generate, parse_files};
 
 /// A file that was not compiled.
@@ -170,7 +170,7 @@ fn watched(path: &Path, out: &Path) -> Option<PathBuf> {
 pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<Schema, CompileError> {
     check(&options.defines)?;
     let failed = |path: &Path, source| CompileError::File { path: path.into(), source };
-    let read = |path: &Path| match fs::read(path) {
+    let read = |path: &Path| match read_bounded(path) {
         Ok(bytes) => Ok(Source { name: path.display().to_string(), text: text(&bytes) }),
         Err(source) => Err(failed(path, source)),
     };
@@ -185,6 +185,16 @@ pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<
         schema.warnings.extend(misnamed(path).map(warning));
     }
     Ok(schema)
+}
+
+/// Reads a placement file.
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_BYTES {
+        return Err(io::Error::other(format!("a placement file exceeds {MAX_BYTES} bytes")));
+    }
+    Ok(bytes)
 }
 
 /// Whether all definitions of options are possible.
@@ -239,6 +249,16 @@ mod tests {
         fs::write(&x, b"/* Andr\xe9 */\nstruct a {\n    int \xe9; };\n").expect("written");
         let error = load(&x, None, &Options::default()).expect_err("not UTF-8").to_string();
         assert!(error.contains("unexpected character `\u{e9}`") && error.contains("a.x:3:9"), "{error}");
+    }
+
+    #[test]
+    fn a_placement_file_beyond_the_limit_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (x, long) = (dir.path().join("a.x"), dir.path().join("long.toml"));
+        fs::write(&x, "const A = 1;\n").expect("written");
+        fs::write(&long, "#".repeat(MAX_BYTES + 1)).expect("written");
+        let error = load(&x, Some(&long), &Options::default()).expect_err("too long").to_string();
+        assert!(error.ends_with("long.toml: a placement file exceeds 16777216 bytes"), "{error}");
     }
 
     #[test]

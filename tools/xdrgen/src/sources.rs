@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::Source;
 
-/// Most bytes of all files.
-const MAX_BYTES: usize = 16 << 20;
+/// Most bytes of a specification with its included files, and of a placement file.
+pub(crate) const MAX_BYTES: usize = 16 << 20;
 /// Most files.
 const MAX_FILES: usize = 256;
 
