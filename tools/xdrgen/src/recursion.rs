@@ -160,26 +160,35 @@ pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
 
 /// Types whose values all contain another one of the same type.
 fn endless(schema: &Schema) -> Vec<usize> {
-    let mut ends = vec![false; schema.types.len()];
-    loop {
-        let has_end = |ty: &Type| match ty.elements() {
-            Type::Named(id) | Type::Boxed(id) => ends[id.0],
-            _ => true,
-        };
-        let form_ends = |form: &Form| match form {
+    let inner = |ty: &Type| match ty.elements() {
+        Type::Named(id) | Type::Boxed(id) => Some(id.0),
+        _ => None,
+    };
+    // How many of its types must have an end for each one to have an end, and the types that each one is a part of.
+    let (mut needs, mut users) = (Vec::new(), vec![Vec::new(); schema.types.len()]);
+    for (user, def) in schema.types.iter().enumerate() {
+        let (parts, is_union): (Vec<Option<usize>>, bool) = match &def.form {
             Form::Union(union) => {
-                let arms =
-                    union.arms.iter().map(|arm| arm.field.as_ref()).chain(union.default.iter().map(Option::as_ref));
-                arms.into_iter().any(|field| field.is_none_or(|field| has_end(&field.ty)))
+                let arms = union.arms.iter().map(|arm| &arm.field).chain(&union.default);
+                (arms.map(|field| inner(&field.as_ref()?.ty)).collect(), true)
             }
-            form => form.types().into_iter().all(has_end),
+            form => (form.types().into_iter().map(inner).collect(), false),
         };
-        let new: Vec<usize> = (0..ends.len()).filter(|&i| !ends[i] && form_ends(&schema.types[i].form)).collect();
-        if new.is_empty() {
-            return (0..ends.len()).filter(|&i| !ends[i]).collect();
-        }
-        new.into_iter().for_each(|i| ends[i] = true);
+        let count = parts.iter().flatten().count();
+        // One arm suffices.
+        needs.push(if is_union { usize::from(count == parts.len()) } else { count });
+        parts.into_iter().flatten().for_each(|part| users[part].push(user));
     }
+    let mut ended: Vec<usize> = (0..needs.len()).filter(|&i| needs[i] == 0).collect();
+    while let Some(i) = ended.pop() {
+        for user in mem::take(&mut users[i]) {
+            if needs[user] > 0 {
+                needs[user] -= 1;
+                ended.extend((needs[user] == 0).then_some(user));
+            }
+        }
+    }
+    (0..needs.len()).filter(|&i| needs[i] > 0).collect()
 }
 
 #[derive(Clone, Copy)]
