@@ -439,8 +439,9 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 //
 // NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
 // EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, EFBIG (memory
-// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), ENODEV (the device), EIO (another
-// system call).
+// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), EMFILE (the process has no
+// descriptor left: RLIMIT_NOFILE, `ulimit -n`), ENFILE (the host has none left: `sysctl fs.file-max`), ENODEV (the
+// device), EIO (another system call).
 //
 // # Safety
 // `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -774,7 +775,7 @@ int rpcrdma_attach(void *handle);
 //   executed, and a retry fails in the same way;
 // - EPROTO: the peer broke the protocol;
 // - EINVAL: an argument or a knob;
-// - EADDRNOTAVAIL, ENOMEM, EFBIG, ENODEV and EIO as for `rpcrdma_server_start`.
+// - EADDRNOTAVAIL, ENOMEM, EFBIG, EMFILE, ENFILE, ENODEV and EIO as for `rpcrdma_server_start`.
 //
 // # Safety
 // `address` ends with a zero byte; `config` as for `rpcrdma_free`.

@@ -82,6 +82,14 @@ impl StartError {
         self.shown::<FabricError>().is_some_and(|error| error.kind() == FabricErrorKind::AddressInUse)
     }
 
+    /// Number of the system's error that caused this one, if it is known. For the C interface.
+    #[doc(hidden)]
+    pub fn os_error(&self) -> Option<i32> {
+        let fabric = self.shown::<FabricError>().and_then(FabricError::os_error);
+        let causes = || std::iter::successors(self.source(), |&cause| cause.source());
+        fabric.or_else(|| causes().find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error()))
+    }
+
     /// The inner error, if it has this type.
     pub(crate) fn shown<T: Error + 'static>(&self) -> Option<&T> {
         self.0.error.downcast_ref()
@@ -122,5 +130,22 @@ impl From<FabricError> for StartError {
             _ => StartErrorKind::Device,
         };
         Self::of(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::CloseReason;
+
+    #[test]
+    fn the_number_of_the_system_error_is_known_behind_each_layer() {
+        let (full, number) = (|| io::Error::from(rustix::io::Errno::MFILE), rustix::io::Errno::MFILE.raw_os_error());
+        let fabric = || FabricError::failed("epoll_create", &full());
+        assert!(fabric().to_string().contains(" (RLIMIT_NOFILE is "), "{}", fabric());
+        assert_eq!(CloseReason::from(fabric()).os_error(), Some(number));
+        assert_eq!(StartError::from(fabric().of_setting("stats")).os_error(), Some(number));
+        assert_eq!(StartError::no_thread("a thread", full()).os_error(), Some(number));
+        assert_eq!(StartError::conflict("shards").os_error(), None);
     }
 }

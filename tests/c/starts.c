@@ -294,6 +294,50 @@ static void starts_below_the_limit_of_file_sizes(const char *address, rpcrdma_se
     CHECK(!setrlimit(RLIMIT_FSIZE, &before));
 }
 
+// Sets the limit of descriptors to `more` than those up to the first free one.
+static void allow_descriptors(int more) {
+    struct rlimit limit;
+    int first = dup(0);
+    CHECK(first >= 0 && !close(first) && !getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = (rlim_t)(first + more);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+}
+
+// A start has failed because the process had no descriptor left, and says so.
+static int lacks_descriptors(void) {
+    const char *text = rpcrdma_error();
+    int says_so = errno == EMFILE && strstr(text, "RLIMIT_NOFILE is ") && strstr(text, "`ulimit -n 65536`");
+    if (!says_so)
+        fprintf(stderr, "%d: %s\n", errno, text);
+    return says_so;
+}
+
+// Servers and clients without the descriptors that they need, at each of the calls that make one.
+static void starts_without_descriptors(const char *address, rpcrdma_services *services) {
+    struct rlimit before;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &before));
+    rpcrdma_config *config = new_config();
+    rpcrdma_server *server = NULL;
+    int failures = 0;
+    for (int more = 0; !server; more++) {
+        CHECK(more < 64);
+        allow_descriptors(more);
+        server = rpcrdma_server_start(address, services, config);
+        CHECK(server || lacks_descriptors());
+        failures += !server;
+        CHECK(!setrlimit(RLIMIT_NOFILE, &before));
+    }
+    CHECK(failures > 2);
+    // A client's own. With some more, the server lacks descriptors for the connection.
+    for (int more = 0; more < 3; more++) {
+        allow_descriptors(more);
+        CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config) && lacks_descriptors());
+        CHECK(!rpcrdma_local_client_connect(address, PROGRAM, 1, config) && lacks_descriptors());
+        CHECK(!setrlimit(RLIMIT_NOFILE, &before));
+    }
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
+}
+
 // A server whose receives are all taken.
 static void connects_without_receives(const char *address, rpcrdma_services *services) {
     enum { MOST = 256 };
@@ -343,6 +387,7 @@ int main(int argc, char **argv) {
     calls_without_key(argv[2], services);
     calls_of_version_1_without_key(argv[2], services);
     starts_below_the_limit_of_file_sizes(argv[2], services);
+    starts_without_descriptors(argv[2], services);
     connects_without_receives(argv[2], services);
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("memory, lengths, sizes of requests, codes of connects\n");

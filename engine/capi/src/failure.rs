@@ -72,12 +72,11 @@ impl From<StartError> for Failure {
             StartErrorKind::Config | StartErrorKind::Core => Errno::INVAL,
             StartErrorKind::Address if error.is_address_in_use() => Errno::ADDRINUSE,
             StartErrorKind::Address => Errno::ADDRNOTAVAIL,
-            StartErrorKind::Memory if is_caused_by(&error, Errno::FBIG) => Errno::FBIG,
             StartErrorKind::Memory => Errno::NOMEM,
             StartErrorKind::Device => Errno::NODEV,
             _ => Errno::IO,
         };
-        Self::new(code, chain(&error))
+        Self::new(limit_of_process(error.os_error()).unwrap_or(code), chain(&error))
     }
 }
 
@@ -101,7 +100,8 @@ impl From<ConnectError> for Failure {
 
 /// The code of a connection that was not established.
 fn code_of_refused(reason: &CloseReason) -> Errno {
-    match reason.kind() {
+    let limit = limit_of_process(reason.os_error());
+    limit.unwrap_or_else(|| match reason.kind() {
         _ if reason.is_bad_address() => Errno::INVAL,
         _ if reason.is_unreachable() => Errno::CONNREFUSED,
         _ if reason.is_out_of_receives() => Errno::AGAIN,
@@ -110,7 +110,7 @@ fn code_of_refused(reason: &CloseReason) -> Errno {
         CloseReasonKind::NotAuthenticated => Errno::KEYREJECTED,
         CloseReasonKind::Peer | CloseReasonKind::Evicted => Errno::CONNRESET,
         _ => Errno::IO,
-    }
+    })
 }
 
 impl From<CallError> for Failure {
@@ -139,10 +139,10 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
     }
 }
 
-/// Whether this error of the system is a cause of an error.
-fn is_caused_by(error: &StartError, code: Errno) -> bool {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    causes.filter_map(|cause| cause.downcast_ref().and_then(Errno::from_io_error)).any(|cause| cause == code)
+/// The system's error of this number, if it tells of a limit that the caller can raise.
+fn limit_of_process(os_error: Option<i32>) -> Option<Errno> {
+    let limits = [Errno::FBIG, Errno::MFILE, Errno::NFILE];
+    os_error.map(Errno::from_raw_os_error).filter(|code| limits.contains(code))
 }
 
 /// An error with its causes.

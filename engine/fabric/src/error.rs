@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::io;
 
-use rpcrdma_mempool::ArenaId;
+use rpcrdma_mempool::{ArenaId, exceeded_limit};
+use rustix::io::Errno;
 
 /// A failure of the fabric or of its environment. The text names the call, the limit found and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -12,6 +14,8 @@ use rpcrdma_mempool::ArenaId;
 #[non_exhaustive]
 pub struct FabricError {
     kind: FabricErrorKind,
+    /// The system's error, if it is known.
+    errno: Option<Errno>,
     text: Box<str>,
 }
 
@@ -42,13 +46,46 @@ impl FabricError {
     #[cold]
     #[doc(hidden)]
     pub fn new(kind: FabricErrorKind, text: impl fmt::Display) -> Self {
-        Self { kind, text: text.to_string().into() }
+        Self { kind, errno: None, text: text.to_string().into() }
+    }
+
+    /// A failed system call, with the limit that it has reached.
+    #[cold]
+    #[doc(hidden)]
+    pub fn failed(call: impl fmt::Display, error: &io::Error) -> Self {
+        let limit = exceeded_limit(error).or_else(|| {
+            let limit = match Errno::from_io_error(error)? {
+                Errno::NOSPC => "sockets that may be watched: sysctl fs.epoll.max_user_watches",
+                Errno::NOBUFS | Errno::NOMEM => "memory of the kernel: sysctl net.ipv4.tcp_mem for TCP",
+                _ => return None,
+            };
+            Some(limit.to_owned())
+        });
+        let limit = limit.map_or(String::new(), |limit| format!(" ({limit})"));
+        Self::system(call, format_args!("{error}{limit}")).caused_by(Some(error))
+    }
+
+    /// The same error, of the setting that `what` names.
+    #[doc(hidden)]
+    pub fn of_setting(self, what: &str) -> Self {
+        Self { text: format!("{what}: {}", self.text).into(), ..self }
+    }
+
+    /// The same error, caused by this one of the system.
+    pub(crate) fn caused_by(self, error: Option<&io::Error>) -> Self {
+        Self { errno: error.and_then(Errno::from_io_error), ..self }
     }
 
     /// The subject.
     #[doc(hidden)]
     pub fn kind(&self) -> FabricErrorKind {
         self.kind
+    }
+
+    /// Number of the system's error, if it is known.
+    #[doc(hidden)]
+    pub fn os_error(&self) -> Option<i32> {
+        self.errno.map(Errno::raw_os_error)
     }
 
     /// Whether the address has no listener. Another attempt may succeed.

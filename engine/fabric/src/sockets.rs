@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpcrdma_mempool::exceeded_limit;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
@@ -263,17 +262,7 @@ pub(crate) fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Durati
 
 /// Error of a call, with the limit that it has reached.
 pub(crate) fn failed(call: &str, error: impl Into<io::Error>) -> FabricError {
-    let error = error.into();
-    let limit = exceeded_limit(&error).or_else(|| {
-        let limit = match Errno::from_io_error(&error)? {
-            Errno::NOSPC => "sockets that may be watched: sysctl fs.epoll.max_user_watches",
-            Errno::NOBUFS | Errno::NOMEM => "memory of the kernel: sysctl net.ipv4.tcp_mem for TCP",
-            _ => return None,
-        };
-        Some(limit.to_owned())
-    });
-    let limit = limit.map_or(String::new(), |limit| format!(" ({limit})"));
-    FabricError::system(call, format!("{error}{limit}"))
+    FabricError::failed(call, &error.into())
 }
 
 /// Numbers that are hard to guess from outside.

@@ -29,7 +29,6 @@ use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::{AcceptConfig, Config};
 #[cfg(feature = "stats")]
-use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
 use crate::service::{Application, Caller, LocalServices, Services, ShardSetup};
@@ -251,10 +250,9 @@ impl Server {
     ) -> Result<Self, StartError> {
         // Before any peer can connect.
         #[cfg(feature = "stats")]
-        let stats = config.stats.as_deref().map(stats_socket::bind).transpose().map_err(|error: FabricError| {
-            let text = format!("`ServerConfig::stats`: {error}");
-            FabricError::new(error.kind(), text)
-        })?;
+        let stats = config.stats.as_deref().map(stats_socket::bind).transpose();
+        #[cfg(feature = "stats")]
+        let stats = stats.map_err(|error| error.of_setting("`ServerConfig::stats`"))?;
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
         for (index, (address, listener)) in places.iter().enumerate() {

@@ -90,6 +90,15 @@ impl CloseReason {
         matches!(&self.0, CloseCause::Rejected { said } if said == REJECTED_NO_RECEIVES)
     }
 
+    /// Number of the error of a failed system call, if it is known. For the C interface.
+    #[doc(hidden)]
+    pub fn os_error(&self) -> Option<i32> {
+        match &self.0 {
+            CloseCause::Fabric(error) => error.os_error(),
+            _ => None,
+        }
+    }
+
     /// The next attempt to connect would fail in the same way.
     pub(super) fn is_permanent(&self) -> bool {
         use PeerFault::{NoCommonVersion, NotAuthenticated};

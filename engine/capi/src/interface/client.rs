@@ -31,7 +31,7 @@ use crate::types::*;
 ///   executed, and a retry fails in the same way;
 /// - EPROTO: the peer broke the protocol;
 /// - EINVAL: an argument or a knob;
-/// - EADDRNOTAVAIL, ENOMEM, EFBIG, ENODEV and EIO as for `rpcrdma_server_start`.
+/// - EADDRNOTAVAIL, ENOMEM, EFBIG, EMFILE, ENFILE, ENODEV and EIO as for `rpcrdma_server_start`.
 ///
 /// # Safety
 /// `address` ends with a zero byte; `config` as for `rpcrdma_free`.

@@ -29,8 +29,9 @@ use crate::types::*;
 ///
 /// NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
 /// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, EFBIG (memory
-/// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), ENODEV (the device), EIO (another
-/// system call).
+/// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), EMFILE (the process has no
+/// descriptor left: RLIMIT_NOFILE, `ulimit -n`), ENFILE (the host has none left: `sysctl fs.file-max`), ENODEV (the
+/// device), EIO (another system call).
 ///
 /// # Safety
 /// `address` ends with a zero byte; the handles as for `rpcrdma_free`.

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::{address, found};
 use crate::FabricError;
+use crate::sockets::failed;
 
 /// Longest wait for a lock. A turn takes some system calls.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -44,6 +45,9 @@ impl Turn {
                 Ok(file) => file,
                 // Another process has just created it.
                 Err(Errno::EXIST | Errno::INTR) => continue,
+                Err(error @ (Errno::MFILE | Errno::NFILE)) => {
+                    return Err(failed(&format!("open {}", lock.display()), error));
+                }
                 Err(error) if found(&lock).is_none() => return Err(address(name, &no_directory(path, error))),
                 // A link, a directory, or a file that this user may not even open.
                 Err(_) => {

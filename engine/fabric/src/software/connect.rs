@@ -1,6 +1,7 @@
 //! Connection management: all socket traffic, in `poll_control` and `wait`.
 
 use std::collections::VecDeque;
+use std::error::Error as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -136,7 +137,10 @@ pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
 
 /// Makes memory to share: its mapping, and the descriptor for the peer.
 pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
-    SharedMapping::create(bytes, name).map(SharedMapping::into_parts).map_err(|e| FabricError::system(name, e))
+    SharedMapping::create(bytes, name).map(SharedMapping::into_parts).map_err(|error| {
+        let cause = error.source().and_then(|source| source.downcast_ref());
+        FabricError::system(name, &error).caused_by(cause)
+    })
 }
 
 /// The opening message of this side.

@@ -33,7 +33,7 @@ pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
         _ => other(error),
     };
-    FabricError::system(call, format!("{error}; {why}"))
+    FabricError::system(call, format!("{error}; {why}")).caused_by(Some(error))
 }
 
 /// Error for a failed call that pins memory or creates a device object.
@@ -45,7 +45,7 @@ pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError
         Some(Errno::IO | Errno::NODEV) => "the device is gone, or beyond use: see `rdma link` and `dmesg`".to_owned(),
         _ => other(error),
     };
-    FabricError::system(call, format!("{error}; {why}"))
+    FabricError::system(call, format!("{error}; {why}")).caused_by(Some(error))
 }
 
 /// Error for any other call.

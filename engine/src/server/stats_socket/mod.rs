@@ -14,8 +14,8 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::address::Address;
+use crate::fabric::FabricError;
 use crate::fabric::socket_file::SocketFile;
-use crate::fabric::{FabricError, FabricErrorKind};
 use crate::handoff::slot::Ticket;
 use crate::shard::{Command, ShardHandle};
 use crate::start_error::StartError;
@@ -41,9 +41,8 @@ pub(super) struct Bound {
 /// As [`SocketFile::listen`].
 pub(super) fn bind(path: &Path) -> Result<Bound, FabricError> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|error| {
-        FabricError::new(FabricErrorKind::System, format_args!("socket(AF_UNIX, SOCK_STREAM): {error}"))
-    })?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|error| FabricError::failed("socket(AF_UNIX, SOCK_STREAM)", &error.into()))?;
     Ok(Bound { file: SocketFile::listen(socket.as_fd(), path, readers::MOST as i32)?, socket })
 }
 
@@ -58,7 +57,8 @@ impl StatsSocket {
     /// Serves snapshots of these shards.
     pub(super) fn start(bound: Bound, sources: Vec<Source>) -> Result<Self, StartError> {
         let failed = |error| StartError::no_thread("the thread of `ServerConfig::stats`", error);
-        let (stopped, stop) = std::io::pipe().map_err(failed)?;
+        let no_pipe = |error| FabricError::failed("pipe", &error).of_setting("`ServerConfig::stats`");
+        let (stopped, stop) = std::io::pipe().map_err(no_pipe)?;
         let Bound { file, socket } = bound;
         let mut shards = Shards { started: Instant::now(), sources };
         let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
