@@ -229,6 +229,10 @@ static void calls_back(const char *address) {
     CHECK(!rpcrdma_client_start(back, &REQUEST(.procedure = ECHO, .args = &ended, .args_len = 4)));
     CHECK(!rpcrdma_free(server) && rpcrdma_client_poll(back, lost, &ended) == 1 && ended == 5);
     CHECK(rpcrdma_client_start(back, &REQUEST(.procedure = ECHO)) == -ENOTCONN);
+    // No thread runs the connection any more: nothing would wait for itself.
+    CHECK(rpcrdma_client_call(back, &REQUEST(.procedure = ECHO), NULL) == -ENOTCONN);
+    CHECK(strstr(rpcrdma_error(), "server of this client was freed") && strstr(rpcrdma_error(), "free the client"));
+    CHECK(!rpcrdma_alloc(back, 64) && errno == ENOTCONN && rpcrdma_stats(back, NULL, 0) > 0);
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(back));
 }
 

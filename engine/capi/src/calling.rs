@@ -11,10 +11,13 @@ use rustix::io::Errno;
 
 use crate::failure::Failure;
 
+/// In place of the thread that polls a server, once that has ended. No thread has this number.
+pub(crate) const ENDED: u64 = u64::MAX;
+
 /// A client, and the calls that it has started without blocking.
 pub(crate) struct CallingClient {
     client: Client,
-    /// The thread that polls its server. It must not wait for the answer of its own shard.
+    /// The thread that polls its server, or [`ENDED`]. It must not wait for the answer of its own shard.
     polled_by: Option<Arc<AtomicU64>>,
     /// Calls whose ends were not reported yet, oldest first, with their tokens.
     started: Vec<(u64, Pending)>,
@@ -49,8 +52,14 @@ impl CallingClient {
     /// The client, for what waits for its shard.
     ///
     /// # Errors
-    /// EDEADLK: this thread runs the shard.
+    /// EDEADLK: this thread runs the shard. ENOTCONN: the polled server that ran it has ended.
     pub(crate) fn waiting(&mut self) -> Result<&mut Client, Failure> {
+        if self.polled_by.as_ref().is_some_and(|thread| thread.load(Ordering::Relaxed) == ENDED) {
+            return Err(Failure::new(
+                Errno::NOTCONN,
+                "the server of this client was freed, and their connection has ended with it: free the client, too",
+            ));
+        }
         if self.is_on_own_shard() {
             return Err(Failure::new(
                 Errno::DEADLK,

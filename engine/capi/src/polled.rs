@@ -12,7 +12,7 @@ use rpcrdma::service::Caller;
 use rpcrdma_mempool::current_thread;
 use rustix::io::Errno;
 
-use crate::calling::CallingClient;
+use crate::calling::{CallingClient, ENDED};
 use crate::failure::{Failure, code_of};
 use crate::handle::Numbers;
 
@@ -134,30 +134,39 @@ pub(crate) struct PolledServer {
     pub(crate) server: LocalServer,
     /// Made by the first [`call_back`](Self::call_back).
     call_backs: Option<CallBacks>,
-    /// The thread that polls it, which its clients must not block.
-    thread: Arc<AtomicU64>,
+    /// The thread that polls it. Dropped last: what ends before may still run handlers on that thread.
+    thread: PollingThread,
+}
+
+/// The thread that polls a server, for the server's clients, which must not block it. Its drop tells them of the end.
+struct PollingThread(Arc<AtomicU64>);
+
+impl Drop for PollingThread {
+    fn drop(&mut self) {
+        self.0.store(ENDED, Ordering::Relaxed);
+    }
 }
 
 impl PolledServer {
     pub(crate) fn new(server: LocalServer) -> Self {
-        Self { server, call_backs: None, thread: Arc::new(AtomicU64::new(current_thread())) }
+        Self { server, call_backs: None, thread: PollingThread(Arc::new(AtomicU64::new(current_thread()))) }
     }
 
     /// A client for calls to a caller. `None` for a caller of another server.
     pub(crate) fn call_back(&mut self, caller: Caller, config: ClientConfig) -> Option<CallingClient> {
         let call_backs = self.call_backs.get_or_insert_with(|| self.server.call_backs());
-        Some(CallingClient::of_polled(call_backs.client(caller, config)?, Arc::clone(&self.thread)))
+        Some(CallingClient::of_polled(call_backs.client(caller, config)?, Arc::clone(&self.thread.0)))
     }
 
     /// Gives up what belongs to this thread.
     pub(crate) fn leave_thread(&mut self) {
         self.server.shard().leave_thread();
-        self.thread.store(0, Ordering::Relaxed);
+        self.thread.0.store(0, Ordering::Relaxed);
     }
 
     /// Belongs to this thread from now on.
     pub(crate) fn enter_thread(&mut self) {
         self.server.shard().enter_thread();
-        self.thread.store(current_thread(), Ordering::Relaxed);
+        self.thread.0.store(current_thread(), Ordering::Relaxed);
     }
 }
