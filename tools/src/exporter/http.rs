@@ -44,6 +44,8 @@ struct Connections {
 
 #[derive(Debug)]
 struct Open {
+    address: IpAddr,
+    /// Its host, as shares count it: of an IPv6 address its network.
     host: IpAddr,
     stream: Arc<TcpStream>,
     /// Its request has not arrived yet, and no other connection has taken its place.
@@ -62,10 +64,10 @@ impl Connections {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for a connection of this host. At a limit, it takes the place of the oldest connection whose request has
+    /// Room for a connection from an address. At a limit, it takes the place of the oldest connection whose request has
     /// not arrived yet; `None` if there is no such connection. `log` gets a line for each connection that is closed.
-    fn admit(&self, stream: TcpStream, host: IpAddr, log: impl FnOnce(Arguments<'_>)) -> Option<Slot<'_>> {
-        let host = network(host);
+    fn admit(&self, stream: TcpStream, address: IpAddr, log: impl FnOnce(Arguments<'_>)) -> Option<Slot<'_>> {
+        let (address, host) = (address.to_canonical(), network(address));
         let mut open = self.lock();
         let is_host_full = open.iter().filter(|one| one.host == host).count() >= PER_HOST;
         if is_host_full || open.len() >= THREADS {
@@ -73,10 +75,12 @@ impl Connections {
             let what = if is_host_full { "of this host" } else { "in all" };
             let is_replaceable = |one: &&mut Open| one.is_waiting && (!is_host_full || one.host == host);
             let Some(oldest) = open.iter_mut().find(is_replaceable) else {
-                log(format_args!("{host}: connection refused: {limit} {what} are being answered, which is the limit"));
+                log(format_args!(
+                    "{address}: connection refused: {limit} {what} are being answered, which is the limit"
+                ));
                 return None;
             };
-            let of = oldest.host;
+            let of = oldest.address;
             log(format_args!("{of}: connection closed without a request: more than {limit} {what} are open"));
             oldest.is_waiting = false;
             // Its thread reads the end of the stream, and ends at once.
@@ -86,7 +90,7 @@ impl Connections {
             open = self.ended.wait_while(open, is_open).unwrap_or_else(PoisonError::into_inner);
         }
         let stream = Arc::new(stream);
-        open.push(Open { host, stream: Arc::clone(&stream), is_waiting: true });
+        open.push(Open { address, host, stream: Arc::clone(&stream), is_waiting: true });
         Some(Slot { of: self, stream })
     }
 }
@@ -202,9 +206,18 @@ fn parse(bytes: &[u8]) -> Option<Asked> {
     if !whole && request.method != Some("HEAD") {
         return Some(Asked::Other);
     }
-    let path = request.path.unwrap_or_default();
-    let path = path.split_once('?').map_or(path, |(path, _)| path);
-    Some(Asked::Page { path: path.to_owned(), whole })
+    Some(Asked::Page { path: path_of(request.path.unwrap_or_default()).to_owned(), whole })
+}
+
+/// The path of a request target: in origin form, or in absolute form, as for proxies (RFC 9112 §3.2.2).
+fn path_of(target: &str) -> &str {
+    let is_http = |scheme: &str| ["http", "https"].iter().any(|http| scheme.eq_ignore_ascii_case(http));
+    let target = match target.split_once("://") {
+        Some((scheme, rest)) if is_http(scheme) => rest.find(['/', '?']).map_or("", |end| &rest[end..]),
+        _ => target,
+    };
+    let path = target.split_once('?').map_or(target, |(path, _)| path);
+    if path.is_empty() { "/" } else { path }
 }
 
 #[cfg(test)]
@@ -219,6 +232,16 @@ mod tests {
         assert!((0..head.len()).all(|end| parse(&head[..end]).is_none()));
         assert_eq!(parse(head), Some(Asked::Page { path: "/metrics".to_owned(), whole: true }));
         assert_eq!(parse(b"HEAD / HTTP/1.0\r\n\r\n"), Some(Asked::Page { path: "/".to_owned(), whole: false }));
+        for (target, path) in [
+            ("http://host:9/metrics?name=up", "/metrics"),
+            ("HTTPS://[::1]/metrics", "/metrics"),
+            ("http://host", "/"),
+            ("http://host?/metrics", "/"),
+            ("/http://host/metrics", "/http://host/metrics"),
+            ("ftp://host/metrics", "ftp://host/metrics"),
+        ] {
+            assert_eq!(path_of(target), path, "{target}");
+        }
         assert_eq!(parse(b"POST /metrics HTTP/1.1\r\n\r\n"), Some(Asked::Other));
         assert_eq!(parse(b"\x16\x03\x01\x02\x00"), Some(Asked::Malformed));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(FIELDS + 1));
@@ -244,6 +267,7 @@ mod tests {
         let text = answered(b"GET /metrics HTTP/1.1\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 8\r\n"), "{text}");
         assert!(text.ends_with("\r\n\r\nfigures\n") && text.contains("Connection: close"), "{text}");
+        assert!(answered(b"GET http://a:1/metrics HTTP/1.1\r\nHost: a:1\r\n\r\n").starts_with("HTTP/1.1 200 "));
         assert!(answered(b"HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
         assert!(answered(b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         assert!(answered(b"PUT /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
@@ -289,6 +313,8 @@ mod tests {
         let of_v6 = |address: &str| address.parse::<IpAddr>().expect("an address");
         let network: Vec<_> = (0..9).filter_map(|n| clients.answered(of_v6(&format!("fd00::{n}:1"))).ok()).collect();
         assert_eq!(network.len(), PER_HOST, "a network of 64 bits is one host");
+        let refused = clients.answered(of_v6("fd00::9:1")).expect_err("the same network");
+        assert!(refused.starts_with("fd00::9:1: connection refused: "), "{refused}");
         assert!(clients.answered(of_v6("fd00:0:0:1::1")).is_ok(), "another network");
         drop(network);
         slots.push(clients.answered(host(2)).expect("room"));
