@@ -15,7 +15,7 @@ const MOST: usize = 64;
 /// Limit of connections per host.
 const SHARE: usize = 16;
 
-/// Open connections with their hosts, the least recently used first.
+/// Open connections with the addresses of their peers, the least recently used first.
 #[derive(Default)]
 pub(crate) struct Connections(Mutex<Vec<(IpAddr, Arc<TcpStream>)>>);
 
@@ -25,25 +25,25 @@ impl Connections {
     pub(crate) fn admit(&self, stream: TcpStream, peer: IpAddr) -> Arc<TcpStream> {
         let (host, stream) = (network(peer), Arc::new(stream));
         let mut all = lock(&self.0);
-        let count = |host| all.iter().filter(|(other, _)| *other == host).count();
+        let count = |host| all.iter().filter(|(other, _)| network(*other) == host).count();
         let full = if count(host) >= SHARE {
             Some(host)
         } else if all.len() >= MOST {
-            all.iter().rev().map(|(host, _)| *host).max_by_key(|host| count(*host))
+            all.iter().rev().map(|(other, _)| network(*other)).max_by_key(|host| count(*host))
         } else {
             None
         };
-        let idlest = full.and_then(|full| all.iter().position(|(host, _)| *host == full));
-        if let Some((host, evicted)) = idlest.map(|at| all.remove(at)) {
+        let idlest = full.and_then(|full| all.iter().position(|(other, _)| network(*other) == full));
+        if let Some((peer, evicted)) = idlest.map(|at| all.remove(at)) {
             // Its thread sees the end of the stream. It may be closed already.
             let _ = evicted.shutdown(Shutdown::Both);
             lines::log(
                 Level::Warn,
                 "idle connections of MOUNT evicted",
-                format_args!("{host}: idlest connection of MOUNT evicted: at most {SHARE} per host, {MOST} in all"),
+                format_args!("{peer}: idlest connection of MOUNT evicted: at most {SHARE} per host, {MOST} in all"),
             );
         }
-        all.push((host, Arc::clone(&stream)));
+        all.push((peer.to_canonical(), Arc::clone(&stream)));
         stream
     }
 
