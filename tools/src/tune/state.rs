@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -72,12 +72,19 @@ impl State {
         if file.metadata().map_err(failed)?.len() > LONGEST {
             return Err(wrong(FOREIGN.to_owned()));
         }
-        let mut text = String::new();
-        (&mut file).take(LONGEST).read_to_string(&mut text).map_err(|error| match error.kind() {
-            ErrorKind::InvalidData => wrong(FOREIGN.to_owned()),
-            _ => failed(error),
+        let mut bytes = Vec::new();
+        (&mut file).take(LONGEST).read_to_end(&mut bytes).map_err(failed)?;
+        // An incomplete last line may end within a character.
+        let end = bytes.iter().rposition(|&byte| byte == b'\n').map_or(bytes.len(), |at| at + 1);
+        let text = str::from_utf8(&bytes[..end]).map_err(|error| {
+            let line = bytes[..error.valid_up_to()].split(|&byte| byte == b'\n').count();
+            wrong(if line == 1 {
+                FOREIGN.to_owned()
+            } else {
+                format!("line {line}: not UTF-8; tune with another file")
+            })
         })?;
-        let (recorded, length) = recorded(&text, head).map_err(wrong)?;
+        let (recorded, length) = recorded(text, head).map_err(wrong)?;
         file.set_len(length as u64).map_err(failed)?;
         file.seek(SeekFrom::End(0)).map_err(failed)?;
         let runs = recorded.len();
@@ -278,6 +285,15 @@ mod tests {
         fs::write(&path, format!("{}\n{{}}\n", Value::Object(head("calls")))).unwrap();
         assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("line 2"));
         assert!(State::open(folder.path(), &head("calls")).unwrap_err().to_string().starts_with("--state "));
+        let first = Value::Object(head("calls")).to_string();
+        fs::write(&path, [first.as_bytes(), b"\n{\xff}\n{}\n"].concat()).unwrap();
+        assert!(refused(&path).ends_with(": line 2: not UTF-8; tune with another file"), "{}", refused(&path));
+        fs::write(&path, [b"\xff", first.as_bytes(), b"\n"].concat()).unwrap();
+        assert!(refused(&path).ends_with(FOREIGN));
+        // A last line that was cut within a character is dropped.
+        fs::write(&path, [first.as_bytes(), b"\n{\"settings\":\"\xc3"].concat()).unwrap();
+        drop(State::open(&path, &head("calls")).unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{first}\n"));
         let run =
             "{\"settings\":\"shards=7\",\"outcome\":{\"Ok\":{\"figure\":1.0,\"credits\":null,\"optimized\":true}}}";
         fs::write(&path, format!("{}\n{run}\n", Value::Object(head("calls")))).unwrap();
