@@ -98,7 +98,7 @@ pub(crate) struct ServeArgs {
     /// Largest payload of read and write, in bytes; sizes the memory
     #[arg(short, long, value_name = "BYTES", default_value = "8M", value_parser = parse_size)]
     pub(crate) size: usize,
-    /// Outstanding calls per connection; sizes the memory
+    /// Outstanding calls per connection; sizes the memory. For --reverse and --both, twice the client's -t
     #[arg(short = 't', long, value_name = "N", default_value_t = 16, value_parser = calls::outstanding())]
     pub(crate) outstanding: u32,
     /// Connections; sizes the memory

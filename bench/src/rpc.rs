@@ -264,6 +264,14 @@ impl Plan<'_> {
                 self.call.common.qp
             )));
         }
+        // Half of a server's -t.
+        let most = MOST_OUTSTANDING / 2;
+        if direction != Direction::Forward && self.call.outstanding as usize > most {
+            return Err(Failure::Usage(format!(
+                "-t {}: a server has at most {most} calls of its own under way (--reverse and --both)",
+                self.call.outstanding
+            )));
+        }
         let inline_threshold = self.call.engine.inline_threshold as usize & !3;
         Travel::new(self.call.op, self.call.travel.form, direction, self.call.engine.scheme()?, inline_threshold)
     }
@@ -331,7 +339,7 @@ impl Plan<'_> {
         option("--client-core", placement.client.to_string());
         option("--idle", common.idle.name());
         option("--size", largest.to_string());
-        option("--outstanding", (twice * self.call.outstanding as usize).min(MOST_OUTSTANDING).to_string());
+        option("--outstanding", (twice * self.call.outstanding as usize).to_string());
         option("--qp", common.qp.to_string());
         option("--form", travel.form.name());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));

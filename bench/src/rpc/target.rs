@@ -359,7 +359,9 @@ impl Target for RpcTarget {
             0 => Err(Failure::Run("the server calls another client already".to_owned())),
             most if most >= wanted => Ok(()),
             most => Err(Failure::Run(format!(
-                "the server has {most} calls of its own under way at a time, and not {wanted}: start it with a larger -t"
+                "the server has {most} calls of its own under way at a time, and not {wanted}: start it with -t {}, \
+                 half of which are for them, and without --credits",
+                2 * wanted
             ))),
         }
     }

@@ -164,6 +164,7 @@ fn impossible_options_are_refused_and_explained() {
         (&["lat", "--both", "-n", "100"], "--iters"),
         (&["lat", "--reverse", "-q", "2"], "one connection"),
         (&["rate", "--both", "-q", "2"], "one connection"),
+        (&["rate", "--reverse", "-t", "8192"], "at most 8191 calls of its own"),
         (&["bw", "--reverse", "--version", "1"], "RFC 8167"),
         (&["lat", "--both", "--form", "long", "--version", "1"], "RFC 8167"),
     ] {

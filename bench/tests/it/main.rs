@@ -510,7 +510,7 @@ fn one_server_serves_many_clients() {
         (&["lat", &address, "--inline", "8192"][..], 2, "--inline"),
         (&["bw", &address, "-s", "16M"], 2, "larger -s"),
         (&["bw", &address, "--form", "long"], 2, "start it with --form long"),
-        (&["rate", &address, "--reverse", "-t", "1000"], 1, "larger -t"),
+        (&["rate", &address, "--reverse", "-t", "1000"], 1, "start it with -t 2000"),
         (&["rate", &address, "-q", "300"], 1, "-q 300"),
     ] {
         let output = rpcperf(wrong);
