@@ -22,6 +22,21 @@ impl Failure {
         Self::Run(format!("{what}: {}", rpcrdma_config::program::describe(error.into().as_ref())))
     }
 
+    /// The failure of either of two steps, or one with the texts of both and the code of the first.
+    pub(crate) fn of_both(one: Result<(), Self>, other: Result<(), Self>) -> Result<(), Self> {
+        match (one, other) {
+            (Err(one), Err(other)) => Err(match one {
+                Self::Run(text) => Self::Run(format!("{text}; {other}")),
+                Self::Usage(text) => Self::Usage(format!("{text}; {other}")),
+                Self::Limit(mut lines) => {
+                    lines.push(other.to_string());
+                    Self::Limit(lines)
+                }
+            }),
+            (one, other) => one.and(other),
+        }
+    }
+
     pub(crate) fn code(&self) -> ExitCode {
         match self {
             Self::Run(_) => ExitCode::from(1),

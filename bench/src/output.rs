@@ -1,14 +1,14 @@
 //! Outputs of results: table, JSON, percentile files.
 #![forbid(unsafe_code)]
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{self, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rpcrdma_config::print_error;
-use rpcrdma_config::program::{open_result, write_result};
+use rpcrdma_config::program::{ResultFile, open_result, write_result};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
@@ -33,7 +33,7 @@ pub(crate) struct Output {
 
 enum Json {
     Stdout,
-    File(PathBuf, File),
+    File(PathBuf, ResultFile),
 }
 
 impl Json {
@@ -69,7 +69,7 @@ impl Pending {
     pub(crate) fn complete(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
         let Err(failure) = &outcome else { return Ok(()) };
         let written = self.write(Some(&failure.to_string()));
-        outcome.and(written)
+        Failure::of_both(outcome, written)
     }
 }
 
@@ -83,20 +83,22 @@ impl Output {
         sizes: &[usize],
     ) -> Result<Self, Failure> {
         let several_sizes = sizes.len() > 1;
-        let json = json.map(|path| (path, path.as_os_str() == "-"));
-        for path in hgrm.iter().flat_map(|path| sizes.iter().map(|&size| distribution(path, size, several_sizes))) {
+        let distributions =
+            || hgrm.iter().flat_map(|path| sizes.iter().map(|&size| distribution(path, size, several_sizes)));
+        for path in distributions() {
             check_writable(&path).map_err(|e| failed("--hgrm", &path, e))?;
-            if json.is_some_and(|(json, is_stdout)| !is_stdout && is_same_file(json, &path)) {
-                return Err(Failure::Usage(format!("--hgrm and --json write the same file, {}", path.display())));
-            }
         }
         let json = match json {
             None => None,
-            Some((_, true)) => Some(Json::Stdout),
-            Some((path, false)) => {
-                Some(Json::File(path.to_owned(), open_result(path).map_err(|e| failed("--json", path, e))?))
-            }
+            Some(path) if path.as_os_str() == "-" => Some(Json::Stdout),
+            Some(path) => Some(Json::File(path.to_owned(), open_result(path).map_err(|e| failed("--json", path, e))?)),
         };
+        // The file of the JSON exists now: links to it lead to one file.
+        if let Some(Json::File(json, _)) = &json
+            && let Some(path) = distributions().find(|path| is_same_file(json, path))
+        {
+            return Err(Failure::Usage(format!("--hgrm and --json write the same file, {}", path.display())));
+        }
         let tabular = !matches!(json, Some(Json::Stdout));
         let report = Report { schema: SCHEMA, ..Report::default() };
         let pending = Pending(Arc::new(Mutex::new((json, report))));
@@ -127,17 +129,13 @@ impl Output {
     /// Adds a complete entry to the report, prints its rows, and writes its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
         self.pending.update(|_, report| report.results.push(entry.clone()));
-        if self.tabular {
-            let rows = self.test.rows(entry, self.direction);
-            rows.iter().try_for_each(|row| say(&format!("{row}\n")))?;
-        }
-        if let (Some(path), Some(samples)) = (&self.hgrm, samples) {
-            let path = distribution(path, entry.size, self.several_sizes);
-            let mut text = Vec::new();
-            let written = hgrm::write(&mut text, samples).and_then(|()| write_result(&mut open_result(&path)?, &text));
-            written.map_err(|e| failed("--hgrm", &path, e))?;
-        }
-        Ok(())
+        let print = || self.test.rows(entry, self.direction).iter().try_for_each(|row| say(&format!("{row}\n")));
+        let printed = if self.tabular { print() } else { Ok(()) };
+        let Some((path, samples)) = self.hgrm.as_deref().zip(samples) else { return printed };
+        let path = distribution(path, entry.size, self.several_sizes);
+        let mut text = Vec::new();
+        let written = hgrm::write(&mut text, samples).and_then(|()| write_result(&mut open_result(&path)?, &text));
+        Failure::of_both(printed, written.map_err(|e| failed("--hgrm", &path, e)))
     }
 
     /// Prints the last lines, and writes the JSON. Passes on `error`.
@@ -145,7 +143,7 @@ impl Output {
         let printed = if self.tabular { self.print_last_lines() } else { Ok(()) };
         let outcome = error.map_or(printed, Err);
         let error = outcome.as_ref().err().map(Failure::to_string);
-        outcome.and(self.pending.write(error.as_deref()))
+        Failure::of_both(outcome, self.pending.write(error.as_deref()))
     }
 
     fn print_last_lines(&self) -> Result<(), Failure> {
@@ -176,13 +174,10 @@ fn check_writable(path: &Path) -> io::Result<()> {
     rights.map_err(io::Error::from)
 }
 
-/// True if both paths lead to one file, which need not exist yet. Devices are no files.
+/// True if both paths lead to one file. Devices are no files.
 fn is_same_file(one: &Path, other: &Path) -> bool {
-    match (fs::metadata(one), fs::metadata(other)) {
-        (Ok(one), Ok(other)) => one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino()),
-        (Err(_), Err(_)) => path::absolute(one).ok() == path::absolute(other).ok(),
-        _ => false,
-    }
+    let (Ok(one), Ok(other)) = (fs::metadata(one), fs::metadata(other)) else { return false };
+    one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 /// Writes to standard output. A closed pipe is no failure: the exit code still reports the result.

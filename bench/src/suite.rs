@@ -1,6 +1,8 @@
 //! One invocation: probes, measures, reports and checks each size.
 #![forbid(unsafe_code)]
 
+use rpcrdma_config::print_error;
+
 use crate::cli::Direction;
 use crate::clock::Clock;
 use crate::counters::Counters;
@@ -120,7 +122,12 @@ impl Suite {
             entry.memcpy_ratio = memcpy.map(|memcpy| rate / memcpy);
         }
         entry.limits_missed = self.limits.missed(&entry);
-        self.output.result(&entry, all.samples.as_ref())?;
+        let written = self.output.result(&entry, all.samples.as_ref());
+        // The error of an interrupted run is the signal.
+        if let (true, Err(failure)) = (stop::is_requested(), &written) {
+            print_error!("rpcperf: {failure}");
+        }
+        written?;
         missed.append(&mut entry.limits_missed);
         all.broken.map_or(Ok(()), |why| Err(Failure::Run(why)))
     }

@@ -201,18 +201,35 @@ fn files_of_results_are_checked_before_a_run() {
     let file = scratch("results");
     let path = file.to_str().expect("text");
     let (directory, name) = path.rsplit_once('/').expect("an absolute path");
+    // A link to a file that is not there yet.
+    let link = scratch("results-link");
+    std::os::unix::fs::symlink(&file, &link).expect("a link");
+    let to_file = link.to_str().expect("text");
     for (test, arguments, code, says) in [
         ("lat", &["--hgrm", "/nonexistent/x"][..], 1, "--hgrm /nonexistent/x: No such file"),
         ("raw-lat", &["-a", "--hgrm", "/nonexistent/x"], 1, "--hgrm /nonexistent/x.2: No such file"),
         ("lat", &["--hgrm", directory], 1, ": Is a directory"),
         ("lat", &["--json", "/nonexistent/x"], 1, "--json /nonexistent/x: No such file"),
         ("lat", &["--hgrm", path, "--json", &format!("{directory}/./{name}")], 2, "--hgrm and --json write the same"),
+        ("lat", &["--hgrm", path, "--json", to_file], 2, "--hgrm and --json write the same"),
+        ("lat", &["--hgrm", to_file, "--json", path], 2, "--hgrm and --json write the same"),
     ] {
         let output = rpcperf(&[&[test, &nobody], arguments].concat());
         let errors = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
         assert!(errors.contains(says), "{arguments:?}: {errors}");
         assert!(!file.exists(), "{arguments:?}");
+    }
+    std::fs::remove_file(&link).expect("it is there");
+}
+
+#[test]
+fn each_result_file_that_cannot_be_written_is_named() {
+    let output = rpcperf(&["lat", "--loopback", "-n", "100", "--hgrm", "/dev/full", "--json", "/dev/full"]);
+    let errors = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    for option in ["--hgrm", "--json"] {
+        assert!(errors.contains(&format!("{option} /dev/full: No space left on device")), "{errors}");
     }
 }
 

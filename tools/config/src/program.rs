@@ -2,9 +2,10 @@
 
 use std::error::Error;
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -75,22 +76,51 @@ pub fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
+/// The file of a result. One that is new is removed with this handle, unless it has got its result.
+#[derive(Debug)]
+pub struct ResultFile {
+    path: PathBuf,
+    file: File,
+    is_to_remove: bool,
+}
+
+impl Drop for ResultFile {
+    fn drop(&mut self) {
+        let place = |file: Metadata| (file.dev(), file.ino());
+        // Behind links, and unless another program has put its file there.
+        if self.is_to_remove
+            && let Ok(path) = self.path.canonicalize()
+            && path.metadata().ok().map(place) == self.file.metadata().ok().map(place)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 /// Opens a file for a result before the run, so that a wrong path fails at once. What the file holds stays until
 /// [`write_result`].
 ///
 /// # Errors
 /// Those of the system call.
-pub fn open_result(path: &Path) -> io::Result<File> {
-    File::options().write(true).create(true).truncate(false).open(path)
+pub fn open_result(path: &Path) -> io::Result<ResultFile> {
+    let is_to_remove = !path.exists();
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    Ok(ResultFile { path: path.to_owned(), file, is_to_remove })
 }
 
 /// Replaces the content of a file that [`open_result`] has opened; writes to a pipe or a device.
 ///
-/// A full disk does not leave a part of the text in place of the old content.
+/// A full disk does not leave a part of the text in place of the old content, nor an empty new file.
 ///
 /// # Errors
 /// Those of the system calls.
-pub fn write_result(file: &mut File, text: &[u8]) -> io::Result<()> {
+pub fn write_result(result: &mut ResultFile, text: &[u8]) -> io::Result<()> {
+    replace(&mut result.file, text)?;
+    result.is_to_remove = false;
+    Ok(())
+}
+
+fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
     let len = text.len() as u64;
     if !file.metadata()?.is_file() {
         return file.write_all(text);
@@ -199,14 +229,29 @@ mod tests {
         for new in [&long[..100], &long] {
             let mut file = file();
             file.write_all_at(&old, 0).unwrap();
-            write_result(&mut file, new).unwrap();
+            replace(&mut file, new).unwrap();
             assert!(content(&file) == new);
         }
         // This file has no room for more, like one on a full disk.
         let mut file = file();
         file.write_all_at(&old, 0).unwrap();
         fcntl_add_seals(&file, SealFlags::GROW).unwrap();
-        write_result(&mut file, &long).unwrap_err();
+        replace(&mut file, &long).unwrap_err();
         assert!(content(&file) == old);
+    }
+
+    #[test]
+    fn a_new_file_without_its_result_is_removed_and_an_old_one_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let [new, link, old] = ["new", "link", "old"].map(|name| directory.path().join(name));
+        std::os::unix::fs::symlink(&new, &link).unwrap();
+        fs::write(&old, "").unwrap();
+        for path in [&new, &link, &old] {
+            drop(open_result(path).unwrap());
+            assert_eq!((new.exists(), link.is_symlink(), old.exists()), (false, true, true), "{}", path.display());
+        }
+        write_result(&mut open_result(&link).unwrap(), b"text").unwrap();
+        drop(open_result(&new).unwrap());
+        assert_eq!(fs::read(&new).unwrap(), b"text");
     }
 }
