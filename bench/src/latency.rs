@@ -9,7 +9,7 @@ use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::stop;
-use crate::target::{IDLE_POLLS, Length, Target, unanswered};
+use crate::target::{IDLE_POLLS, Length, Quiet, Target, unanswered};
 
 /// Measures round trips.
 ///
@@ -34,6 +34,8 @@ pub(crate) fn measure(
     // As in perftest, one clock reading ends an operation and starts the next, so each includes the loop's own time.
     let (mut now, mut last) = (origin, origin);
     let mut idle_polls = 0u32;
+    let mut quiet = Quiet::default();
+    quiet.reset(origin);
     loop {
         if !free.is_empty() {
             let mut any = false;
@@ -49,6 +51,7 @@ pub(crate) fn measure(
                 any = true;
             }
             if any {
+                quiet.reset(now);
                 target.flush()?;
             } else if free.len() == depth as usize && !length.goes_on(started, now - origin) {
                 break;
@@ -63,7 +66,7 @@ pub(crate) fn measure(
             idle_polls = idle_polls.wrapping_add(1);
             if interval_ns.is_some() || idle_polls.is_multiple_of(IDLE_POLLS) || stop::is_requested() {
                 now = clock.ns();
-                if free.len() < depth as usize && length.gives_up(now - last, now - origin) {
+                if free.len() < depth as usize && length.gives_up(quiet.look(now), now - origin) {
                     break;
                 }
             }
@@ -71,6 +74,7 @@ pub(crate) fn measure(
         }
         now = clock.ns();
         last = now;
+        quiet.reset(now);
         for token in done_now.drain(..) {
             let since = began[token as usize];
             if length.counts(done, since - origin) {
@@ -83,7 +87,7 @@ pub(crate) fn measure(
             now = clock.ns();
         }
     }
-    let broken = unanswered(target, depth as usize - free.len());
+    let broken = unanswered(target, length, depth as usize - free.len());
     if samples.count() == 0 {
         return Err(Failure::Run(broken.unwrap_or_else(|| {
             "no operation was done within the time that counts; use a longer -D or a smaller -f".to_owned()
@@ -196,10 +200,14 @@ mod tests {
 
     #[test]
     fn a_stalled_target_ends_the_run_with_the_figures_until_then() {
-        for (rate, depth) in [(None, 4), (Some(1e6), 4), (Some(1e6), 1000)] {
+        let (time, count) =
+            (Length::Time { total: 600_000, margin: 0 }, Length::Operations { counted: 1_000_000, warm_up: 0 });
+        for (rate, depth, length) in
+            [(None, 4, time), (Some(1e6), 4, time), (Some(1e6), 1000, time), (Some(1e6), 1000, count)]
+        {
             let (mut fake, clock) = Fake::timed(depth, 1);
             fake.stalls_at = 100;
-            let out = run_by(&clock, &mut fake, Length::Time { total: 600_000, margin: 0 }, rate).unwrap();
+            let out = run_by(&clock, &mut fake, length, rate).unwrap();
             let left = fake.begun.len();
             assert_eq!(out.operations, fake.started - left as u64, "{out:?}");
             assert!(out.seconds < 600e-6, "{}", out.seconds);
@@ -207,7 +215,7 @@ mod tests {
             assert!(out.broken.is_some_and(|why| why.starts_with(&says)), "{says}");
             let (mut none, clock) = Fake::timed(1, 1);
             none.stalls_at = 0;
-            let none = run_by(&clock, &mut none, Length::Time { total: 600_000, margin: 0 }, rate);
+            let none = run_by(&clock, &mut none, length, rate);
             assert!(none.is_err_and(|failure| failure.to_string().contains("stopped answering")));
         }
     }

@@ -126,6 +126,11 @@ impl Output {
         say(&format!("{}\n{}\n", table::banner(info), self.test.header(directions)))
     }
 
+    /// Whether there is an entry of this size.
+    pub(crate) fn has(&self, size: usize) -> bool {
+        self.pending.update(|_, report| report.results.iter().any(|entry| entry.size == size))
+    }
+
     /// Adds a complete entry to the report, prints its rows, and writes its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
         self.pending.update(|_, report| report.results.push(entry.clone()));

@@ -13,7 +13,7 @@ use signal_hook::iterator::Signals;
 use crate::failure::Failure;
 
 /// What the results of an interrupted run say.
-pub(crate) const INTERRUPTED: &str = "interrupted by SIGINT or SIGTERM: the figures are those until then";
+pub(crate) const INTERRUPTED: &str = "interrupted by SIGINT or SIGTERM";
 /// What the results of a run say whose process a signal has ended.
 const ENDED: &str = "interrupted by SIGINT or SIGTERM outside of a measurement, or twice: the results are those before";
 /// Exit code of a process that a signal has ended.

@@ -56,12 +56,14 @@ impl Suite {
         let (mut missed, mut error) = (Vec::new(), None);
         for &size in sizes {
             let outcome = self.one_size(size, &mut connect, &mut missed);
+            let figures =
+                if self.output.has(size) { "the figures are those until then" } else { "there are no figures" };
             // In this order: a signal that comes after the check ends the process.
             stop::set_measuring(false);
             error = match outcome {
                 // A failure has no other cause: the run was too short for a figure, or the signal has reached a server
                 // of another process, too.
-                _ if stop::is_requested() => Some(format!("{size} bytes: {INTERRUPTED}")),
+                _ if stop::is_requested() => Some(format!("{size} bytes: {INTERRUPTED}: {figures}")),
                 outcome => outcome.err().map(|failure| self.explain(size, &failure)),
             };
             if error.is_some() {
@@ -129,7 +131,7 @@ impl Suite {
         }
         written?;
         missed.append(&mut entry.limits_missed);
-        all.broken.map_or(Ok(()), |why| Err(Failure::Run(why)))
+        all.broken.map_or(Ok(()), |why| Err(Failure::Run(format!("{why}; the figures are those until then"))))
     }
 
     /// Copy rate of this core, for bandwidth tests.

@@ -12,8 +12,10 @@ use crate::stop;
 
 /// Empty polls before an extra clock reading.
 pub(crate) const IDLE_POLLS: u32 = 16;
-/// Time for outstanding operations after the end of a measurement, and after each completion there.
+/// Time for outstanding operations after the end of a timed measurement, and after each completion there.
 const GRACE: Duration = Duration::from_secs(5);
+/// Time without a completion in a counted measurement. A lost connection ends its operations sooner, with the cause.
+const GRACE_OF_COUNT: Duration = Duration::from_secs(60);
 /// Time after a signal without a completion before the outstanding operations are left.
 const GRACE_OF_SIGNAL: Duration = Duration::from_millis(100);
 
@@ -95,12 +97,20 @@ impl Length {
 
     /// True if the outstanding operations are to be left. None has completed for `quiet_ns`.
     pub(crate) fn gives_up(self, quiet_ns: u64, elapsed_ns: u64) -> bool {
-        let after_end = match self {
-            _ if stop::is_requested() => return quiet_ns >= GRACE_OF_SIGNAL.as_nanos() as u64,
-            Self::Operations { .. } => return false,
-            Self::Time { total, .. } => elapsed_ns.saturating_sub(total),
+        let (quiet_ns, grace) = match self {
+            _ if stop::is_requested() => (quiet_ns, GRACE_OF_SIGNAL),
+            Self::Operations { .. } => (quiet_ns, GRACE_OF_COUNT),
+            Self::Time { total, .. } => (quiet_ns.min(elapsed_ns.saturating_sub(total)), GRACE),
         };
-        quiet_ns.min(after_end) >= GRACE.as_nanos() as u64
+        quiet_ns >= grace.as_nanos() as u64
+    }
+
+    /// Time without a completion after which outstanding operations are left.
+    fn grace(self) -> Duration {
+        match self {
+            Self::Operations { .. } => GRACE_OF_COUNT,
+            Self::Time { .. } => GRACE,
+        }
     }
 
     /// Progress, 0 to 1.
@@ -112,15 +122,53 @@ impl Length {
     }
 }
 
+/// Time in which a side has waited for a completion, and polled.
+#[derive(Debug, Default)]
+pub(crate) struct Quiet {
+    waited_ns: u64,
+    looked_ns: u64,
+}
+
+impl Quiet {
+    /// Most time between two looks that counts. More of it passes only while the process is stopped, and its server may
+    /// be stopped with it.
+    const LONGEST_LOOK: Duration = Duration::from_secs(2);
+
+    /// Starts anew: an operation has started or completed.
+    pub(crate) fn reset(&mut self, now_ns: u64) {
+        *self = Self { waited_ns: 0, looked_ns: now_ns };
+    }
+
+    /// Adds the time since the last look; returns the sum.
+    pub(crate) fn look(&mut self, now_ns: u64) -> u64 {
+        self.waited_ns += (now_ns - self.looked_ns).min(Self::LONGEST_LOOK.as_nanos() as u64);
+        self.looked_ns = now_ns;
+        self.waited_ns
+    }
+}
+
 /// Error of a measurement that has left operations outstanding.
-pub(crate) fn unanswered(target: &impl Target, outstanding: usize) -> Option<String> {
+pub(crate) fn unanswered(target: &impl Target, length: Length, outstanding: usize) -> Option<String> {
     (outstanding > 0).then(|| {
-        format!(
-            "{} stopped answering: outstanding operations: {outstanding}; none completed for {GRACE:?} after the \
-             measurement; the figures are those until then",
-            target.peer()
-        )
+        let (peer, grace) = (target.peer(), length.grace());
+        format!("{peer} stopped answering: outstanding operations: {outstanding}; none completed for {grace:?}")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_in_which_a_process_was_stopped_does_not_count_as_waiting() {
+        let (second, hour) = (1_000_000_000, 3_600_000_000_000);
+        let mut quiet = Quiet::default();
+        quiet.reset(hour);
+        assert_eq!(quiet.look(hour + second), second);
+        assert_eq!(quiet.look(2 * hour), 3 * second);
+        quiet.reset(2 * hour + second);
+        assert_eq!(quiet.look(2 * hour + second), 0);
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::stop;
-use crate::target::{IDLE_POLLS, Length, Target, unanswered};
+use crate::target::{IDLE_POLLS, Length, Quiet, Target, unanswered};
 
 /// Shortest slice of the peak rate.
 const SLICE_NS: u64 = 10_000_000;
@@ -29,7 +29,7 @@ pub(crate) fn measure(
     let (mut started, mut done, mut looked) = (0u64, 0u64, 0u64);
     let mut idle_polls = 0;
     let mut meter = Meter::default();
-    let mut elapsed = 0;
+    let (mut elapsed, mut quiet) = (0, Quiet::default());
     let origin = clock.ns();
     if length.counts(0, 0) {
         meter.look(0, 0);
@@ -56,6 +56,7 @@ pub(crate) fn measure(
             (looked, idle_polls) = (done, 0);
             let now = clock.ns();
             elapsed = now - origin;
+            quiet.reset(elapsed);
             if length.counts(done, elapsed) {
                 meter.look(done, elapsed);
             }
@@ -64,12 +65,12 @@ pub(crate) fn measure(
             // The last completion was at `elapsed`, or shortly before it.
             idle_polls = 0;
             let now = clock.ns() - origin;
-            if length.gives_up(now - elapsed, now) {
+            if length.gives_up(quiet.look(now), now) {
                 break;
             }
         }
     }
-    let broken = unanswered(target, depth as usize - free.len());
+    let broken = unanswered(target, length, depth as usize - free.len());
     match meter.total() {
         Some(figures) => Ok(Figures { broken, ..figures }),
         None => Err(Failure::Run(broken.unwrap_or_else(|| {
@@ -173,15 +174,17 @@ mod tests {
 
     #[test]
     fn a_stalled_target_ends_the_run_with_the_figures_until_then() {
-        for depth in [1, 200] {
+        let (time, count) =
+            (Length::Time { total: 1_000_000, margin: 0 }, Length::Operations { counted: 1_000_000, warm_up: 0 });
+        for (depth, length, grace) in [(1, time, "5s"), (200, time, "5s"), (200, count, "60s")] {
             let (mut fake, clock) = Fake::timed(depth, 1);
             fake.stalls_at = 500;
-            let length = Length::Time { total: 1_000_000, margin: 0 };
             let out = measure(&mut fake, &clock, length, &mut Progress::new(String::new(), 0)).unwrap();
             let left = fake.begun.len();
             assert_eq!(out.operations, 500 - left as u64, "{out:?}");
             let says = format!("the server stopped answering: outstanding operations: {left};");
-            assert!(out.broken.is_some_and(|why| why.starts_with(&says)), "{says}");
+            let broken = out.broken.unwrap_or_default();
+            assert!(broken.starts_with(&says) && broken.ends_with(grace), "{broken}");
         }
     }
 
