@@ -8,7 +8,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 /// Idle time before a thread ends.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(1);
 /// Bytes of stack of such a thread, which does nothing but drop.
 const STACK: usize = 128 << 10;
 

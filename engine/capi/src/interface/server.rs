@@ -117,7 +117,10 @@ pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milli
     })
 }
 
-/// Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
+/// Starts a server on one address that the calling thread polls.
+///
+/// It has no thread, but those of `server.workers`, and, for up to a second after it, one that has unmapped large chunk
+/// memory of a client of this host.
 ///
 /// As for `rpcrdma_server_start`. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
 /// servers with threads: EINVAL. So are services with a task.
@@ -157,6 +160,9 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 /// server is in use (EBUSY). `config` may be NULL. NULL after a failure: as for `rpcrdma_server_call_back`, and EPERM
 /// on another thread than that of the server. `rpcrdma_free` ends the client, which may outlive the server: its calls
 /// fail then.
+///
+/// A call with Read chunks needs another thread than the one that polls the server: `rpcrdma_alloc` and a copy of
+/// `rpcrdma_read_chunk::data` wait for the server's turn (EDEADLK).
 ///
 /// # Safety
 /// As for `rpcrdma_server_call_back`.
