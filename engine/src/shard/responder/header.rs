@@ -23,6 +23,8 @@ pub(in crate::shard) enum CallRefusal {
     Transport(ErrorBody),
     /// A transport error, as its chunks do not match the declaration of this entry.
     Undeclared { entry: usize, error: ErrorBody },
+    /// A transport error, as the RPC message of `bytes` in a Read chunk exceeds `limit`.
+    TooLong { bytes: u64, limit: u64 },
     /// ERR_SYSTEM, with the cause in the log.
     System(Trouble),
 }
@@ -293,7 +295,7 @@ fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &LocalProcedure, chu
 pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), CallRefusal> {
     match chunks.message_bytes() {
         0 => Err(CallRefusal::Transport(ErrorBody::BadXdr)),
-        bytes if bytes > longest => Err(CallRefusal::Transport(ErrorBody::ReadChunks { max: 0 })),
+        bytes if bytes > longest => Err(CallRefusal::TooLong { bytes, limit: longest }),
         _ => Ok(()),
     }
 }

@@ -57,6 +57,19 @@ impl Responder {
                 return self.boxes.put(call);
             }
             CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
+            CallRefusal::TooLong { bytes, limit } => {
+                let peer = conn.who();
+                cx.log_of(
+                    Level::Warn,
+                    "calls that are too long",
+                    None,
+                    format_args!(
+                        "{peer}: refused a call of {bytes} bytes: the limit is {limit} (wire.reassemble_up_to)"
+                    ),
+                );
+                conn.proto.reply_error(id, ErrorBody::ReadChunks { max: 0 });
+                return self.boxes.put(call);
+            }
             CallRefusal::Transport(error) | CallRefusal::Undeclared { error, .. } => {
                 // Version 1 has one error for all of them.
                 Self::tell_refused(cx, conn, &call, "calls refused by the transport", &error);

@@ -29,7 +29,9 @@ struct Entry {
 fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut u64> {
     Some(match refusal {
         CallRefusal::NotACall => return None,
-        CallRefusal::Transport(_) | CallRefusal::Undeclared { .. } => &mut refusals.transport,
+        CallRefusal::Transport(_) | CallRefusal::Undeclared { .. } | CallRefusal::TooLong { .. } => {
+            &mut refusals.transport
+        }
         CallRefusal::System(_) => &mut refusals.err_system,
         CallRefusal::Rpc(ReplyBody::Denied(RejectStat::AuthError(_))) => &mut refusals.authentication,
         CallRefusal::Rpc(ReplyBody::Denied(RejectStat::RpcMismatch { .. })) => &mut refusals.unavailable,
