@@ -228,8 +228,8 @@ typedef struct {
 //
 // All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
 // which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
-// them after the call. The exception is a call of version 2 whose server takes no chunks, or fewer: the library sends
-// it again without chunks, and their buffers return to the pool.
+// them after the call. The exception is a call of version 2 that the library sends again because the server takes no
+// chunks, fewer, or wants a longer Write chunk: the lent buffers return to the pool, and the results are in others.
 typedef struct {
     // `sizeof(rpcrdma_request)`. Later versions of this library have more fields at the end, and take requests of
     // earlier ones. This version takes later requests whose further fields are 0.
@@ -479,7 +479,10 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 // `server` as for `rpcrdma_free`.
 int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
 
-// Starts a server on one address that the calling thread polls. It has no thread, but those of `server.workers`.
+// Starts a server on one address that the calling thread polls.
+//
+// It has no thread, but those of `server.workers`, and, for up to a second after it, one that has unmapped large chunk
+// memory of a client of this host.
 //
 // As for `rpcrdma_server_start`. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
 // servers with threads: EINVAL. So are services with a task.
@@ -499,6 +502,9 @@ rpcrdma_local_server *rpcrdma_local_server_start(const char *address,
 // server is in use (EBUSY). `config` may be NULL. NULL after a failure: as for `rpcrdma_server_call_back`, and EPERM
 // on another thread than that of the server. `rpcrdma_free` ends the client, which may outlive the server: its calls
 // fail then.
+//
+// A call with Read chunks needs another thread than the one that polls the server: `rpcrdma_alloc` and a copy of
+// `rpcrdma_read_chunk::data` wait for the server's turn (EDEADLK).
 //
 // # Safety
 // As for `rpcrdma_server_call_back`.
@@ -683,8 +689,15 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 // A buffer of `len` bytes for a chunk of a call of this client, registered with its device.
 //
 // `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
-// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left
-// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`. EDEADLK as for `rpcrdma_client_call`.
+// server. `rpcrdma_free` ends it, or the call that it is lent to.
+//
+// NULL after a failure:
+// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`);
+// - EMSGSIZE: it never has one so long;
+// - ENOMEM, EMFILE, ENFILE or EFBIG: the system refuses the memory of all its buffers, by the limit that the text
+//   names; the next call asks again;
+// - ENOTCONN: the connection has ended;
+// - EDEADLK: as for `rpcrdma_client_call`.
 //
 // # Safety
 // `client` as for `rpcrdma_free`.
@@ -794,8 +807,9 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 //
 // Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), EKEYREJECTED (the server has
 // restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN (`limits.max_calls`),
-// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES
-// (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
+// ENOBUFS and EMSGSIZE (a knob that the text names), ENOMEM, EMFILE, ENFILE and EFBIG (the system refuses memory for
+// chunks, by the limit that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES (it
+// refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
 // version 1, or another transport error), EOPNOTSUPP (a call back to a client that takes none: it has no
 // `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
 //

@@ -338,6 +338,30 @@ static void starts_without_descriptors(const char *address, rpcrdma_services *se
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
+// Chunk memory that the system refuses, to both kinds of clients, and then grants.
+static void allocates_beyond_limits(const char *address, rpcrdma_services *services) {
+    rpcrdma_config *config = new_config();
+    rpcrdma_server *server = rpcrdma_server_start(address, services, NULL);
+    CHECK(server);
+    for (int is_polled = 0; is_polled < 2; is_polled++) {
+        void *client = is_polled ? (void *)rpcrdma_local_client_connect(address, PROGRAM, 1, config)
+                                 : (void *)rpcrdma_client_connect(address, PROGRAM, 1, config);
+        CHECK(client);
+        struct rlimit before;
+        CHECK(!getrlimit(RLIMIT_FSIZE, &before));
+        const struct rlimit low = {.rlim_cur = 4096, .rlim_max = before.rlim_max};
+        CHECK(!setrlimit(RLIMIT_FSIZE, &low));
+        CHECK(!rpcrdma_alloc(client, 1) && errno == EFBIG && strstr(rpcrdma_error(), "`ulimit -f`"));
+        CHECK(!setrlimit(RLIMIT_FSIZE, &before) && !getrlimit(RLIMIT_NOFILE, &before));
+        allow_descriptors(0);
+        CHECK(!rpcrdma_alloc(client, 1) && errno == EMFILE && strstr(rpcrdma_error(), "`ulimit -n`"));
+        CHECK(!setrlimit(RLIMIT_NOFILE, &before));
+        void *memory = rpcrdma_alloc(client, 1);
+        CHECK(memory && !rpcrdma_free(memory) && !rpcrdma_free(client));
+    }
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
+}
+
 // A server whose receives are all taken.
 static void connects_without_receives(const char *address, rpcrdma_services *services) {
     enum { MOST = 256 };
@@ -388,6 +412,7 @@ int main(int argc, char **argv) {
     calls_of_version_1_without_key(argv[2], services);
     starts_below_the_limit_of_file_sizes(argv[2], services);
     starts_without_descriptors(argv[2], services);
+    allocates_beyond_limits(argv[2], services);
     connects_without_receives(argv[2], services);
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("memory, lengths, sizes of requests, codes of connects\n");

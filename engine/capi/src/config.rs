@@ -84,7 +84,7 @@ impl Knobs {
         };
         let name = match &found[..] {
             [one] => one,
-            [] => return Err(Failure::argument(format_args!("no knob {name} (tuning.md has all)"))),
+            [] => return Err(Failure::argument(format_args!("no knob `{name}` (tuning.md has all)"))),
             several => return Err(Failure::argument(format_args!("{name} is {}: say which", several.join(" or ")))),
         };
         if let Some(done) = self.own.set(name, text) {

@@ -129,6 +129,7 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
         CallError::Closed => Errno::NOTCONN,
         CallError::TooManyCalls { .. } => Errno::AGAIN,
         CallError::NoMemory { .. } | CallError::NoReplyBuffer { .. } => Errno::NOBUFS,
+        CallError::OutOfMemory { os_error, .. } => limit_of_process(*os_error).unwrap_or(Errno::NOMEM),
         CallError::TooLong { .. } => Errno::MSGSIZE,
         CallError::NoReverse => Errno::OPNOTSUPP,
         error if error.is_busy() => Errno::BUSY,

@@ -23,6 +23,8 @@ use crate::wire::ErrorBody;
 /// | `Closed` | no | yes, on another connection | connection |
 /// | `TooManyCalls` | no | yes, after a call has ended | caller |
 /// | `NoMemory` | no | yes, after a buffer was returned | host |
+/// | `OutOfMemory { answered: false }` | no | yes, after the limit was raised | host |
+/// | `OutOfMemory { answered: true }` | answered | if idempotent | host |
 /// | `TooLong` | no | never | caller |
 /// | `Invalid` | no | never | caller |
 /// | `NoReverse` | no | never on this connection | peer |
@@ -94,6 +96,16 @@ pub enum CallError {
         needed: usize,
         /// The knob that counts such buffers.
         knob: Knob,
+    },
+    /// The system refuses the memory of this connection's chunks, which `memory.bulk_buffers` sizes.
+    ///
+    /// The memory is requested with the first chunk, and again with each call until it is granted.
+    #[error("the system refuses memory for the connection's chunks: {} (the log has the bytes)", remedy(*.os_error))]
+    OutOfMemory {
+        /// The server answered: the call may have run.
+        answered: bool,
+        /// Number of the system's error, if it is known.
+        os_error: Option<i32>,
     },
     /// The call, its reply or a chunk exceeds every buffer. Or it exceeds what may be sent without chunks.
     ///
@@ -171,12 +183,15 @@ impl CallError {
             | Self::NoCredits { .. }
             | Self::TooManyCalls { .. }
             | Self::NoMemory { .. }
+            | Self::OutOfMemory { answered: false, .. }
             | Self::TooLong { .. }
             | Self::Invalid(_)
             | Self::NoReverse => Sent::No,
-            Self::NoReplyBuffer { .. } | Self::MalformedReply(_) | Self::Transport(_) | Self::Refused(_) => {
-                Sent::Answered
-            }
+            Self::OutOfMemory { answered: true, .. }
+            | Self::NoReplyBuffer { .. }
+            | Self::MalformedReply(_)
+            | Self::Transport(_)
+            | Self::Refused(_) => Sent::Answered,
         }
     }
 
@@ -204,6 +219,7 @@ impl CallError {
             Self::NoMemory { needed, knob } | Self::TooLong { needed, knob, .. } => {
                 Self::NoReplyBuffer { needed, knob }
             }
+            Self::OutOfMemory { os_error, .. } => Self::OutOfMemory { answered: true, os_error },
             other => other,
         }
     }
@@ -217,7 +233,7 @@ impl CallError {
             | Self::TooManyCalls { .. }
             | Self::TooLong { .. }
             | Self::Invalid(_) => Fault::Caller,
-            Self::NoMemory { .. } | Self::NoReplyBuffer { .. } => Fault::Host,
+            Self::NoMemory { .. } | Self::OutOfMemory { .. } | Self::NoReplyBuffer { .. } => Fault::Host,
             Self::TimedOut { sent: true }
             | Self::NoCredits { .. }
             | Self::NoReverse
@@ -304,7 +320,12 @@ fn hint(error: &ErrorBody) -> &'static str {
         ErrorBody::System => " (peer lacks memory, is draining or has failed: see its log)",
         ErrorBody::BadXdr => {
             " (malformed; or a chunk exceeds what the peer takes: Procedure::read_chunks, Procedure::write_chunks and \
-             memory.bulk_buffers of the peer; or, in version 1, one is missing or too short for a result)"
+             memory.bulk_buffers of the peer; or, in version 1, one is missing or too short for a result, or the call \
+             exceeds wire.reassemble_up_to of the peer)"
+        }
+        ErrorBody::ReadChunks { max: 0 } => {
+            " (the call exceeds wire.reassemble_up_to of the peer, which takes only messages up to it; or its procedure \
+             takes no Read chunks: Procedure::read_chunks)"
         }
         ErrorBody::Vers { .. } => {
             " (not executed, and a retry on this connection fails in the same way: see wire.credit_mode of this side, \
@@ -314,6 +335,16 @@ fn hint(error: &ErrorBody) -> &'static str {
             " (limit of this side: memory.bulk_buffers)"
         }
         _ => "",
+    }
+}
+
+/// The limit behind an error of the system, by its number on Linux, and how to raise it.
+fn remedy(os_error: Option<i32>) -> &'static str {
+    match os_error {
+        Some(23) => "the host has no descriptor left, see `sysctl fs.file-max` (ENFILE)",
+        Some(24) => "the process has no descriptor left, raise RLIMIT_NOFILE with `ulimit -n` (EMFILE)",
+        Some(27) => "it exceeds RLIMIT_FSIZE, raise that with `ulimit -f` (EFBIG)",
+        _ => "lower memory.bulk_buffers, or lift `ulimit -v` and limits of the control group",
     }
 }
 
@@ -333,7 +364,7 @@ mod tests {
     fn all() -> Vec<(CallError, Sent, bool, Fault)> {
         use CallError::{
             Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoCredits, NoMemory, NoReplyBuffer, NoReverse,
-            NotAuthenticated, Refused, TimedOut, TooLong, TooManyCalls, Transport,
+            NotAuthenticated, OutOfMemory, Refused, TimedOut, TooLong, TooManyCalls, Transport,
         };
         let (needed, knob) = (70_000, Knob::BULK_BUFFERS);
         vec![
@@ -348,6 +379,8 @@ mod tests {
             (Closed, Sent::No, true, Fault::Connection),
             (TooManyCalls { limit: 8 }, Sent::No, true, Fault::Caller),
             (NoMemory { needed, knob }, Sent::No, true, Fault::Host),
+            (OutOfMemory { answered: false, os_error: None }, Sent::No, true, Fault::Host),
+            (OutOfMemory { answered: true, os_error: None }, Sent::Answered, false, Fault::Host),
             (TooLong { needed, limit: 65_536, knob }, Sent::No, false, Fault::Caller),
             (Invalid(Defect::EmptyChunk.into()), Sent::No, false, Fault::Caller),
             (NoReverse, Sent::No, false, Fault::Peer),
@@ -413,6 +446,12 @@ mod tests {
         );
         let hint = CallError::Transport(ErrorBody::BadXdr).to_string();
         assert!(hint.contains("Procedure::read_chunks") && hint.contains("memory.bulk_buffers"), "{hint}");
+        let hint = CallError::Transport(ErrorBody::ReadChunks { max: 0 }).to_string();
+        assert!(hint.contains("wire.reassemble_up_to of the peer"), "{hint}");
+        for (os_error, limit) in [(Some(24), "`ulimit -n`"), (Some(12), "`ulimit -v`"), (Some(27), "`ulimit -f`")] {
+            let text = CallError::OutOfMemory { answered: false, os_error }.to_string();
+            assert!(text.contains(limit), "{text}");
+        }
         let hint = CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }).to_string();
         let retry = "not executed, and a retry on this connection fails in the same way";
         assert!(hint.contains(retry) && hint.contains("wire.host_auth of the server"), "{hint}");

@@ -281,7 +281,8 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
-    /// buffer left, [`CallError::TooLong`] when it never has.
+    /// buffer left, [`CallError::TooLong`] when it never has, [`CallError::OutOfMemory`] when the system refuses the
+    /// memory.
     pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
         self.shard.alloc_exposed(connection.0, len)
     }

@@ -358,7 +358,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if it has none so
-    /// long, [`CallError::Closed`] without a connection.
+    /// long, [`CallError::OutOfMemory`] if the system refuses the memory, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         if let Some(buf) = self.cx.conns.get(conn).and_then(|conn| conn.requests.alloc(len)) {
             return Ok(buf);

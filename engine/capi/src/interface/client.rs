@@ -72,8 +72,9 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 ///
 /// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), EKEYREJECTED (the server has
 /// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN (`limits.max_calls`),
-/// ENOBUFS and EMSGSIZE (a knob that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES
-/// (it refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
+/// ENOBUFS and EMSGSIZE (a knob that the text names), ENOMEM, EMFILE, ENFILE and EFBIG (the system refuses memory for
+/// chunks, by the limit that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES (it
+/// refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
 /// version 1, or another transport error), EOPNOTSUPP (a call back to a client that takes none: it has no
 /// `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
 ///

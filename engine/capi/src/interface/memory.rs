@@ -13,8 +13,15 @@ use crate::types::*;
 /// A buffer of `len` bytes for a chunk of a call of this client, registered with its device.
 ///
 /// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
-/// server. `rpcrdma_free` ends it, or the call that it is lent to. NULL if the client has no such buffer left
-/// (ENOBUFS), or never has (EMSGSIZE): `memory.bulk_buffers`. EDEADLK as for `rpcrdma_client_call`.
+/// server. `rpcrdma_free` ends it, or the call that it is lent to.
+///
+/// NULL after a failure:
+/// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`);
+/// - EMSGSIZE: it never has one so long;
+/// - ENOMEM, EMFILE, ENFILE or EFBIG: the system refuses the memory of all its buffers, by the limit that the text
+///   names; the next call asks again;
+/// - ENOTCONN: the connection has ended;
+/// - EDEADLK: as for `rpcrdma_client_call`.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`.

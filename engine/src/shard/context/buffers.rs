@@ -113,19 +113,31 @@ impl<F: Fabric> Context<F> {
     }
 
     /// Allocates from an extra pool of bulk buffers, created at first use: exposed to a peer, or to none.
-    pub(in crate::shard) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] while no such buffer is free, [`CallError::TooLong`] if the pool never has one,
+    /// [`CallError::OutOfMemory`] if the system refuses the pool's memory.
+    pub(in crate::shard) fn alloc_bulk(
+        &mut self,
+        pool: &mut Option<Pool>,
+        exposed: bool,
+        len: usize,
+    ) -> Result<Buf, CallError> {
         if pool.is_none() && !self.config.memory.bulk_buffers.is_empty() {
             match self.bulk_pool(exposed) {
                 Ok(made) => *pool = Some(made),
                 Err(error) => {
                     let what = if exposed { "memory to expose to a peer" } else { "memory for a copy of a reply" };
                     self.error(what, format_args!("{what}: {error}"));
+                    return Err(CallError::OutOfMemory { answered: false, os_error: error.os_error() });
                 }
             }
         }
-        let pool = pool.as_ref()?;
-        pool.drain_remote();
-        pool.alloc(len)
+        let buf = pool.as_ref().and_then(|pool| {
+            pool.drain_remote();
+            pool.alloc(len)
+        });
+        buf.ok_or_else(|| self.config.lacks_exposed_buffer(len))
     }
 
     fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, StartError> {

@@ -193,7 +193,7 @@ impl Requester {
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] if it has none
-    /// so long.
+    /// so long, [`CallError::OutOfMemory`] if the system refuses the set's memory.
     pub(in crate::shard) fn alloc_for<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -201,8 +201,8 @@ impl Requester {
         len: usize,
     ) -> Result<Buf, CallError> {
         let buf = cx.alloc_bulk(&mut conn.requests.exposed, true, len);
-        cx.stats.pool_empty += u64::from(buf.is_none());
-        buf.ok_or_else(|| cx.config.lacks_exposed_buffer(len))
+        cx.stats.pool_empty += u64::from(buf.is_err());
+        buf
     }
 
     /// Sends a call that waited for its credit.

@@ -252,7 +252,7 @@ impl Requester {
         let start = buf.start();
         buf.set_window(start, len as usize);
         if cx.fabric.capabilities().exposure_needs_own_arena {
-            buf = self.private_copy(cx, &buf).ok_or_else(|| cx.config.lacks_exposed_buffer(len as usize).of_reply())?;
+            buf = self.private_copy(cx, &buf).map_err(CallError::of_reply)?;
         }
         // The transport header is in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
@@ -262,11 +262,11 @@ impl Requester {
     }
 
     /// Copies into memory that is never exposed. Its buffers are like the exposed ones, so that every reply fits.
-    fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Option<Buf> {
+    fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Result<Buf, CallError> {
         let copy = cx.alloc_bulk(&mut self.copies, false, shown.len());
-        let mut copy = copy.or_else(|| cx.alloc(shown.len()))?;
+        let mut copy = copy.or_else(|error| cx.alloc(shown.len()).ok_or(error))?;
         copy.copy_from_slice(shown);
-        Some(copy)
+        Ok(copy)
     }
 }
 
