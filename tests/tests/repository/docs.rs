@@ -315,25 +315,7 @@ fn tables_have_a_head_and_no_row_twice() {
     assert!(tables > 50, "only {tables} tables were found");
 }
 
-/// Paragraphs and lists wrap at 120 columns. Tables, headings and fenced blocks may be longer.
-#[test]
-fn paragraphs_are_wrapped() {
-    let mut wrapped = 0;
-    for document in files(".", ".md") {
-        let mut fenced = false;
-        for (number, line) in (1..).zip(read(&document).lines()) {
-            fenced ^= line.trim_start().starts_with("```");
-            if !fenced && !line.starts_with(['|', '#']) {
-                let columns = line.chars().count();
-                assert!(columns <= 120, "{document}:{number} has {columns} columns");
-                wrapped += usize::from(columns > 100);
-            }
-        }
-    }
-    assert!(wrapped > 500, "only {wrapped} long lines were found");
-}
-
-/// So do comments.
+/// Comments wrap at 120 columns.
 #[test]
 fn comments_are_wrapped() {
     let mut wrapped = 0;
