@@ -315,26 +315,6 @@ fn tables_have_a_head_and_no_row_twice() {
     assert!(tables > 50, "only {tables} tables were found");
 }
 
-/// Comments wrap at 120 columns.
-#[test]
-fn comments_are_wrapped() {
-    let mut wrapped = 0;
-    let sources = ["bench", "engine", "mempool", "tests", "tools"].into_iter().flat_map(|folder| files(folder, ".rs"));
-    for source in sources {
-        let mut fenced = false;
-        for (number, line) in (1..).zip(read(&source).lines()) {
-            let text = line.trim_start();
-            fenced ^= text.starts_with("//! ```");
-            if !fenced && text.starts_with("//") && !text.trim_start_matches(['/', '!', ' ']).starts_with('|') {
-                let columns = line.chars().count();
-                assert!(columns <= 120, "{source}:{number} has {columns} columns");
-                wrapped += usize::from(columns > 100);
-            }
-        }
-    }
-    assert!(wrapped > 1000, "only {wrapped} long lines were found");
-}
-
 #[test]
 fn links_lead_somewhere() {
     let mut seen = 0;
