@@ -275,46 +275,6 @@ fn each_proof_of_a_rule_names_a_test() {
     }
 }
 
-/// Number of columns of a row. A bar within code or behind a backslash separates nothing.
-fn columns(row: &str) -> usize {
-    let outside: String = row.replace("\\|", "").split('`').step_by(2).collect();
-    outside.matches('|').count() - 1
-}
-
-/// Finds leftovers of a merge: rows without a head, rows of another table, and duplicate rows or tables.
-#[test]
-fn tables_have_a_head_and_no_row_twice() {
-    let mut tables = 0;
-    for document in files(".", ".md") {
-        let text = read(&document);
-        let mut fenced = false;
-        let mut table: Vec<&str> = Vec::new();
-        let mut of_section: Vec<&str> = Vec::new();
-        for line in text.lines().chain([""]) {
-            fenced ^= line.starts_with("```");
-            if !fenced && line.starts_with('#') {
-                of_section.clear();
-            }
-            if !fenced && line.starts_with('|') {
-                let again = !line.starts_with("| ---") && of_section.contains(&line);
-                assert!(!again, "{document}: this row is there twice: {line}");
-                table.push(line);
-                of_section.push(line);
-                continue;
-            }
-            if let Some(first) = table.first() {
-                let head = table.get(1).is_some_and(|second| second.starts_with("| ---"));
-                assert!(head && table.len() > 2, "{document}: no head, or no rows: {first}");
-                let odd = table.iter().find(|row| columns(row) != columns(first));
-                assert!(odd.is_none(), "{document}: {} columns in the head, but not in: {odd:?}", columns(first));
-                tables += 1;
-            }
-            table.clear();
-        }
-    }
-    assert!(tables > 50, "only {tables} tables were found");
-}
-
 #[test]
 fn links_lead_somewhere() {
     let mut seen = 0;
