@@ -1,4 +1,4 @@
-//! Layering, location of `unsafe`, file lengths and visibility of fields.
+//! Layering, location of `unsafe` and visibility of fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -211,11 +211,6 @@ const UNSAFE: &[&str] = &[
     "tools/blockstore/src/sys.rs",
     "tools/nfs3d/src/sys.rs",
 ];
-
-/// Most lines of a source file.
-const LONGEST: usize = 700;
-/// The same, tests included, for the most frequently changed directories.
-const LONGEST_OF: (usize, &[&str]) = (500, &["engine/proto/src/", "engine/src/shard/"]);
 
 /// Types of the shard that lend these fields to its other files. Each part keeps its own fields private, so that code
 /// can borrow two parts at once.
@@ -563,17 +558,4 @@ fn few_files_reach_each_other() {
     };
     let knot = names.keys().map(knot_of).max_by_key(Vec::len).expect("there are files");
     assert_eq!(knot.len(), KNOT, "these reach each other: {knot:#?}");
-}
-
-#[test]
-fn no_file_is_too_long() {
-    let (shorter, places) = LONGEST_OF;
-    let longest = |path: &str| match places.iter().any(|place| path.starts_with(place)) {
-        true => shorter,
-        false if is_test(path) => usize::MAX,
-        false => LONGEST,
-    };
-    let lines = |path: &str| read(path).lines().count();
-    let long: Vec<_> = sources().into_iter().filter(|path| lines(path) > longest(path)).collect();
-    assert!(long.is_empty(), "more than {LONGEST} lines, or {shorter} in {places:?}: {long:?}");
 }
