@@ -238,50 +238,6 @@ const LENDERS: &[(&str, &[&str])] = &[
     ("Shares", &["parties"]),
 ];
 
-/// The states of a served call, and exactly the shard's files that name each.
-const STATES: &[(&str, &[&str])] = &[
-    ("Arrived", &["responder/calls.rs", "responder/header.rs"]),
-    ("Long", &["responder/landing.rs"]),
-    ("Admitted", &["responder/calls.rs"]),
-    (
-        "Unready",
-        &[
-            "responder/calls.rs",
-            "responder/landing.rs",
-            "responder/lines.rs",
-            "responder/memory.rs",
-            "responder/needs.rs",
-            "responder/reads.rs",
-            "responder/shares.rs",
-        ],
-    ),
-    (
-        "Ready",
-        &[
-            "responder/calls.rs",
-            "responder/deferred.rs",
-            "responder/landing.rs",
-            "responder/mod.rs",
-            "responder/workers.rs",
-        ],
-    ),
-    (
-        "Answered",
-        &[
-            "responder/away.rs",
-            "responder/calls.rs",
-            "responder/deferred.rs",
-            "responder/refusals.rs",
-            "responder/workers.rs",
-        ],
-    ),
-    ("Refused", &["responder/refusals.rs", "responder/tally.rs"]),
-    (
-        "Replying",
-        &["outgoing.rs", "responder/calls.rs", "responder/mod.rs", "responder/replies.rs", "responder/writes.rs"],
-    ),
-];
-
 /// Plain values beside a served call: all their fields are public.
 const CALL_VALUES: &[&str] = &["ReplyMessage", "Caller", "Miscounted", "Stamp", "RpcMessage", "Header", "Incoming"];
 
@@ -482,20 +438,6 @@ fn types_of_the_shard_keep_their_fields_or_have_nothing_to_keep() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(kept > 20 && lent == LENDERS.len(), "{kept} types keep their fields, {lent} lend some");
-}
-
-#[test]
-fn served_call_states_are_named_in_listed_files_only() {
-    let mut found: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for path in files("engine/src/shard/", ".rs").into_iter().filter(|path| !is_test(path)) {
-        let named = paths(&code_without_tests(&read(&path)), "crate");
-        for (state, _) in STATES.iter().filter(|(state, _)| named.contains(&("service".into(), (*state).to_owned()))) {
-            found.entry(state).or_default().push(path["engine/src/shard/".len()..].to_owned());
-        }
-    }
-    for (state, places) in STATES {
-        assert_eq!(found.get(state).map(Vec::as_slice).unwrap_or_default(), *places, "of {state}");
-    }
 }
 
 #[test]
