@@ -212,32 +212,6 @@ const UNSAFE: &[&str] = &[
     "tools/nfs3d/src/sys.rs",
 ];
 
-/// Types of the shard that lend these fields to its other files. Each part keeps its own fields private, so that code
-/// can borrow two parts at once.
-const LENDERS: &[(&str, &[&str])] = &[
-    ("Conn", &["sends", "requests", "served", "proto", "assembling", "promise", "usage", "progress", "again"]),
-    (
-        "Context",
-        &[
-            "config",
-            "accept",
-            "connect",
-            "fabric",
-            "clock",
-            "pool",
-            "conns",
-            "peers",
-            "ready",
-            "receives",
-            "sizing",
-            "assemblies",
-            "schedule",
-            "stats",
-        ],
-    ),
-    ("Shares", &["parties"]),
-];
-
 /// Plain values beside a served call: all their fields are public.
 const CALL_VALUES: &[&str] = &["ReplyMessage", "Caller", "Miscounted", "Stamp", "RpcMessage", "Header", "Incoming"];
 
@@ -407,37 +381,6 @@ fn unsafe_code_is_in_listed_files_only() {
         wrong.push(format!("{path} is listed and has no unsafe code"));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// The named fields in the body of a type, and whether each is public.
-fn fields(body: &str) -> Vec<(&str, bool)> {
-    let lines = body.lines().map(str::trim);
-    let named = lines.filter_map(|line| line.split_once(": ").filter(|_| !line.starts_with('#')));
-    named.map(|(left, _)| (left.rsplit(' ').next().unwrap_or(left), left.starts_with("pub"))).collect()
-}
-
-#[test]
-fn types_of_the_shard_keep_their_fields_or_have_nothing_to_keep() {
-    let (mut wrong, mut kept, mut lent) = (Vec::new(), 0, 0);
-    let shard = files("engine/src/shard/", ".rs").into_iter().filter(|path| !is_test(path));
-    for path in shard.filter(|path| !path.ends_with("/testing.rs")) {
-        let code = code_without_tests(&read(&path));
-        let starts = code.match_indices("struct ").map(|(at, _)| &code[at + "struct ".len()..]);
-        for (head, rest) in starts.filter_map(|rest| rest.split_once(" {\n").filter(|(head, _)| !head.contains(';'))) {
-            let name = head.split(|c: char| !c.is_alphanumeric()).next().unwrap_or(head);
-            let all = fields(rest.split("\n}").next().unwrap_or(rest));
-            let open: Vec<&str> = all.iter().filter(|(_, open)| *open).map(|(name, _)| *name).collect();
-            match LENDERS.iter().find(|(lender, _)| *lender == name) {
-                Some((_, parts)) if open == *parts => lent += 1,
-                Some((_, parts)) => wrong.push(format!("{path}: {name} lends {open:?}, and is said to lend {parts:?}")),
-                // A plain value: all fields are public.
-                None if open.is_empty() || open.len() == all.len() => kept += usize::from(open.is_empty()),
-                None => wrong.push(format!("{path}: {name} keeps some of its fields, and others may touch {open:?}")),
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(kept > 20 && lent == LENDERS.len(), "{kept} types keep their fields, {lent} lend some");
 }
 
 #[test]
