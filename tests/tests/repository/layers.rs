@@ -1,6 +1,6 @@
 //! Layering and location of `unsafe`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use rpcrdma_tests::source::{code, code_without_tests, files, is_test, paths, read, words};
 
@@ -212,11 +212,6 @@ const UNSAFE: &[&str] = &[
     "tools/nfs3d/src/sys.rs",
 ];
 
-/// Directories whose mutually dependent files are counted.
-const KNOTTED: &[&str] = &["engine/src/service/", "engine/src/shard/"];
-/// Number of files there that depend on each other through named modules. Lower it when there are fewer.
-const KNOT: usize = 10;
-
 fn sources() -> Vec<String> {
     let all: Vec<_> =
         ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")).collect();
@@ -378,48 +373,4 @@ fn unsafe_code_is_in_listed_files_only() {
         wrong.push(format!("{path} is listed and has no unsafe code"));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// For each file, the counted files that it names.
-fn names() -> BTreeMap<String, BTreeSet<String>> {
-    let all: Vec<String> = KNOTTED.iter().flat_map(|place| files(place, ".rs")).filter(|path| !is_test(path)).collect();
-    let all: Vec<String> = all.into_iter().filter(|path| !path.ends_with("/testing.rs")).collect();
-    let modules: BTreeMap<Vec<String>, &String> =
-        all.iter().map(|path| (module_of(path).1.into_iter().map(str::to_owned).collect(), path)).collect();
-    let named_by = |path: &String| {
-        let code = code_without_tests(&read(path));
-        let (_, steps) = module_of(path);
-        let climbs = (0..=steps.len()).map(|up| match up {
-            0 => ("crate".to_owned(), &steps[..0]),
-            up => (vec!["super"; up].join("::"), &steps[..steps.len() - up]),
-        });
-        let found = climbs.flat_map(|(prefix, base)| {
-            let full = move |(first, second): (String, String)| {
-                let base: Vec<String> = base.iter().map(|&step| step.to_owned()).collect();
-                [base, vec![first, second]].concat()
-            };
-            paths(&code, &prefix).into_iter().map(full).collect::<Vec<_>>()
-        });
-        let file = |full: Vec<String>| (1..=full.len()).rev().find_map(|len| modules.get(&full[..len]).copied());
-        found.filter_map(file).filter(|other| *other != path).cloned().collect()
-    };
-    all.iter().map(|path| (path.clone(), named_by(path))).collect()
-}
-
-#[test]
-fn few_files_reach_each_other() {
-    let names = names();
-    let reached = |from: &String| {
-        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
-        while let Some(path) = next.pop() {
-            next.extend(names[path].iter().filter(|other| seen.insert((*other).clone())));
-        }
-        seen
-    };
-    let reached: BTreeMap<&String, BTreeSet<String>> = names.keys().map(|path| (path, reached(path))).collect();
-    let knot_of = |path: &String| -> Vec<&String> {
-        reached[path].iter().filter(|other| reached[*other].contains(path)).collect()
-    };
-    let knot = names.keys().map(knot_of).max_by_key(Vec::len).expect("there are files");
-    assert_eq!(knot.len(), KNOT, "these reach each other: {knot:#?}");
 }
