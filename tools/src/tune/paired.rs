@@ -7,94 +7,56 @@
 
 /// Half of the probability outside an interval of 95 %.
 const TAIL: f64 = 0.025;
+/// Confidence of a proof.
+pub(super) const PROOF: f64 = 1.0 - TAIL;
 
-/// Statistics of a difference.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Statistics of a difference, as a ratio of figures.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub(super) struct Difference {
-    /// The estimate: the median.
-    pub(super) estimate: f64,
-    /// Lower bound of the interval. 95 % of such intervals contain the true median.
-    pub(super) least: f64,
-    /// Upper bound.
-    pub(super) most: f64,
-    /// Pairs whose difference is above 0.
-    pub(super) better: usize,
-    /// Pairs.
     pub(super) pairs: usize,
-    /// Confidence that the median is above 0: 1 less the probability of so many such pairs by chance.
+    /// Pairs with a gain.
+    pub(super) better: usize,
+    /// The estimate: the median.
+    pub(super) ratio: f64,
+    /// 95 % of such intervals contain the true median.
+    pub(super) interval: [f64; 2],
+    /// Confidence in a gain: 1 less the probability of so many such pairs by chance. Above [`PROOF`], the whole interval
+    /// is a gain.
     pub(super) confidence: f64,
 }
 
-/// The fewest pairs for an interval of 95 %.
-pub(super) const FEWEST: usize = 6;
-
 impl Difference {
-    /// Of these values; `None` for fewer than [`FEWEST`].
-    pub(super) fn of(values: &[f64]) -> Option<Self> {
-        let pairs = values.len();
-        if pairs < FEWEST {
-            return None;
-        }
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let chances = chances(pairs);
-        // Values outside the interval at either end: so many or fewer are on one side with a probability below `TAIL`.
-        let mut below = 0.0;
-        let unlikely = chances.iter().take_while(|&&chance| {
-            below += chance;
-            below < TAIL
+    /// Of these gains, the logarithms of ratios; with `sign` -1 of their reciprocals. `None` for fewer than 6, which have
+    /// no such interval.
+    pub(super) fn of(gains: &[f64], sign: f64) -> Option<Self> {
+        let pairs = gains.len();
+        // The probability of each number of gains or a lower one, if both signs are equally likely.
+        let up_to = (0..pairs).scan((0.0, 0.5_f64.powi(pairs as i32)), |(sum, chance), above| {
+            *sum += *chance;
+            *chance *= (pairs - above) as f64 / (above + 1) as f64;
+            Some(*sum)
         });
-        let out = unlikely.count().saturating_sub(1);
-        // A value of 0 does not count as a gain.
-        let better = values.iter().filter(|value| **value > 0.0).count();
-        let by_chance: f64 = chances[better..].iter().sum();
-        Some(Self {
-            estimate: median(&sorted)?,
-            least: sorted[out],
-            most: sorted[pairs - 1 - out],
-            better,
-            pairs,
-            confidence: (1.0 - by_chance).max(0.0),
-        })
+        let up_to: Vec<f64> = up_to.collect();
+        // Values outside the interval at either end: so many or fewer are on one side with a probability below `TAIL`.
+        let out = up_to.iter().take_while(|chance| **chance < TAIL).count().checked_sub(1)?;
+        let mut sorted = gains.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (least, most) = (sorted[out], sorted[pairs - 1 - out]);
+        let [ratio, one, other] = [median(&sorted)?, least, most].map(|gain| (sign * gain).exp());
+        // A value of 0 is no gain.
+        let better = gains.iter().filter(|gain| **gain > 0.0).count();
+        let confidence = better.checked_sub(1).map_or(0.0, |fewer| up_to[fewer]);
+        let interval = [one.min(other), one.max(other)];
+        Some(Self { pairs, better, ratio, interval, confidence })
     }
-
-    /// The whole interval is above 0.
-    pub(super) fn is_gain(&self) -> bool {
-        self.least > 0.0
-    }
-}
-
-/// The probability of each number of values above 0, if both signs are equally likely.
-fn chances(pairs: usize) -> Vec<f64> {
-    let mut chances = vec![0.0; pairs + 1];
-    chances[0] = 1.0;
-    for _ in 0..pairs {
-        for number in (0..=pairs).rev() {
-            let before = if number > 0 { chances[number - 1] } else { 0.0 };
-            chances[number] = (chances[number] + before) / 2.0;
-        }
-    }
-    chances
 }
 
 /// The middle value, or the mean of the two middle ones.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        odd if odd % 2 == 1 => Some(sorted[middle]),
-        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
-    }
-}
-
-/// The standard error of a median, by the median distance from it. Infinite for a single value.
-pub(super) fn standard_error(values: &[f64]) -> f64 {
-    let Some(middle) = median(values).filter(|_| values.len() > 1) else { return f64::INFINITY };
-    let distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
-    // For normal values the standard deviation is 1.4826 such distances, and a median's error 1.2533 times a mean's.
-    median(&distances).unwrap_or(0.0) * 1.4826 * 1.2533 / (values.len() as f64).sqrt()
+    let upper = sorted.get(sorted.len() / 2)?;
+    Some((sorted[(sorted.len() - 1) / 2] + upper) / 2.0)
 }
 
 #[cfg(test)]
@@ -106,36 +68,40 @@ mod tests {
     fn it_is_the_exact_test() {
         let of = |better: usize| {
             let values: Vec<f64> = (0..20).map(|n| if n < better { 1.0 + n as f64 } else { -1.0 }).collect();
-            Difference::of(&values).unwrap()
+            Difference::of(&values, 1.0).unwrap()
         };
         let (proven, not) = (of(15), of(14));
-        assert!((proven.confidence - (1.0 - 0.020_695)).abs() < 1e-5 && proven.is_gain(), "{proven:?}");
-        assert!((not.confidence - (1.0 - 0.057_659)).abs() < 1e-5 && !not.is_gain(), "{not:?}");
+        assert!((proven.confidence - (1.0 - 0.020_695)).abs() < 1e-5 && proven.interval[0] > 1.0, "{proven:?}");
+        assert!((not.confidence - (1.0 - 0.057_659)).abs() < 1e-5 && not.interval[0] <= 1.0, "{not:?}");
         // All of six above 0: 1 in 64 by chance.
-        let said = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
-        assert_eq!((said.confidence, said.estimate, said.least, said.most), (1.0 - 1.0 / 64.0, 3.5, 1.0, 6.0));
-        assert_eq!(Difference::of(&[1.0; 5]), None);
-        assert!((chances(200).iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        let said = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 1.0).unwrap();
+        assert_eq!((said.confidence, said.ratio), (1.0 - 1.0 / 64.0, 3.5_f64.exp()));
+        assert_eq!((said.better, said.pairs, said.interval), (6, 6, [1.0_f64.exp(), 6.0_f64.exp()]));
+        // Less is better: the same gains are lower figures.
+        let less = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], -1.0).unwrap();
+        assert_eq!((less.confidence > PROOF, less.interval), (true, [(-6.0_f64).exp(), (-1.0_f64).exp()]));
+        assert_eq!(Difference::of(&[1.0; 5], 1.0), None);
+        assert!((Difference::of(&[1.0; 200], 1.0).unwrap().confidence - 1.0).abs() < 1e-12);
     }
 
     #[test]
     fn no_difference_is_no_gain() {
-        let said = Difference::of(&[0.0; 12]).unwrap();
-        assert_eq!((said.is_gain(), said.confidence), (false, 0.0));
+        let said = Difference::of(&[0.0; 12], 1.0).unwrap();
+        assert_eq!((said.interval, said.confidence), ([1.0; 2], 0.0));
         let both_ways = [0.1, -0.1, 0.2, -0.2, 0.3, -0.3, 0.05, -0.06];
-        let said = Difference::of(&both_ways).unwrap();
-        assert!(!said.is_gain() && said.least < 0.0 && said.most > 0.0 && said.confidence < 0.7, "{said:?}");
+        let said = Difference::of(&both_ways, 1.0).unwrap();
+        assert!(said.interval[0] < 1.0 && said.interval[1] > 1.0 && said.confidence < 0.7, "{said:?}");
     }
 
     #[test]
     fn the_interval_and_the_test_agree() {
         let mut random = fastrand::Rng::with_seed(1);
         let (mut gains, mut none) = (0, 0);
-        for pairs in (FEWEST..20).cycle().take(400) {
+        for pairs in (6..20).cycle().take(400) {
             let values: Vec<f64> = (0..pairs).map(|_| random.f64() - 0.2).collect();
-            let said = Difference::of(&values).unwrap();
-            assert_eq!(said.is_gain(), said.confidence > 1.0 - TAIL, "{values:?} {said:?}");
-            *(if said.is_gain() { &mut gains } else { &mut none }) += 1;
+            let said = Difference::of(&values, 1.0).unwrap();
+            assert_eq!(said.interval[0] > 1.0, said.confidence > PROOF, "{values:?} {said:?}");
+            *(if said.confidence > PROOF { &mut gains } else { &mut none }) += 1;
         }
         assert!(gains > 50 && none > 50);
     }
@@ -144,16 +110,12 @@ mod tests {
     fn a_spoiled_run_is_one_sign() {
         let mut values = [0.30, 0.28, 0.33, 0.29, 0.31, 0.32, 0.27, 0.34, 0.26, 0.35, 0.25, 0.24];
         (values[3], values[7]) = (-5.0, -2.0);
-        let said = Difference::of(&values).unwrap();
-        assert!(said.is_gain() && (0.2..0.35).contains(&said.estimate), "{said:?}");
+        let said = Difference::of(&values, 1.0).unwrap();
+        assert!(said.confidence > PROOF && (0.2..0.35).contains(&said.ratio.ln()), "{said:?}");
     }
 
     #[test]
-    fn middles_and_their_errors() {
+    fn medians_are_middles() {
         assert_eq!((median(&[]), median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0])), (None, Some(2.0), Some(2.5)));
-        assert_eq!(standard_error(&[1.0]), f64::INFINITY);
-        assert_eq!(standard_error(&[2.0, 2.0, 2.0]), 0.0);
-        let of = |count: usize| standard_error(&(0..count).map(|n| (n % 2) as f64).collect::<Vec<_>>());
-        assert!(of(100) < of(4));
     }
 }

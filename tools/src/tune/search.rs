@@ -13,111 +13,45 @@
 //! changes of the host affect both. The median of these three counts, and the median of the gains. So no run that the
 //! host spoiled decides, whether the candidate's or the start's.
 //!
-//! *Together.* The winners with a gain, at most [`Plan::combine`], are tried in every combination, again by halving,
-//! with new runs. That misses pairs of knobs that help only together. Another sweep, from the result, finds some.
+//! *Together.* The winners with a gain, at most `--combine`, are tried in every combination, again by halving, with new
+//! runs. That misses pairs of knobs that help only together. Another sweep, from the result, finds some.
 //!
-//! *One knob less.* In the best combination each knob alone is reset. If that costs no more than the standard error of
-//! the difference, it stays reset. So knobs without a gain keep their values.
+//! *The simplest.* The combination with the fewest changes wins that has [`SHARE`] of the best one's gain. So knobs
+//! without a gain keep their values.
 //!
-//! *The duel.* The best of many was also lucky. Its final figures come only from later runs, in pairs with the start.
+//! *The duel.* The best of many was also lucky. Its final figures come only from later runs, in pairs with the start:
+//! passes of one candidate, with a gain relative to the start's run in the same pass.
 
-use clap::builder::RangedU64ValueParser;
-use fastrand::Rng;
-use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::TuneError;
-use super::aim::Aim;
-use super::paired::{Difference, FEWEST, median, standard_error};
-use super::settings::Settings;
-use super::space::{Candidates, Space};
+use super::Args;
+use super::knobs::{self, Change, Settings};
+use super::paired::{Difference, median};
+use crate::command::CommandError;
 
 /// Candidates per run of the start.
 const BLOCK: usize = 3;
-/// Runs of the start that a candidate is compared with.
-const REFERENCES: usize = 3;
+/// Share of the best combination's gain that a simpler one must have.
+const SHARE: f64 = 0.85;
 
-/// Consecutive failures that exclude a candidate: a host that stalls briefly fails one run.
-const TRIES: usize = 2;
-/// Consecutive failures of the start that end the tuning.
-const TRIES_OF_START: usize = 3;
+/// What one run has measured, and its conditions (`test_info`); or a failure due to the candidate. In JSON, a number of
+/// single precision keeps its value.
+pub(super) type Outcome = Result<(f32, Value), String>;
+/// Runs a candidate. An error ends the tuning.
+type Runner<'a> = &'a mut dyn FnMut(&Settings) -> Result<Outcome, CommandError>;
 
-/// Runs candidates.
-pub(super) trait Machine {
-    /// One run: its figure, or a failure due to the candidate.
-    ///
-    /// # Errors
-    /// The tuning cannot continue.
-    fn run(&mut self, settings: &Settings) -> Result<Result<Measured, String>, TuneError>;
-
-    /// Announces the next phase, and the most runs left including it.
-    fn begin(&mut self, _what: &str, _runs_left: usize) {}
-}
-
-/// What one run has measured.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Measured {
-    pub(super) figure: f64,
-    /// The credit limit, which `rpcperf` adjusts to the load.
-    pub(super) credits: Option<u32>,
-    /// Not of a debug build.
-    pub(super) optimized: bool,
-}
-
-/// Number of runs.
-#[derive(clap::Args, Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// Runs of each candidate in a round
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..=100))]
-    pub(super) repeats: usize,
-    /// Pairs of runs in the final comparison of the best with the start
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = RangedU64ValueParser::<usize>::new().range(FEWEST as u64..=200))]
-    pub(super) pairs: usize,
-    /// Most knobs changed together
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..=6))]
-    pub(super) combine: usize,
-    /// Searches, each from the last one's result, until one finds nothing
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=10))]
-    pub(super) sweeps: usize,
-    /// Seed of the random order of runs
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(super) seed: u64,
-}
-
-/// Phase that a candidate belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// One knob of the start is changed.
-    Alone,
-    /// Winners are combined.
-    Together,
-    /// One of these is reset; or none, as the reference.
-    Less,
-}
-
-impl Stage {
-    /// All, in their order.
-    pub(super) const ALL: [Self; 3] = [Self::Alone, Self::Together, Self::Less];
-
-    /// Its name in reports.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Alone => "one knob at a time",
-            Self::Together => "winners together",
-            Self::Less => "one knob less",
-        }
-    }
-}
-
-/// A candidate and its results.
-#[derive(Clone, Debug, PartialEq)]
+/// A candidate, or the start, and its results.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Trial {
     pub(super) settings: Settings,
-    /// Searches before this one.
-    pub(super) sweep: usize,
-    pub(super) stage: Stage,
+    /// The number of its search, from 1.
+    pub(super) sweep: u16,
+    pub(super) stage: &'static str,
     pub(super) figures: Vec<f64>,
-    /// Against the start of its sweep.
+    /// Of each run against the start of its sweep.
     pub(super) gains: Vec<f64>,
+    /// The conditions of its last run.
+    pub(super) info: Value,
     pub(super) failed: Option<String>,
     /// It lost no round.
     pub(super) stayed: bool,
@@ -131,322 +65,183 @@ impl Trial {
 }
 
 /// Result of a search.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Found {
+    /// The start, then the candidates.
     pub(super) trials: Vec<Trial>,
     pub(super) left_out: Vec<(Settings, String)>,
-    /// All runs of the start.
-    pub(super) start: Vec<Measured>,
-    /// The best candidate, or the start if nothing was better.
-    pub(super) best: Settings,
-    /// Its runs in the duel.
-    pub(super) of_best: Vec<Measured>,
-    /// Result of the duel; `None` if the best is the start.
+    /// The best candidate with its runs in the duel, or the start if nothing was better.
+    pub(super) best: Trial,
+    /// Result of the duel; `None` if the best is the start, or has failed.
     pub(super) duel: Option<Difference>,
 }
 
-impl Found {
-    /// The best is proven better than the start.
-    pub(super) fn is_proven(&self) -> bool {
-        self.duel.is_some_and(|duel| duel.is_gain())
-    }
-
-    /// The recommendation: the best if it is proven, or else the start.
-    pub(super) fn recommended<'a>(&'a self, start: &'a Settings) -> &'a Settings {
-        if self.is_proven() { &self.best } else { start }
-    }
-}
-
-/// Searches a space.
+/// Searches the values of `--knob` or the usual ones, on so many cores of this process.
 ///
 /// # Errors
-/// A run of the reference settings failed, or the machine cannot continue.
-pub(super) fn search(space: &Space, aim: Aim, plan: Plan, machine: &mut dyn Machine) -> Result<Found, TuneError> {
-    let found = Found { best: space.start().clone(), ..Found::default() };
-    let mut search = Search {
-        space,
-        aim,
-        plan,
-        machine,
-        random: Rng::with_seed(plan.seed),
-        found,
-        sweep: 0,
-        references: Vec::new(),
-    };
-    for sweep in 0..plan.sweeps {
-        search.sweep = sweep;
-        search.references.clear();
-        let from = search.found.best.clone();
-        search.found.best = search.sweep(&from)?;
-        if search.found.best == from {
+/// Runs of the start failed, or the tuning cannot continue.
+pub(super) fn search(args: &Args, allowed: usize, runner: Runner<'_>) -> Result<Found, CommandError> {
+    let cores = if args.cores.is_empty() { allowed } else { args.cores().len() };
+    // Two are always allowed, for both ends, and as many as the start has.
+    let threads = if args.remote { usize::MAX } else { cores.max(2).max(polling(&args.start())) };
+    let trials = vec![Trial { settings: args.start(), ..Trial::default() }];
+    let (random, references, left_out) = (fastrand::Rng::with_seed(args.seed), Vec::new(), Vec::new());
+    let mut search = Search { args, threads, runner, random, sweep: 0, from: 0, references, trials, left_out };
+    for sweep in 1..=args.sweeps {
+        (search.sweep, search.references) = (sweep, Vec::new());
+        let best = search.sweep()?;
+        if best == search.from {
             break;
         }
+        search.from = best;
     }
-    search.duel()?;
-    Ok(search.found)
+    search.duel()
+}
+
+/// The polling threads of these settings.
+fn polling(settings: &Settings) -> usize {
+    let [shards, workers] = ["shards", "workers"].map(|name| settings.get(name).parse::<u16>().map_or(0, usize::from));
+    if settings.get("idle") == "poll" { 1 + shards + workers } else { 0 }
 }
 
 /// The state of a search.
 struct Search<'a> {
-    space: &'a Space,
-    aim: Aim,
-    plan: Plan,
-    machine: &'a mut dyn Machine,
-    random: Rng,
-    found: Found,
-    sweep: usize,
-    /// Figures of this sweep's reference runs, in the order of blocks.
+    args: &'a Args,
+    /// Polling threads that a candidate may have.
+    threads: usize,
+    runner: Runner<'a>,
+    random: fastrand::Rng,
+    sweep: u16,
+    /// The trial that candidates are compared with.
+    from: usize,
+    /// Figures of its runs in this sweep, one for each block.
     references: Vec<f64>,
+    trials: Vec<Trial>,
+    left_out: Vec<(Settings, String)>,
 }
 
 impl Search<'_> {
-    /// The best around these settings.
-    fn sweep(&mut self, from: &Settings) -> Result<Settings, TuneError> {
-        let Candidates { of_knob, left_out } = self.space.around(from);
-        self.leave_out(left_out);
-        let leagues: Vec<Vec<usize>> = of_knob.into_iter().map(|all| self.enter(all, Stage::Alone)).collect();
-        let ahead = self.plan.after_leagues(leagues.len());
-        let winners = self.halve(from, leagues, Stage::Alone, ahead)?;
-        let winners: Vec<Settings> =
-            winners.into_iter().take(self.plan.combine).map(|at| self.settings(at).clone()).collect();
+    /// The best around the present settings.
+    fn sweep(&mut self) -> Result<usize, CommandError> {
+        let (from, mut leagues) = (self.trials[self.from].settings.clone(), Vec::new());
+        for choice in knobs::tried(self.args) {
+            let alone = choice.iter().map(|change| from.clone().with(change));
+            leagues.push(alone.filter_map(|settings| self.enter("one knob at a time", settings)).collect());
+        }
+        let mut winners = self.halve(leagues, self.args.repeats)?;
+        winners.truncate(self.args.combine.into());
         if winners.len() < 2 {
-            return Ok(winners.into_iter().next().unwrap_or_else(|| from.clone()));
+            return Ok(winners.pop().unwrap_or(self.from));
         }
-        let Candidates { of_knob, left_out } = self.space.together(from, &winners);
-        self.leave_out(left_out);
-        let together = of_knob.into_iter().map(|all| self.enter(all, Stage::Together)).collect();
-        let ahead = self.plan.after_combinations(winners.len());
-        match self.halve(from, together, Stage::Together, ahead)?.first() {
-            Some(&best) => self.simplest(from, best),
-            None => Ok(from.clone()),
+        let won: Vec<Change> = winners.iter().flat_map(|&at| self.trials[at].settings.changes(&from)).collect();
+        let all = (1..1_u32 << won.len()).filter_map(|bits| {
+            let chosen = won.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, change)| change);
+            self.enter("winners together", chosen.fold(from.clone(), Settings::with))
+        });
+        let all: Vec<usize> = all.collect();
+        // They differ less than single knobs do, so each round has more runs.
+        let winners = self.halve(vec![all.clone()], 2 * self.args.repeats)?;
+        let Some(&best) = winners.first() else { return Ok(self.from) };
+        let is_as_good = |at: &usize| self.trials[*at].gain() >= SHARE * self.trials[best].gain();
+        let good = all.iter().copied().filter(is_as_good);
+        let simplest = good.min_by_key(|&at| self.trials[at].settings.changes(&from).len()).unwrap_or(best);
+        all.iter().for_each(|&at| self.trials[at].stayed = at == simplest);
+        Ok(simplest)
+    }
+
+    /// Adds a candidate, unless it is none or has more polling threads than cores.
+    fn enter(&mut self, stage: &'static str, settings: Settings) -> Option<usize> {
+        let (threads, most) = (polling(&settings), self.threads);
+        if threads > most {
+            let advice = "give more cores by --cores, or --start idle=event";
+            self.left_out.push((settings, format!("{threads} threads would poll, {most} at most may: {advice}")));
+        } else if settings != self.trials[self.from].settings {
+            self.trials.push(Trial { settings, sweep: self.sweep, stage, stayed: true, ..Trial::default() });
+            return Some(self.trials.len() - 1);
         }
+        None
     }
 
-    /// Resets knobs that are not worth changing, one after another.
-    fn simplest(&mut self, from: &Settings, best: usize) -> Result<Settings, TuneError> {
-        let mut best = self.settings(best).clone();
-        loop {
-            let turned = best.turned(from);
-            if turned.len() < 2 {
-                return Ok(best);
+    /// Runs leagues until one candidate is left of each. Returns those with a gain, the best first.
+    fn halve(&mut self, mut leagues: Vec<Vec<usize>>, passes: u16) -> Result<Vec<usize>, CommandError> {
+        let mut all = leagues.concat();
+        while !all.is_empty() {
+            for _ in 0..passes {
+                self.pass(&all, 1)?;
             }
-            let less = turned.iter().map(|&knob| best.put_back(knob, from));
-            let less = less.filter(|settings| self.space.allows(settings));
-            let all = self.enter(std::iter::once(best.clone()).chain(less).collect(), Stage::Less);
-            self.machine.begin(Stage::Less.name(), self.plan.after_combinations(turned.len()));
-            for _ in 0..2 * self.plan.repeats {
-                self.pass(from, &all)?;
-            }
-            let trials = &mut self.found.trials;
-            let whole = all[0];
-            let costs_nothing = |at: &usize| {
-                let (one, other) = (&trials[whole], &trials[*at]);
-                let error = standard_error(&one.gains).hypot(standard_error(&other.gains));
-                other.failed.is_none() && one.gain() - other.gain() <= error
-            };
-            let less = all[1..].iter().copied().filter(costs_nothing);
-            let chosen = less.max_by(|&one, &other| trials[one].gain().total_cmp(&trials[other].gain()));
-            let kept = chosen.unwrap_or(whole);
-            for at in all {
-                trials[at].stayed &= at == kept;
-            }
-            if trials[kept].gain() <= 0.0 {
-                return Ok(from.clone());
-            }
-            best = trials[kept].settings.clone();
-            if chosen.is_none() {
-                return Ok(best);
-            }
-        }
-    }
-
-    fn settings(&self, at: usize) -> &Settings {
-        &self.found.trials[at].settings
-    }
-
-    fn enter(&mut self, all: Vec<Settings>, stage: Stage) -> Vec<usize> {
-        let first = self.found.trials.len();
-        let sweep = self.sweep;
-        self.found.trials.extend(all.into_iter().map(|settings| Trial {
-            settings,
-            sweep,
-            stage,
-            figures: Vec::new(),
-            gains: Vec::new(),
-            failed: None,
-            stayed: true,
-        }));
-        (first..self.found.trials.len()).collect()
-    }
-
-    fn leave_out(&mut self, more: Vec<(Settings, String)>) {
-        for one in more {
-            if !self.found.left_out.contains(&one) {
-                self.found.left_out.push(one);
-            }
-        }
-    }
-
-    /// Runs leagues until one candidate is left of each. Returns those with a gain, the best first. Later phases take
-    /// at most `ahead` runs.
-    fn halve(
-        &mut self,
-        from: &Settings,
-        mut leagues: Vec<Vec<usize>>,
-        stage: Stage,
-        ahead: usize,
-    ) -> Result<Vec<usize>, TuneError> {
-        let mut all: Vec<usize> = leagues.concat();
-        loop {
-            let lengths = leagues.iter().map(Vec::len).collect();
-            self.machine.begin(stage.name(), self.plan.rounds(lengths, all.len()) + ahead);
-            for _ in 0..self.plan.repeats {
-                self.pass(from, &all)?;
-            }
-            let trials = &mut self.found.trials;
             for league in &mut leagues {
-                league.retain(|&at| trials[at].failed.is_none());
-                // A stable sort: of equal candidates the first declared wins.
-                league.sort_by(|&one, &other| trials[other].gain().total_cmp(&trials[one].gain()));
+                *league = self.above(f64::NEG_INFINITY, league);
                 let half = league.len().div_ceil(2);
-                league.drain(half..).for_each(|at| trials[at].stayed = false);
+                league.drain(half..).for_each(|at| self.trials[at].stayed = false);
             }
             all = leagues.iter().filter(|league| league.len() > 1).flatten().copied().collect();
-            if all.is_empty() {
-                let mut winners = leagues.concat();
-                winners.retain(|&at| trials[at].gain() > 0.0);
-                winners.sort_by(|&one, &other| trials[other].gain().total_cmp(&trials[one].gain()));
-                return Ok(winners);
-            }
         }
+        Ok(self.above(0.0, &leagues.concat()))
     }
 
-    /// Runs each of these once, unless it has failed, with the start in each block of them.
-    fn pass(&mut self, from: &Settings, these: &[usize]) -> Result<(), TuneError> {
-        let mut order: Vec<usize> = these.to_vec();
-        order.retain(|&at| self.found.trials[at].failed.is_none());
+    /// Those of these candidates that have more than this gain, the best first.
+    fn above(&self, gain: f64, these: &[usize]) -> Vec<usize> {
+        let gain_of = |at: usize| self.trials[at].gain();
+        let mut above: Vec<usize> = these.iter().copied().filter(|&at| gain_of(at) > gain).collect();
+        // A stable sort: of equal candidates the first declared wins.
+        above.sort_by(|&one, &other| gain_of(other).total_cmp(&gain_of(one)));
+        above
+    }
+
+    /// Runs each of these once, unless it has failed, with a reference run in each block of them. Compares with that of
+    /// its block and of so many blocks on both sides.
+    fn pass(&mut self, these: &[usize], beside: usize) -> Result<(), CommandError> {
+        let mut order: Vec<usize> = these.iter().copied().filter(|&at| self.trials[at].failed.is_none()).collect();
         self.random.shuffle(&mut order);
-        let mut figures = Vec::with_capacity(order.len());
+        let mut runs = Vec::new();
         for block in order.chunks(BLOCK) {
-            let place = self.random.usize(0..=block.len());
-            for turn in 0..=block.len() {
-                if turn == place {
-                    let figure = self.run_start(from)?;
-                    self.references.push(figure);
-                }
-                let Some(&at) = block.get(turn) else { continue };
-                let settings = self.settings(at).clone();
-                match self.run(&settings, TRIES)? {
-                    // The block's reference is the next run, or was the last.
-                    Ok(measured) => {
-                        figures.push((at, measured.figure, self.references.len() - usize::from(turn > place)))
+            let (place, mut block) = (self.references.len(), block.to_vec());
+            block.insert(self.random.usize(0..=block.len()), self.from);
+            for at in block {
+                let settings = self.trials[at].settings.clone();
+                let outcome = (self.runner)(&settings)?;
+                // A host that stalls briefly fails one run.
+                let outcome = if outcome.is_ok() { outcome } else { (self.runner)(&settings)? };
+                match outcome {
+                    Ok((figure, info)) => {
+                        let figure = f64::from(figure);
+                        self.trials[at].figures.push(figure);
+                        self.trials[at].info = info;
+                        self.references.extend((at == self.from).then_some(figure));
+                        runs.extend((at != self.from).then_some((at, place, figure)));
                     }
-                    Err(why) => {
-                        let trial = &mut self.found.trials[at];
-                        (trial.failed, trial.stayed) = (Some(why), false);
+                    Err(why) if at == self.from => {
+                        return Err(CommandError::Failed(format!("the start does not run ({settings}): {why}")));
                     }
+                    Err(why) => self.trials[at].failed = Some(why),
                 }
             }
         }
-        for (at, figure, block) in figures {
-            let first = block.saturating_sub(1).min(self.references.len().saturating_sub(REFERENCES));
-            let near = &self.references[first..self.references.len().min(first + REFERENCES)];
-            let gain = median(near).map_or(0.0, |reference| self.aim.gain(figure, reference));
-            let trial = &mut self.found.trials[at];
-            trial.figures.push(figure);
-            trial.gains.push(gain);
+        let ((.., sign), width) = (self.args.aim.row(), 2 * beside + 1);
+        for (at, place, figure) in runs {
+            let end = (place + beside + 1).max(width).min(self.references.len());
+            let near = median(&self.references[end.saturating_sub(width)..end]).unwrap_or(figure);
+            self.trials[at].gains.push(sign * (figure / near).ln());
         }
         Ok(())
     }
 
-    /// A successful run, or the last failure of so many tries.
-    fn run(&mut self, settings: &Settings, tries: usize) -> Result<Result<Measured, String>, TuneError> {
-        let mut outcome = self.machine.run(settings)?;
-        for _ in 1..tries {
-            if outcome.is_ok() {
-                break;
+    /// Pairs of runs of the best and the start, in random order. A candidate that fails in them is not recommended.
+    fn duel(mut self) -> Result<Found, CommandError> {
+        let mut best = Trial { settings: self.trials[self.from].settings.clone(), ..Trial::default() };
+        let mut duel = None;
+        if self.from > 0 {
+            (self.from, self.references) = (0, Vec::new());
+            self.trials.push(best);
+            for _ in 0..self.args.pairs {
+                self.pass(&[self.trials.len() - 1], 0)?;
             }
-            outcome = self.machine.run(settings)?;
+            best = self.trials.pop().unwrap_or_default();
+            let same = self.trials.iter_mut().filter(|trial| trial.settings == best.settings);
+            same.for_each(|trial| trial.failed.clone_from(&best.failed));
+            let (.., sign) = self.args.aim.row();
+            duel = Difference::of(&best.gains, sign).filter(|_| best.failed.is_none());
         }
-        Ok(outcome)
-    }
-
-    /// A run of the reference settings.
-    fn run_start(&mut self, from: &Settings) -> Result<f64, TuneError> {
-        let measured = self.run(from, TRIES_OF_START)?;
-        let measured = measured.map_err(|why| TuneError::Start(format!("({from}): {why}")))?;
-        if from == self.space.start() {
-            self.found.start.push(measured);
-        }
-        Ok(measured.figure)
-    }
-
-    /// Pairs of the start and the best, in random order.
-    fn duel(&mut self) -> Result<(), TuneError> {
-        let start = self.space.start().clone();
-        let best = self.found.best.clone();
-        self.machine.begin("the duel", if best == start { 0 } else { 2 * self.plan.pairs });
-        let mut gains = Vec::with_capacity(self.plan.pairs);
-        for _ in 0..if best == start { 0 } else { self.plan.pairs } {
-            let (before, of_best, after) = if self.random.bool() {
-                (Some(self.run_start(&start)?), self.run(&best, TRIES)?, None)
-            } else {
-                let of_best = self.run(&best, TRIES)?;
-                (None, of_best, Some(self.run_start(&start)?))
-            };
-            match of_best {
-                Ok(measured) => {
-                    self.found.of_best.push(measured);
-                    let figure = before.or(after).unwrap_or(measured.figure);
-                    gains.push(self.aim.gain(measured.figure, figure));
-                }
-                Err(why) => {
-                    // A configuration that fails occasionally is not recommended.
-                    for trial in self.found.trials.iter_mut().filter(|trial| trial.settings == best) {
-                        trial.failed = Some(why.clone());
-                    }
-                    return Ok(());
-                }
-            }
-        }
-        self.found.duel = Difference::of(&gains);
-        Ok(())
+        Ok(Found { trials: self.trials, left_out: self.left_out, best, duel })
     }
 }
-
-impl Plan {
-    /// Runs of one pass of so many candidates.
-    fn pass(candidates: usize) -> usize {
-        candidates + candidates.div_ceil(BLOCK)
-    }
-
-    /// Runs until leagues of these lengths have one candidate each, with a first round of so many candidates.
-    fn rounds(&self, mut lengths: Vec<usize>, first: usize) -> usize {
-        let mut runs = self.repeats * Self::pass(first);
-        loop {
-            lengths.iter_mut().for_each(|length| *length = length.div_ceil(2));
-            let contested = lengths.iter().filter(|length| **length > 1).sum();
-            if contested == 0 {
-                return runs;
-            }
-            runs += self.repeats * Self::pass(contested);
-        }
-    }
-
-    /// Most runs after the leagues of so many knobs.
-    fn after_leagues(&self, knobs: usize) -> usize {
-        let winners = knobs.min(self.combine);
-        let together = (1 << winners) - 1;
-        let combinations = if winners < 2 { 0 } else { self.rounds(vec![together], together) };
-        combinations + self.after_combinations(winners)
-    }
-
-    /// Most runs after so many winners were combined.
-    fn after_combinations(&self, winners: usize) -> usize {
-        let less: usize = (2..=winners).map(|turned| 2 * self.repeats * Self::pass(turned + 1)).sum();
-        less + 2 * self.pairs
-    }
-}
-
-#[cfg(test)]
-mod tests;

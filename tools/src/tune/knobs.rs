@@ -1,0 +1,166 @@
+//! Knobs, settings of them, and settings as code.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{Aim, Args};
+
+/// A field of `Config` or of `ServerConfig`.
+pub(super) struct Knob {
+    /// The path to the field in `ServerConfig`.
+    path: &'static str,
+    pub(super) name: &'static str,
+    /// The option of `rpcperf`.
+    pub(super) option: &'static str,
+    /// Value in `rpcperf` without the option; empty if it depends on the load.
+    default: &'static str,
+    /// Its values, unless they are numbers. `rpcperf` has their limits. Of `on` and `off`, the option means `off`.
+    words: &'static [&'static str],
+    /// Only a server has it, or both ends must agree: one end alone cannot change it.
+    pub(super) needs_server: bool,
+}
+
+/// All knobs, in the order of settings.
+pub(super) const KNOBS: &[Knob] = {
+    macro_rules! knobs {
+        ($($path:literal $name:literal $option:literal $default:literal $words:tt $needs_server:literal;)*) => {
+            &[$(Knob {
+                path: $path, name: $name, option: $option, default: $default, words: &$words, needs_server: $needs_server,
+            }),*]
+        };
+    }
+    knobs! {
+        "shard.limits." "credits"         "--credits"         ""     []                            false;
+        "shard.poll."   "batch"           "--no-batch"        "on"   ["on", "off"]                 false;
+        "shard.poll."   "coalesce_grants" "--no-coalesce"     "on"   ["on", "off"]                 false;
+        "shard.poll."   "signal_every"    "--signal-every"    "16"   []                            false;
+        "shard.wire."   "receive_size"    "--inline"          "4096" []                            true;
+        "shard.poll."   "idle"            "--idle"            "poll" ["poll", "adaptive", "event"] false;
+        "shard.memory." "small_buffers"   "--small-buffers"   ""     []                            false;
+        "shard.memory." "message_buffers" "--message-buffers" ""     []                            false;
+        "shard.memory." "bulk_buffers"    "--bulk-buffers"    ""     []                            true;
+        ""              "shards"          "--shards"          "1"    []                            true;
+        ""              "workers"         "--workers"         "0"    []                            true;
+    }
+};
+
+/// Values to try where none are declared. A knob's default is among them, as a start may have another.
+const USUAL: &str = "credits=16,64,256 batch=on,off signal_every=1,16,64 idle=poll,adaptive,event \
+                     message_buffers=256,2048 shards=1,2 workers=0,1,2";
+const USUAL_FOR_CALLS: &str = "receive_size=4096,8192 small_buffers=512,4096";
+const USUAL_FOR_BYTES: &str = "receive_size=4096,16384 bulk_buffers=64K:16+1M:4,64K:64+1M:16";
+
+/// A value of a knob.
+pub(super) type Change = (&'static str, String);
+/// Values of a knob.
+pub(super) type Choice = Vec<Change>;
+
+/// Reads `NAME=VALUE`. The name may have `-` for `_`, or be `inline`.
+pub(super) fn change(text: &str) -> Result<Change, String> {
+    let (name, value) = text.split_once('=').ok_or("wanted NAME=VALUE, e.g. credits=64")?;
+    let name = name.replace('-', "_").replace("inline", "receive_size");
+    let names: Vec<&str> = KNOBS.iter().map(|knob| knob.name).collect();
+    let no_knob = || format!("{name:?} is no knob: there are {}", names.join(", "));
+    let knob = KNOBS.iter().find(|knob| knob.name == name).ok_or_else(no_knob)?;
+    // What follows a digit is up to `rpcperf`, as in `1M:8`.
+    let is_number = value.starts_with(|first: char| first.is_ascii_digit()) && !value.contains(',');
+    let fits = if knob.words.is_empty() { is_number } else { knob.words.contains(&value) };
+    let wanted = if knob.words.is_empty() { "a number".to_owned() } else { knob.words.join(" or ") };
+    if fits { Ok((knob.name, value.to_owned())) } else { Err(format!("{name}={value}: wanted {wanted}")) }
+}
+
+/// Reads `NAME=VALUE,VALUE…`.
+pub(super) fn choice(text: &str) -> Result<Choice, String> {
+    let (name, list) = text.split_once('=').ok_or("wanted NAME=VALUE,VALUE…, e.g. credits=16,64,256")?;
+    list.split(',').map(|value| change(&format!("{name}={value}"))).collect()
+}
+
+/// The values to try: those of `--knob`, or the usual ones of knobs that can be changed.
+pub(super) fn tried(args: &Args) -> Vec<Choice> {
+    let of_aim = if args.aim == Aim::Bytes { USUAL_FOR_BYTES } else { USUAL_FOR_CALLS };
+    let usual = USUAL.split(' ').chain(of_aim.split(' ')).filter_map(|text| choice(text).ok());
+    let usual = usual.filter(|choice| choice.iter().all(|change| args.may_change(change)));
+    if args.knobs.is_empty() { usual.collect() } else { args.knobs.clone() }
+}
+
+/// The values of all knobs; empty if unknown without a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Settings(BTreeMap<&'static str, String>);
+
+/// Those of `rpcperf`.
+impl Default for Settings {
+    fn default() -> Self {
+        Self(KNOBS.iter().map(|knob| (knob.name, knob.default.to_owned())).collect())
+    }
+}
+
+impl Settings {
+    /// These, with this value of a knob.
+    pub(super) fn with(mut self, (knob, value): &Change) -> Self {
+        self.0.insert(knob, value.clone());
+        self
+    }
+
+    /// The value of a knob.
+    pub(super) fn get(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    /// The values that differ from those of other settings.
+    pub(super) fn changes(&self, from: &Self) -> Vec<Change> {
+        let changed = KNOBS.iter().map(|knob| knob.name).filter(|name| self.get(name) != from.get(name));
+        changed.map(|name| (name, self.get(name).to_owned())).collect()
+    }
+
+    /// The options of `rpcperf`.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let set = KNOBS.iter().filter(|knob| self.get(knob.name) != knob.default);
+        let words = set.flat_map(|knob| [knob.option.to_owned(), self.get(knob.name).replace('+', ",")]);
+        words.filter(|word| word != "off").collect()
+    }
+
+    /// Rust code with names of `rpcrdma` and its `server`: the configuration of a server, and changes to `shard`, that
+    /// of a client from `ClientConfig::new`. The cores are the client's, then the shards' and the workers'. The credits
+    /// are those in force where the settings have none; empty if unknown.
+    pub(super) fn code(&self, cores: &[usize], credits: &str) -> [String; 2] {
+        let list =
+            |at: usize, n: usize| cores.get(at..at + n).map_or("None".to_owned(), |of| format!("Some(vec!{of:?})"));
+        let [shards, workers] = ["shards", "workers"].map(|name| self.get(name).parse::<u16>().map_or(0, usize::from));
+        let mut server = "let mut server = ServerConfig::default();\n".to_owned();
+        let mut client = cores.first().map_or_else(String::new, |core| format!("shard.poll.core = Some({core});\n"));
+        for Knob { path, name, default, .. } in KNOBS {
+            let value = match (*name, self.get(name)) {
+                ("credits", "") if !credits.is_empty() => credits.to_owned(),
+                // Its default in `rpcperf` is not that of `Config`.
+                ("idle", "poll") => "IdlePolicy::Poll".to_owned(),
+                (_, value) if value == *default => continue,
+                ("idle", "event") => "IdlePolicy::Event".to_owned(),
+                ("idle", _) => "IdlePolicy::default()".to_owned(),
+                ("workers", count) => {
+                    let cores = list(1 + shards, workers);
+                    let fields = format!("count: {count}, cores: {cores}, idle: server.shard.poll.idle");
+                    format!("Some(WorkerConfig {{ {fields}, ..WorkerConfig::default() }})")
+                }
+                ("bulk_buffers", list) => {
+                    let classes = list.replace(':', ", ").replace('+', "), (");
+                    format!("vec![({})]", classes.replace(['K', 'k'], " << 10").replace(['M', 'm'], " << 20"))
+                }
+                (_, value) => value.replace("off", "false"),
+            };
+            server += &format!("server.{path}{name} = {value};\n");
+            if !path.is_empty() && *name != "bulk_buffers" {
+                client += &format!("{path}{name} = {value};\n");
+            }
+        }
+        [server + &format!("server.cores = {};\n", list(1, shards)), client]
+    }
+}
+
+/// `NAME=VALUE`, separated by blanks; `default` for none.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let changes = self.changes(&Self::default()).into_iter();
+        let all: Vec<String> = changes.map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(if all.is_empty() { "default".to_owned() } else { all.join(" ") }.as_str())
+    }
+}
