@@ -22,6 +22,13 @@ pub fn pattern(seed: u32, bytes: &mut [u8]) {
     }
 }
 
+/// `len` bytes of the pattern of `seed`.
+pub fn data_of(seed: u32, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    pattern(seed, &mut data);
+    data
+}
+
 /// Writes `len` bytes of the pattern of `seed`.
 pub fn put_pattern(mut writer: ResultWriter<'_>, seed: u32, len: usize) -> Result<(), ResultTooLong> {
     (0..len.div_ceil(BLOCK)).try_for_each(|n| writer.put(expected(seed, n, BLOCK.min(len - n * BLOCK))))

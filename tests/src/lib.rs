@@ -6,11 +6,16 @@
 
 mod balance;
 mod cable;
+mod calls;
 mod child;
 mod data;
 pub mod document;
+mod lists;
 pub mod place;
+pub mod prelude;
 mod raw;
+mod raw_server;
+mod rows;
 mod services;
 pub mod source;
 mod threads;
@@ -19,15 +24,25 @@ mod world;
 
 pub use balance::{open_descriptors, settles, shard_leak};
 pub use cable::Cable;
+pub use calls::{Calls, Outcome, goes_on, plain};
 pub use child::{CHILD_TEST, Child, child_role};
-pub use data::{Random, filled, pattern, patterned, put_pattern};
-pub use raw::{Message, RawListener, RawPeer, call_bytes, call_bytes_as, reply_bytes};
+pub use data::{Random, data_of, filled, pattern, patterned, put_pattern};
+pub use lists::{Cut, Lists, reads, segment};
+pub use raw::{
+    ARGS_AT, Message, RawListener, RawPeer, UNTOUCHED, XID, be, call_bytes, call_bytes_as, contents, remote,
+    reply_bytes, with_word,
+};
+pub use raw_server::{Place, RawServer};
+pub use rows::{Row, for_each, pairs, row, with_raw, with_raw_of};
 pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
-    WORKER_ECHO, services_by, services_for, services_of, services_with, standard_services,
+    WORKER_ECHO, services_by, services_for, services_of, services_with, standard_and, standard_services,
 };
 pub use timed::TimedServer;
-pub use world::{With, World, echo, load, mirror, served_or_lost, small, small_client, small_server, store};
+pub use world::{
+    OfClient, OfServer, With, World, echo, in_mode, load, mirror, scarce, served_or_lost, small, small_client,
+    small_server, store,
+};
 
 /// Compiles the examples in documents outside the crates, and runs those that can run.
 #[cfg(doctest)]

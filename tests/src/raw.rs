@@ -1,19 +1,27 @@
 //! A peer without an engine: sends arbitrary bytes, obeys no rule.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+use crate::data::data_of;
 use crate::place;
-use rpcrdma::Address;
+use crate::services::{ECHO, PROGRAM, VERSION};
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source, Status,
     WorkRequest,
 };
-use rpcrdma::wire::properties::Properties;
+use rpcrdma::wire::optional::Operation;
+use rpcrdma::wire::properties::{Builder, Properties, Property};
 use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{Body, Flags, Header, HeaderType, Revision, Segment, Version, View, ViewBody};
+use rpcrdma::wire::{
+    Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, Segment, Version, View, ViewBody,
+    WriteChunk,
+};
+use rpcrdma::{Address, CreditMode};
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 /// Bounds hangs; measures nothing.
@@ -22,8 +30,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const RECEIVE: usize = 8192;
 /// Posted receives of a raw peer. Tests make hundreds of peers, and a device pins the memory of each.
 const RECEIVES: usize = 128;
+/// XID of the calls of raw clients, unless a test needs another.
+pub const XID: u32 = 0x0102_0304;
+/// Bytes of the RPC header of such a call: the offset of its arguments.
+pub const ARGS_AT: u32 = 40;
 /// Bytes of an exposed buffer, unless more are needed.
 const EXPOSED: usize = 1 << 16;
+
+/// Content of [room](RawPeer::room) that nobody has written.
+pub const UNTOUCHED: u8 = 0xEE;
 
 /// A received message.
 #[derive(Clone, Debug)]
@@ -32,6 +47,126 @@ pub struct Message {
     pub bytes: Vec<u8>,
     /// Key that the message invalidated.
     pub invalidated: Option<u32>,
+    revision: Revision,
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view().fmt(f)
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Message {
+    /// The header.
+    #[track_caller]
+    pub fn view(&self) -> View<'_> {
+        View::check(&self.bytes, self.revision).expect("a header")
+    }
+
+    /// XID of the header.
+    pub fn xid(&self) -> u32 {
+        self.view().xid()
+    }
+
+    /// Version of the header.
+    pub fn version(&self) -> Version {
+        self.view().version()
+    }
+
+    /// Credit word of the header.
+    pub fn credit(&self) -> u32 {
+        self.view().credit()
+    }
+
+    /// Type of the header.
+    pub fn htype(&self) -> HeaderType {
+        self.view().htype()
+    }
+
+    /// Flags of the header.
+    pub fn flags(&self) -> Flags {
+        self.view().flags()
+    }
+
+    /// Count of received messages, if the header has it.
+    pub fn received(&self) -> Option<u32> {
+        self.view().received()
+    }
+
+    /// The handle that may be invalidated.
+    pub fn inv_handle(&self) -> u32 {
+        self.view().inv_handle()
+    }
+
+    /// True if the header has chunks.
+    pub fn has_chunks(&self) -> bool {
+        self.view().has_chunks()
+    }
+
+    /// The body that the type stands for.
+    pub fn body(&self) -> ViewBody<'_> {
+        self.view().body()
+    }
+
+    /// The RPC message, or a part of it.
+    pub fn payload(&self) -> &[u8] {
+        self.view().payload()
+    }
+
+    /// True if other parts of the message follow.
+    pub fn more(&self) -> bool {
+        self.flags().contains(Flags::MORE)
+    }
+
+    /// The Read list.
+    pub fn reads(&self) -> impl Iterator<Item = ReadSegment> + use<'_> {
+        self.view().reads()
+    }
+
+    /// The Write list.
+    pub fn writes(&self) -> impl Iterator<Item = WriteChunk<'_>> + use<'_> {
+        self.view().writes()
+    }
+
+    /// Segments of each Write chunk.
+    pub fn write_chunks(&self) -> Vec<Vec<Segment>> {
+        self.writes().map(|chunk| chunk.segments().collect()).collect()
+    }
+
+    /// The Reply chunk.
+    pub fn reply_chunk(&self) -> Option<WriteChunk<'_>> {
+        self.view().reply_chunk()
+    }
+
+    /// XID and error; panics for any other message.
+    #[track_caller]
+    pub fn error(&self) -> (u32, ErrorBody) {
+        match self.view().body() {
+            ViewBody::Error(error) => (self.xid(), error),
+            _ => panic!("no error: {}", self.view()),
+        }
+    }
+
+    /// Body of an RPC reply.
+    #[track_caller]
+    pub fn reply_body(&self) -> ReplyBody<'_> {
+        ReplyHeader::parse(self.payload()).expect("an RPC reply").0.body
+    }
+
+    /// Properties of a CONNPROP.
+    #[track_caller]
+    pub fn properties(&self) -> Properties<'_> {
+        let ViewBody::Connprop(set) = self.view().body() else { panic!("no CONNPROP: {}", self.view()) };
+        Properties::from_set(&set, self.revision).expect("properties")
+    }
 }
 
 /// One end of a connection.
@@ -113,6 +248,38 @@ impl RawPeer {
         if version == Version::V2 {
             peer.introduce();
         }
+        peer
+    }
+
+    /// Connects as a client with this credit mode; panics if the server refuses.
+    pub fn connect_in(address: &Address, scheme: CreditMode) -> Self {
+        Self::connect_with(address, scheme, Revision::Ietf00)
+    }
+
+    /// Connects as a client with this credit mode and these code points; panics if the server refuses.
+    pub fn connect_with(address: &Address, scheme: CreditMode, revision: Revision) -> Self {
+        let mut peer = Self::connect_silently(address);
+        peer.revision = revision;
+        match scheme {
+            CreditMode::V1 => peer.version = Version::V1,
+            _ => peer.introduce(),
+        }
+        assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
+        peer
+    }
+
+    /// Connects as a client of version 2 that offers changed properties; panics if the server refuses.
+    pub fn connect_offering(address: &Address, change: impl FnOnce(&mut Properties<'static>)) -> Self {
+        let mut peer = Self::connect_silently(address);
+        change(&mut peer.offers);
+        peer.introduce();
+        peer
+    }
+
+    /// Connects as a client of version 1 with private data; panics if the server refuses.
+    pub fn connect_saying(address: &Address, private_data: &[u8]) -> Self {
+        let mut peer = Self::try_connect(address, private_data).expect("a connection");
+        peer.version = Version::V1;
         peer
     }
 
@@ -209,6 +376,25 @@ impl<F: Fabric> RawPeer<F> {
         self.send(&message);
     }
 
+    /// A CONNPROP with these properties, and with XID [`XID`].
+    pub fn connprop(&self, flags: Flags, properties: &[(u32, &[u8])]) -> Vec<u8> {
+        let mut buffer = [0; 1024];
+        let mut set = Builder::new(&mut buffer);
+        for &(which, data) in properties {
+            set = set.property(Property { which, data }).expect("space");
+        }
+        self.message(XID, flags, Body::Connprop(set.finish()), b"")
+    }
+
+    /// The credit mode of the connection.
+    pub fn scheme(&self) -> CreditMode {
+        match (self.version, self.windowed) {
+            (Version::V1, _) => CreditMode::V1,
+            (Version::V2, false) => CreditMode::V2Incremental,
+            (Version::V2, true) => CreditMode::V2Windowed,
+        }
+    }
+
     /// Applies the other side's CONNPROP.
     pub fn take_properties(&mut self, message: &[u8]) {
         let view = View::check(message, self.revision).expect("a header");
@@ -295,7 +481,7 @@ impl<F: Fabric> RawPeer<F> {
         match buf {
             Some(buf) => {
                 self.received = self.received.wrapping_add(1);
-                self.inbox.push_back(Message { bytes: buf.to_vec(), invalidated });
+                self.inbox.push_back(Message { bytes: buf.to_vec(), invalidated, revision: self.revision });
                 drop(buf);
                 self.refill(1);
             }
@@ -437,6 +623,197 @@ impl<F: Fabric> RawPeer<F> {
         header.emit(&mut bytes, self.version, self.revision).expect("as long as it says");
         bytes.extend_from_slice(payload);
         bytes
+    }
+
+    /// Sends a message as a correct peer sends it now.
+    pub fn say(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
+        let bytes = self.message(xid, flags, body, payload);
+        self.send(&bytes);
+    }
+
+    /// Sends an RPC message in a MSG without flags.
+    pub fn msg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>, payload: &[u8]) {
+        self.say(xid, Flags::NONE, Body::Msg(chunks.into()), payload);
+    }
+
+    /// Sends a NOMSG with these chunks.
+    pub fn nomsg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>) {
+        self.say(xid, Flags::NONE, Body::Nomsg(chunks.into()), b"");
+    }
+
+    /// Sends a part of an RPC message without chunks.
+    pub fn part(&mut self, xid: u32, flags: Flags, payload: &[u8]) {
+        self.say(xid, flags, Body::Msg(Chunks::NONE), payload);
+    }
+
+    /// Sends an operation on characteristics.
+    pub fn operation(&mut self, xid: u32, operation: Operation<'_>) {
+        let mut optinfo = vec![0; operation.encoded_len()];
+        operation.emit(&mut optinfo).expect("as long as it says");
+        let body = Body::Optional { opttype: operation.code().code(), optinfo: &optinfo };
+        self.say(xid, Flags::NONE, body, b"");
+    }
+
+    /// Sends a bare grant.
+    pub fn grant(&mut self) {
+        self.say(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+    }
+
+    /// Sends a call of the standard program, with XID [`XID`].
+    pub fn call<'a>(&mut self, procedure: u32, chunks: impl Into<Chunks<'a>>, args: &[u8]) {
+        self.call_as(XID, procedure, chunks, args);
+    }
+
+    /// Sends a call of the standard program.
+    pub fn call_as<'a>(&mut self, xid: u32, procedure: u32, chunks: impl Into<Chunks<'a>>, args: &[u8]) {
+        self.msg(xid, chunks, &call_bytes(xid, PROGRAM, VERSION, procedure, args));
+    }
+
+    /// Sends a call with XID [`XID`], and waits for its answer.
+    pub fn ask<'a>(&mut self, procedure: u32, chunks: impl Into<Chunks<'a>>, args: &[u8]) -> Message {
+        self.call(procedure, chunks, args);
+        self.answer()
+    }
+
+    /// Waits for the next message other than a grant; `None` once the connection is closed.
+    pub fn next_message(&mut self) -> Option<Message> {
+        loop {
+            let message = self.receive()?;
+            if message.xid() != 0 {
+                return Some(message);
+            }
+        }
+    }
+
+    /// Waits for the next message other than grants and properties.
+    #[track_caller]
+    pub fn answer(&mut self) -> Message {
+        loop {
+            let message = self.receive().expect("the connection goes on");
+            let grant = message.htype() == HeaderType::Nomsg && message.xid() == 0;
+            if !grant && message.htype() != HeaderType::Connprop {
+                return message;
+            }
+        }
+    }
+
+    /// Waits for an answer in one part or in several. Returns the RPC message, and the parts.
+    #[track_caller]
+    pub fn whole_answer(&mut self) -> (Vec<u8>, Vec<Message>) {
+        let mut parts = vec![self.answer()];
+        while parts[parts.len() - 1].more() {
+            let part = self.answer();
+            assert_eq!((part.xid(), part.htype()), (parts[0].xid(), parts[0].htype()), "nothing comes between");
+            parts.push(part);
+        }
+        for part in &parts[..parts.len() - 1] {
+            assert!(!part.has_chunks() && part.payload().len().is_multiple_of(4));
+        }
+        (parts.iter().flat_map(|part| part.payload().to_vec()).collect(), parts)
+    }
+
+    /// Waits for an error; returns its XID, too.
+    #[track_caller]
+    pub fn error(&mut self) -> (u32, ErrorBody) {
+        self.answer().error()
+    }
+
+    /// Waits for the refusal of a defective call: BAD_XDR, or the only error of version 1.
+    #[track_caller]
+    pub fn bad_xdr(&mut self, what: &str) {
+        self.refusal(ErrorBody::BadXdr, what);
+    }
+
+    /// Waits for this error, or for the only one of version 1.
+    #[track_caller]
+    pub fn refusal(&mut self, error: ErrorBody, what: &str) {
+        match self.version {
+            Version::V1 => self.err_chunk(what),
+            Version::V2 => assert_eq!(self.error(), (XID, error), "{what}"),
+        }
+    }
+
+    /// Waits for the only error of version 1: XID, version, credits, ERROR, ERR_CHUNK.
+    #[track_caller]
+    pub fn err_chunk(&mut self, what: &str) {
+        let bytes = self.answer().bytes;
+        assert_eq!(bytes.len(), 20, "{what}");
+        assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]), "{what}");
+        assert_ne!(bytes[8..12], [0; 4], "{what}: no credits");
+    }
+
+    /// Checks that the connection is alive, and that no unexpected message has arrived.
+    #[track_caller]
+    pub fn ping(&mut self) {
+        self.call_as(7, ECHO, Chunks::NONE, b"ping");
+        let answer = self.answer();
+        assert_eq!((answer.xid(), answer.payload()), (7, &reply_bytes(7, b"ping")[..]));
+    }
+
+    /// Prepares a server for a client of this credit mode.
+    pub fn welcome_in(&mut self, scheme: CreditMode) {
+        match scheme {
+            CreditMode::V1 => self.version = Version::V1,
+            _ => self.welcome(),
+        }
+    }
+
+    /// Waits for the next call.
+    #[track_caller]
+    pub fn next_call(&mut self) -> Message {
+        self.next_message().expect("a call")
+    }
+
+    /// Answers a call with these results.
+    pub fn reply(&mut self, xid: u32, results: &[u8]) {
+        self.reply_with(xid, Chunks::NONE, &reply_bytes(xid, results), None);
+    }
+
+    /// Answers a call with any chunks and payload, and invalidates a key.
+    pub fn reply_with<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>, payload: &[u8], invalidate: Option<u32>) {
+        let bytes = self.message(xid, Flags::RESPONSE, Body::Msg(chunks.into()), payload);
+        self.send_invalidating(&bytes, invalidate);
+    }
+
+    /// Answers a call with an error.
+    pub fn refuse(&mut self, xid: u32, error: ErrorBody) {
+        self.say(xid, Flags::RESPONSE, Body::Error(error), b"");
+    }
+
+    /// Answers each call correctly until the client disconnects.
+    pub fn behave(&mut self) {
+        while let Some(call) = self.next_message() {
+            self.reply(call.xid(), b"fine");
+        }
+    }
+
+    /// Takes messages until the client disconnects.
+    pub fn idle(&mut self) {
+        while self.receive().is_some() {}
+    }
+
+    /// Processes events for a while, and returns the messages that have arrived, without grants.
+    pub fn linger(&mut self) -> Vec<Message> {
+        for _ in 0..300 {
+            self.turn();
+            std::thread::yield_now();
+        }
+        self.inbox.drain(..).filter(|message| message.xid() != 0).collect()
+    }
+
+    /// Reads all of a segment of the other side; `None` after a failure.
+    pub fn fetch(&mut self, segment: Segment) -> Option<Vec<u8>> {
+        self.read(remote(segment), segment.length as usize)
+    }
+
+    /// Exposes memory with a pattern, to be read.
+    pub fn source(&mut self, seed: u32, len: usize) -> (Segment, Lent) {
+        self.expose(&data_of(seed, len), Access::REMOTE_READ)
+    }
+
+    /// Exposes memory to be written, filled with [`UNTOUCHED`].
+    pub fn room(&mut self, len: usize) -> (Segment, Lent) {
+        self.expose(&vec![UNTOUCHED; len], Access::REMOTE_WRITE)
     }
 
     /// Leaves without a disconnect, like a process that exits.
@@ -597,5 +974,29 @@ pub fn reply_bytes(xid: u32, results: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; header.encoded_len()];
     header.emit(&mut bytes).expect("as long as it says");
     bytes.extend_from_slice(results);
+    bytes
+}
+
+/// Words of a message.
+pub fn be(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+/// `bytes` with another word at an offset.
+pub fn with_word(bytes: &[u8], at: usize, word: u32) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at..at + 4].copy_from_slice(&word.to_be_bytes());
+    bytes
+}
+
+/// The start of a segment.
+pub fn remote(segment: Segment) -> RemoteMemory {
+    RemoteMemory { rkey: segment.handle, address: segment.offset }
+}
+
+/// The first bytes of exposed memory.
+pub fn contents(memory: &Lent, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    assert!(memory.read_at(0, &mut bytes), "the memory is there");
     bytes
 }

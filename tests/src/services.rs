@@ -45,6 +45,15 @@ pub fn standard_services() -> Services {
     services_for(4096)
 }
 
+/// The program with more procedures, for a server without workers.
+pub fn standard_and<const N: usize>(procedures: [(u32, Procedure); N]) -> Services {
+    let mut services = standard_services();
+    for (number, procedure) in procedures {
+        services.add(PROGRAM, VERSION, number, procedure);
+    }
+    services
+}
+
 /// The program for messages of this size and a server without workers.
 pub fn services_for(receive_size: usize) -> Services {
     services_with(receive_size, LONGEST, false)

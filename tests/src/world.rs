@@ -5,12 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, CallResult, Config, FailedCall, Server, Services};
+use rpcrdma::{Address, CallError, CallResult, Config, CreditMode, FailedCall, Server, Services};
 use rpcrdma_mempool::{Buf, PagePolicy};
 
 use crate::balance::{open_descriptors, settles, shard_leak};
 use crate::data::{pattern, patterned};
 use crate::place;
+use crate::raw::RawPeer;
 use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, services_of};
 use crate::timed::TimedServer;
 
@@ -35,27 +36,87 @@ impl World {
         Self { name, descriptors: open_descriptors(), servers: Vec::new(), _turn: turn }
     }
 
+    /// A world with a server of these services.
+    pub fn serving(name: &'static str, config: impl OfServer, services: Services) -> (Self, Address) {
+        let mut world = Self::new(name);
+        let address = world.serve_with(config, services);
+        (world, address)
+    }
+
+    /// A world with a server of the standard services.
+    pub fn standard(name: &'static str, config: impl OfServer) -> (Self, Address) {
+        let config = config.of_server();
+        let services = services_of(&config);
+        Self::serving(name, config, services)
+    }
+
+    /// A world with a server of the standard services with a simulated clock.
+    pub fn timed(name: &'static str, config: impl OfServer) -> (Self, Address, TimedServer) {
+        let world = Self::new(name);
+        let (address, server) = world.serve_timed(config);
+        (world, address, server)
+    }
+
+    /// A world with a server of the standard services and its client.
+    pub fn pair(name: &'static str, server: impl OfServer, client: impl OfClient) -> (Self, LocalClient) {
+        let (world, address) = Self::standard(name, server);
+        let client = world.client(&address, client);
+        (world, client)
+    }
+
+    /// A world with a server of these services and its client.
+    pub fn pair_with(
+        name: &'static str,
+        server: impl OfServer,
+        services: Services,
+        client: impl OfClient,
+    ) -> (Self, LocalClient) {
+        let (world, address) = Self::serving(name, server, services);
+        let client = world.client(&address, client);
+        (world, client)
+    }
+
+    /// A world with a server of the standard services in this credit mode, and its raw client.
+    pub fn raw(name: &'static str, scheme: CreditMode) -> (Self, RawPeer) {
+        let (world, address) = Self::standard(name, scheme);
+        (world, RawPeer::connect_in(&address, scheme))
+    }
+
+    /// A world with a server of the standard services in this credit mode, its address, and a raw client.
+    pub fn raw_at(name: &'static str, scheme: CreditMode) -> (Self, Address, RawPeer) {
+        let (world, address) = Self::standard(name, scheme);
+        let client = RawPeer::connect_in(&address, scheme);
+        (world, address, client)
+    }
+
+    /// A world with a server of these services in this credit mode, and its raw client.
+    pub fn raw_with(name: &'static str, scheme: CreditMode, services: Services) -> (Self, RawPeer) {
+        let (world, address) = Self::serving(name, scheme, services);
+        (world, RawPeer::connect_in(&address, scheme))
+    }
+
     /// A unique address.
     pub fn address(&self) -> Address {
         place::new_address(self.name)
     }
 
     /// Starts a server of the standard services.
-    pub fn serve(&mut self, config: ServerConfig) -> Address {
+    pub fn serve(&mut self, config: impl OfServer) -> Address {
+        let config = config.of_server();
         let services = services_of(&config);
         self.serve_with(config, services)
     }
 
     /// Starts a server.
-    pub fn serve_with(&mut self, config: ServerConfig, services: Services) -> Address {
+    pub fn serve_with(&mut self, config: impl OfServer, services: Services) -> Address {
         let address = self.address();
         self.serve_at(&address, config, services);
         address
     }
 
     /// Starts a server at `address`.
-    pub fn serve_at(&mut self, address: &Address, config: ServerConfig, services: Services) {
-        self.servers.push(Server::start(address, services, &config).expect("a server"));
+    pub fn serve_at(&mut self, address: &Address, config: impl OfServer, services: Services) {
+        self.servers.push(Server::start(address, services, &config.of_server()).expect("a server"));
     }
 
     /// Starts a server of the standard services with a simulated clock. Drop it before this world.
@@ -127,6 +188,16 @@ pub fn small() -> Config {
     })
 }
 
+/// A [small] shard with so many buffers of 64 KiB for chunks, and of 32 KiB for long messages.
+pub fn scarce(bulk: usize, long: usize) -> Config {
+    small().with(|c| (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(64 << 10, bulk)], vec![(32 << 10, long)]))
+}
+
+/// A [small] shard with a credit mode.
+pub fn in_mode(scheme: CreditMode) -> Config {
+    small().with(|c| c.wire.credit_mode = scheme)
+}
+
 /// Changes to a configuration.
 pub trait With: Sized {
     /// The changed configuration.
@@ -140,7 +211,7 @@ impl With for Config {}
 impl With for ClientConfig {}
 impl With for ServerConfig {}
 
-/// Configuration of a client of the standard program: of its shard, or complete.
+/// Configuration of a client of the standard program: of its shard, its credit mode, or complete.
 pub trait OfClient {
     /// The complete configuration.
     fn of_client(self) -> ClientConfig;
@@ -152,13 +223,19 @@ impl OfClient for Config {
     }
 }
 
+impl OfClient for CreditMode {
+    fn of_client(self) -> ClientConfig {
+        small_client(in_mode(self))
+    }
+}
+
 impl OfClient for ClientConfig {
     fn of_client(self) -> ClientConfig {
         self
     }
 }
 
-/// Configuration of a test's server: of its shard, or complete.
+/// Configuration of a test's server: of its shard, its credit mode, or complete.
 pub trait OfServer {
     /// The complete configuration.
     fn of_server(self) -> ServerConfig;
@@ -167,6 +244,12 @@ pub trait OfServer {
 impl OfServer for Config {
     fn of_server(self) -> ServerConfig {
         ServerConfig { shard: self, ..small_server() }
+    }
+}
+
+impl OfServer for CreditMode {
+    fn of_server(self) -> ServerConfig {
+        in_mode(self).of_server()
     }
 }
 

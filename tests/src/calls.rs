@@ -1,0 +1,106 @@
+//! Calls of a client on the test's thread, each in one step.
+
+use rpcrdma::client::{CallId, ClientCall, LocalClient};
+use rpcrdma::fabric::Fabric;
+use rpcrdma::{Buf, CallError};
+
+use crate::balance::settles;
+use crate::data::pattern;
+use crate::services::ECHO;
+
+/// Results of a call, or its error.
+pub type Outcome = Result<Vec<u8>, CallError>;
+
+/// Calls on a client's first connection. Arguments and chunks lie in the client's memory.
+pub trait Calls {
+    /// A call with these arguments.
+    fn prepared(&mut self, procedure: u32, args: &[u8]) -> ClientCall;
+
+    /// Memory for a chunk, with the pattern of a seed.
+    fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf;
+
+    /// A call with these arguments, followed by a Read chunk of each length in `sent` with the pattern of its index, and
+    /// with Write chunks of the lengths in `room`.
+    fn chunked(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall;
+
+    /// Starts a call.
+    fn launch(&mut self, call: ClientCall, token: u64) -> Option<CallId>;
+
+    /// Makes a call and waits for its end.
+    fn outcome(&mut self, call: ClientCall) -> Outcome;
+
+    /// Makes a call with these arguments, and waits for its end.
+    fn run(&mut self, procedure: u32, args: &[u8]) -> Outcome {
+        let call = self.prepared(procedure, args);
+        self.outcome(call)
+    }
+
+    /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of completion.
+    fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)>;
+
+    /// Polls until a call has ended.
+    fn end(&mut self) -> (u64, Outcome) {
+        self.ends(1).remove(0)
+    }
+}
+
+impl<F: Fabric> Calls for LocalClient<F> {
+    fn prepared(&mut self, procedure: u32, args: &[u8]) -> ClientCall {
+        let mut call = self.prepare(procedure, args.len()).expect("a buffer");
+        call.args_mut().copy_from_slice(args);
+        call
+    }
+
+    fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf {
+        let mut data = self.alloc(self.first(), len).expect("a buffer");
+        pattern(seed, &mut data);
+        data
+    }
+
+    fn chunked(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall {
+        let mut call = self.prepared(procedure, args);
+        let mut at = args.len();
+        for (n, &len) in sent.iter().enumerate() {
+            call = call.read_chunk(at, self.pattern_buf(n as u32, len));
+            at += len.next_multiple_of(4);
+        }
+        for &len in room {
+            call = call.write_chunk_into(self.alloc(self.first(), len).expect("a buffer"));
+        }
+        call
+    }
+
+    fn launch(&mut self, call: ClientCall, token: u64) -> Option<CallId> {
+        self.start(self.first(), call, token)
+    }
+
+    fn outcome(&mut self, call: ClientCall) -> Outcome {
+        self.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
+    }
+
+    fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
+        let mut ends = Vec::new();
+        let all = settles(|| {
+            self.poll(|done| {
+                let results = done.result.map(|reply| reply.results().to_vec());
+                ends.push((done.token, results.map_err(CallError::from)));
+            });
+            ends.len() >= count
+        });
+        assert!(all, "{} of {count} calls have ended: {ends:?}", ends.len());
+        ends
+    }
+}
+
+/// Makes a call that needs nothing of its server but a reply.
+pub fn plain<F: Fabric>(client: &mut LocalClient<F>) -> Outcome {
+    client.run(ECHO, &[0; 4])
+}
+
+/// Checks that the next calls are answered by [`RawPeer::behave`](crate::RawPeer::behave).
+#[track_caller]
+pub fn goes_on<F: Fabric>(client: &mut LocalClient<F>, calls: usize) {
+    for n in 0..calls {
+        assert_eq!(plain(client), Ok(b"fine".to_vec()), "call {n}");
+    }
+}

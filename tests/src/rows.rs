@@ -1,0 +1,60 @@
+//! Drivers of tests that are tables.
+
+use std::fmt::Debug;
+
+use rpcrdma::{CreditMode, Services};
+
+use crate::raw::RawPeer;
+use crate::services::standard_services;
+use crate::world::World;
+
+/// Names the row of a table if the test fails in it.
+pub struct Row(String);
+
+/// Begins a row, which ends with the drop.
+pub fn row(name: impl Debug) -> Row {
+    Row(format!("{name:?}"))
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("in row {}", self.0);
+        }
+    }
+}
+
+/// Runs a test for each row of a table. A failure names the row.
+pub fn for_each<T: Debug>(rows: impl IntoIterator<Item = T>, mut test: impl FnMut(T)) {
+    for each in rows {
+        let _row = row(&each);
+        test(each);
+    }
+}
+
+/// Runs a test in each credit mode, with a raw client of a new server of the standard services.
+pub fn with_raw(name: &'static str, schemes: impl IntoIterator<Item = CreditMode>, test: impl FnMut(&mut RawPeer)) {
+    with_raw_of(name, schemes, &standard_services(), test);
+}
+
+/// Runs a test in each credit mode, with a raw client of a new server of these services.
+pub fn with_raw_of(
+    name: &'static str,
+    schemes: impl IntoIterator<Item = CreditMode>,
+    services: &Services,
+    mut test: impl FnMut(&mut RawPeer),
+) {
+    for_each(schemes, |scheme| {
+        let (_world, mut client) = World::raw_with(name, scheme, services.clone());
+        test(&mut client);
+    });
+}
+
+/// Each of `first` with each of `second`.
+pub fn pairs<A: Clone, B: Clone>(
+    first: impl IntoIterator<Item = A>,
+    second: impl IntoIterator<Item = B>,
+) -> Vec<(A, B)> {
+    let second: Vec<B> = second.into_iter().collect();
+    first.into_iter().flat_map(|a| second.iter().map(move |b| (a.clone(), b.clone()))).collect()
+}
