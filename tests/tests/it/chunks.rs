@@ -1,26 +1,25 @@
 //! Calls with Read and Write chunks, bindings, and memory beyond a call.
 
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
-
-use rpcrdma::proto::Defect;
-use rpcrdma::server::ServerConfig;
-use rpcrdma::service::{MAX_CHUNKS, NoResult};
-use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Knob, Procedure, Refusal, Server, ServerCall, Services};
+use rpcrdma::service::NoResult;
 use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
+
+/// A procedure for chunks of any data.
+fn bulk(procedure: Procedure, count: usize, longest: usize) -> Procedure {
+    procedure.read_chunks(count, longest).uncounted().write_chunks(count, longest)
+}
+
+/// An application's own memory.
+fn pool(size: usize, count: usize) -> Pool {
+    let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };
+    Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
+}
 
 #[test]
 fn chunks_of_odd_lengths_arrive_whole() {
-    let mut world = World::new("odd");
-    let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
-    for (n, len) in
-        [1, 2, 3, 4, 5, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65536, 65537, 1 << 20].into_iter().enumerate()
-    {
-        let seed = n as u32 * 100;
+    let (world, mut client) = World::pair("odd", small(), small());
+    let lens = [1, 2, 3, 4, 5, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65536, 65537, 1 << 20];
+    for (seed, len) in (0..).step_by(100).zip(lens) {
         store(&mut client, seed, &[len]).unwrap();
         load(&mut client, seed + 10, &[(len, len)]).unwrap();
         mirror(&mut client, seed + 20, &[len]).unwrap();
@@ -34,41 +33,29 @@ fn chunks_of_odd_lengths_arrive_whole() {
 #[test]
 fn chunks_start_where_a_device_wants_them() {
     const FLIP: u32 = 600;
-    let world = World::new("aligned");
-    let address = world.address();
-    for align in [64, 512, 4096] {
-        let mut services = standard_services();
+    for_each([64, 512, 4096], |align| {
         let flip = Procedure::new(move |call| {
             let data = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?.to_vec();
             let at = call.read_chunk(0).map(<[u8]>::as_ptr);
             let mut result = call.result_writer(0)?;
-            let aligned =
-                [at.unwrap_or_default(), result.as_mut_ptr()].iter().all(|at| at.addr().is_multiple_of(align));
-            assert!(aligned, "{align}: {at:?}, {result:?}");
+            let places = [at.unwrap_or_default(), result.as_mut_ptr()];
+            assert!(places.iter().all(|at| at.addr().is_multiple_of(align)), "{at:?}, {result:?}");
             let flipped: Vec<u8> = data.iter().map(|byte| !byte).collect();
             result.put(&flipped).or(Err(Refusal::SystemError))
         });
-        services.add(PROGRAM, VERSION, FLIP, flip.read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20));
-        let bulk_buffers = vec![(8192, 16), (128 << 10, 8), ((1 << 20) + 4096, 4)];
-        let shard = small().with(|c| {
+        let config = small().with(|c| {
             c.memory.chunk_align = align;
-            c.memory.bulk_buffers = bulk_buffers;
+            c.memory.bulk_buffers = vec![(8192, 16), (128 << 10, 8), ((1 << 20) + 4096, 4)];
         });
-        let server = Server::start(&address, services, &ServerConfig { shard, ..ServerConfig::default() });
-        let server = server.expect("a server");
-        let mut client = world.client(&address, small());
+        let services = standard_and([(FLIP, bulk(flip, 1, 1 << 20))]);
+        let (_world, mut client) = World::pair_with("aligned", config, services, small());
         for len in [1, 500, 4096, 5000, 64 << 10, 1 << 20] {
-            let first = client.first();
-            let mut call = client.prepare(FLIP, 0).expect("memory");
-            let mut data = client.alloc(first, len).expect("memory");
-            data.fill(0x5A);
-            call = call.read_chunk(0, data);
-            call = call.write_chunk_into(client.alloc(first, len).expect("memory"));
+            let call = client.chunked(FLIP, b"", &[len], &[len]);
             let reply = client.call(call).expect("a reply");
-            assert!(filled(!0x5A, reply.chunk(0).expect("a chunk")), "{align}, {len}");
+            let flipped: Vec<u8> = data_of(0, len).iter().map(|byte| !byte).collect();
+            assert!(reply.chunk(0).expect("a chunk") == flipped, "{len}");
         }
-        drop((client, server));
-    }
+    });
     for chunk_align in [0, 32, 96, 8192] {
         let refused = small().with(|c| c.memory.chunk_align = chunk_align).validate().expect_err("it cannot be");
         assert_eq!(refused.knob, "memory.chunk_align");
@@ -77,9 +64,7 @@ fn chunks_start_where_a_device_wants_them() {
 
 #[test]
 fn as_many_chunks_as_there_may_be() {
-    let mut world = World::new("several");
-    let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
+    let (_world, mut client) = World::pair("several", small(), small());
     let mut random = Random::new(1);
     for round in 0..60 {
         let lens: Vec<usize> = (0..1 + random.below(MAX_CHUNKS)).map(|_| 1 + random.below(5000)).collect();
@@ -92,24 +77,14 @@ fn as_many_chunks_as_there_may_be() {
 
 #[test]
 fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
-    let mut world = World::new("successor");
-    let address = world.serve(small_server());
-    let config = small().with(|c| {
-        c.limits.max_calls = 1;
-        c.wire.remote_invalidate = false;
-    });
-    let mut client = world.client(&address, config);
-    let first = client.first();
+    let config = small().with(|c| (c.limits.max_calls, c.wire.remote_invalidate) = (1, false));
+    let (_world, mut client) = World::pair("successor", small(), config);
     let (mut started, mut ended) = (0, 0);
     assert!(settles(|| {
         // Each answered call frees a slot.
         if started < 20 {
-            let mut call = client.prepare(MIRROR, 0).unwrap();
-            for n in 0..MAX_CHUNKS {
-                call = call.read_chunk(40 * n, client.alloc(first, 40).unwrap());
-                call = call.write_chunk_into(client.alloc(first, 40).unwrap());
-            }
-            started += u64::from(client.start(first, call, started).is_some());
+            let call = client.chunked(MIRROR, b"", &[40; MAX_CHUNKS], &[40; MAX_CHUNKS]);
+            started += u64::from(client.launch(call, started).is_some());
         }
         client.poll(|done| match done.result {
             Ok(_) => ended += 1,
@@ -121,18 +96,12 @@ fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
 
 #[test]
 fn short_and_unused_results_leave_the_rest_alone() {
-    let mut world = World::new("short");
-    let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
+    let (_world, mut client) = World::pair("short", small(), small());
     load(&mut client, 1, &[(5000, 1), (5000, 0), (100, 100), (64, 63)]).unwrap();
     load(&mut client, 2, &[(10, 0)]).unwrap();
     load(&mut client, 3, &[(10, 11)]).unwrap();
     // A procedure without results leaves both chunks unused.
-    let first = client.first();
-    let mut call = client.prepare(MIRROR, 0).unwrap();
-    for _ in 0..2 {
-        call = call.write_chunk_into(client.alloc(first, 100).unwrap());
-    }
+    let call = client.chunked(MIRROR, b"", &[], &[100, 100]);
     let mut reply = client.call(call).unwrap();
     assert_eq!((reply.chunk(0), reply.chunk(1), reply.chunk(2)), (Some(&[][..]), Some(&[][..]), None));
     assert_eq!(reply.take_chunks().count(), 2, "the memory comes home all the same");
@@ -140,27 +109,18 @@ fn short_and_unused_results_leave_the_rest_alone() {
 
 #[test]
 fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
-    let mut world = World::new("side-by-side");
-    let address = world.serve(small_server());
     // Few calls, each with all its chunks.
-    let mut client = world.client(&address, small().with(|c| c.limits.max_calls = 2));
-    let first = client.first();
-    for round in 0..20 {
+    let (_world, mut client) = World::pair("side-by-side", small(), small().with(|c| c.limits.max_calls = 2));
+    for _ in 0..20 {
         for token in 0..2 {
-            let mut call = client.prepare(MIRROR, 4).unwrap();
-            for n in 0..MAX_CHUNKS {
-                let mut data = client.alloc(first, 1000).unwrap();
-                pattern(n as u32 + round, &mut data);
-                call = call.read_chunk(4 + 1000 * n, data);
-                call = call.write_chunk_into(client.alloc(first, 1000).unwrap());
-            }
-            client.start(first, call, token);
+            let call = client.chunked(MIRROR, &[0; 4], &[1000; MAX_CHUNKS], &[1000; MAX_CHUNKS]);
+            client.launch(call, token);
         }
         let mut ended = 0;
         assert!(settles(|| {
             client.poll(|done| {
                 let reply = done.result.unwrap();
-                assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32 + round, reply.chunk(n).unwrap())));
+                assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32, reply.chunk(n).unwrap())));
                 ended += 1;
             });
             ended == 2
@@ -170,46 +130,28 @@ fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
 
 #[test]
 fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
-    let mut world = World::new("declared-chunks");
-    let mut services = standard_services();
-    services.add(
-        PROGRAM,
-        VERSION,
-        20,
-        Procedure::new(|_| Ok(())).read_chunks(2, 1000).uncounted().write_chunks(1, 1000),
-    );
-    let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
-    let first = client.first();
-    let mut call = |procedure, sent: &[usize], room: &[usize]| {
-        let mut call = client.prepare(procedure, 4).unwrap();
-        call.args_mut().fill(0);
-        let mut at = 4;
-        for &len in sent {
-            call = call.read_chunk(at, client.alloc(first, len).unwrap());
-            at += len.next_multiple_of(4);
-        }
-        for &len in room {
-            call = call.write_chunk_into(client.alloc(first, len).unwrap());
-        }
-        let result = client.call(call).map(drop);
-        echo(&mut client, b"the connection lives on").unwrap();
-        result
-    };
+    let declared = Procedure::new(|_| Ok(())).read_chunks(2, 1000).uncounted().write_chunks(1, 1000);
+    let services = standard_and([(20, declared)]);
+    let (world, mut client) = World::pair_with("declared-chunks", small(), services, small());
     let transport = |error| Err(CallError::Transport(error));
-    assert_eq!(
-        call(20, &[1000, 1000], &[5000]).map_err(CallError::from),
-        Ok(()),
-        "room beyond the longest result stays unused"
-    );
-    assert_eq!(call(20, &[1001], &[]).map_err(CallError::from), transport(ErrorBody::BadXdr));
-    assert_eq!(call(20, &[], &[1, 1]).map_err(CallError::from), transport(ErrorBody::WriteChunks { max: 1 }));
-    assert_eq!(call(REFUSE, &[], &[]).map_err(CallError::from), Err(CallError::Refused(Refusal::GarbageArguments)));
-    assert_eq!(call(999, &[5], &[5]).map_err(CallError::from), Err(CallError::Refused(Refusal::ProcedureUnavailable)));
-    // These calls are refused too, and retransmitted without reduction.
-    assert_eq!(call(20, &[1, 1, 1], &[]).map_err(CallError::from), Ok(()));
-    assert_eq!(call(ECHO, &[5], &[]).map_err(CallError::from), Ok(()));
-    assert_eq!(call(ECHO, &[], &[5]).map_err(CallError::from), Ok(()));
+    let refused = |refusal| Err(CallError::Refused(refusal));
+    let cases: [(u32, &[usize], &[usize], Result<(), CallError>); 8] = [
+        // Room beyond the longest result stays unused.
+        (20, &[1000, 1000], &[5000], Ok(())),
+        (20, &[1001], &[], transport(ErrorBody::BadXdr)),
+        (20, &[], &[1, 1], transport(ErrorBody::WriteChunks { max: 1 })),
+        (REFUSE, &[], &[], refused(Refusal::GarbageArguments)),
+        (999, &[5], &[5], refused(Refusal::ProcedureUnavailable)),
+        // These calls are refused too, and retransmitted without reduction.
+        (20, &[1, 1, 1], &[], Ok(())),
+        (ECHO, &[5], &[], Ok(())),
+        (ECHO, &[], &[5], Ok(())),
+    ];
+    for_each(cases, |(procedure, sent, room, expected)| {
+        let call = client.chunked(procedure, &[0; 4], sent, room);
+        assert_eq!(client.outcome(call).map(drop), expected);
+        echo(&mut client, b"the connection lives on").unwrap();
+    });
     let again = client.stats().calls_retransmitted;
     assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
     drop(client);
@@ -219,92 +161,72 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
 /// A written result exceeds either the caller's chunk, which the caller may enlarge, or the procedure's declaration.
 #[test]
 fn a_result_over_its_chunk_names_the_bound() {
-    let mut world = World::new("written-results");
     let written = |call: &mut ServerCall| {
         let len = u32::from_be_bytes(call.args()[..4].try_into().map_err(|_| Refusal::GarbageArguments)?);
         let mut writer = call.result_writer(0)?;
         writer.put_zeroes(60)?;
         Ok(writer.put_zeroes(len as usize - 60)?)
     };
-    let mut services = Services::new();
-    services.add(PROGRAM, VERSION, 7, Procedure::new(written).write_chunks(1, 4096));
-    let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
-    let first = client.first();
-    for (len, room, outcome, again) in [
-        (64, 64, Ok(()), 0),
-        (4096, 64, Ok(()), 1),
-        (4097, 64, Err(CallError::Refused(Refusal::SystemError)), 0),
-        (4097, 8000, Err(CallError::Refused(Refusal::SystemError)), 0),
-    ] {
-        let before = client.stats().calls_retransmitted;
-        let mut call = client.prepare(7, 4).unwrap();
-        call.put_args(&u32::to_be_bytes(len)).unwrap();
-        call = call.write_chunk_into(client.alloc(first, room).unwrap());
-        let result = client.call(call).map(|reply| assert_eq!(reply.chunk(0).unwrap().len(), len as usize));
-        assert_eq!(result.map_err(CallError::from), outcome, "{len} bytes in {room}");
-        assert_eq!(client.stats().calls_retransmitted - before, again, "{len} bytes in {room}");
-    }
+    let services = standard_and([(20, Procedure::new(written).write_chunks(1, 4096))]);
+    let (_world, mut client) = World::pair_with("written-results", small(), services, small());
+    for_each(
+        [
+            (64, 64, Ok(()), 0),
+            (4096, 64, Ok(()), 1),
+            (4097, 64, Err(CallError::Refused(Refusal::SystemError)), 0),
+            (4097, 8000, Err(CallError::Refused(Refusal::SystemError)), 0),
+        ],
+        |(len, room, outcome, again)| {
+            let before = client.stats().calls_retransmitted;
+            let call = client.chunked(20, &be(&[len]), &[], &[room]);
+            let result = client.call(call).map(|reply| assert_eq!(reply.chunk(0).unwrap().len(), len as usize));
+            assert_eq!(result.map_err(CallError::from), outcome);
+            assert_eq!(client.stats().calls_retransmitted - before, again);
+        },
+    );
 }
 
 #[test]
 fn positions_that_cannot_be_end_their_call_alone() {
-    let mut world = World::new("positions");
-    let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
-    let first = client.first();
+    let (_world, mut client) = World::pair("positions", small(), small());
     // Not a multiple of 4, behind the arguments, within another chunk, before another chunk.
     for positions in [&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]] {
-        let mut call = client.prepare(STORE, 4).unwrap();
+        let mut call = client.prepared(STORE, &[0; 4]);
         for &at in positions {
-            call = call.read_chunk(at, client.alloc(first, 64).unwrap());
+            call = call.read_chunk(at, client.alloc(client.first(), 64).unwrap());
         }
-        let error = client.call(call).map(drop);
         // The error has the caller's position, counted from the start of the arguments.
         let wrong = *positions.last().unwrap() as u32;
-        assert_eq!(error.map_err(CallError::from), Err(Defect::Position(wrong).into()), "{positions:?}");
+        assert_eq!(client.outcome(call), Err(Defect::Position(wrong).into()), "{positions:?}");
         store(&mut client, 1, &[64]).unwrap();
     }
 }
 
 #[test]
 fn empty_chunks_are_refused_here() {
-    let mut world = World::new("empty-chunks");
-    let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
-    let first = client.first();
-    for send in [true, false] {
-        let mut call = client.prepare(MIRROR, 4).unwrap();
-        let empty = client.alloc(first, 0).unwrap();
-        call = if send { call.read_chunk(4, empty) } else { call.write_chunk_into(empty) };
-        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::EmptyChunk.into()));
+    let (_world, mut client) = World::pair("empty-chunks", small(), small());
+    for (sent, room) in [(&[0][..], &[][..]), (&[], &[0])] {
+        let call = client.chunked(MIRROR, &[0; 4], sent, room);
+        assert_eq!(client.outcome(call), Err(Defect::EmptyChunk.into()));
         echo(&mut client, b"on").unwrap();
     }
 }
 
 #[test]
 fn memory_of_others_is_refused() {
-    let mut world = World::new("foreign-memory");
-    let address = world.serve(small_server());
+    let (world, address) = World::standard("foreign-memory", small());
     let mut client = world.client(&address, small());
     let first = client.first();
     let second = client.add_connection(&address).unwrap();
     let _ = client.alloc(first, 10).unwrap();
     let others = client.alloc(second, 10).unwrap();
-    let mut call = client.prepare(STORE, 4).unwrap();
-    call = call.read_chunk(4, others);
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
+    let call = client.prepared(STORE, &[0; 4]).read_chunk(4, others);
     // A message that another client has prepared.
     let mut stranger = world.client(&address, small());
-    let call = stranger.prepare(ECHO, 4).unwrap();
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
-    let call = stranger.prepare(ECHO, 4).unwrap().one_way();
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
-    let mut call = client.prepare(STORE, 4).unwrap();
-    for n in 0..=MAX_CHUNKS {
-        let data = client.alloc(first, 10).unwrap();
-        call = call.read_chunk(4 + 12 * n, data);
+    for call in [call, stranger.prepared(ECHO, &[0; 4]), stranger.prepared(ECHO, &[0; 4]).one_way()] {
+        assert_eq!(client.outcome(call), Err(Defect::ForeignMemory.into()));
     }
+    let call = client.chunked(STORE, &[0; 4], &[10; MAX_CHUNKS + 1], &[]);
     let mut failed = client.call(call).unwrap_err();
     assert_eq!(failed.error, Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
     assert_eq!(failed.returned.take_sent().count(), MAX_CHUNKS);
@@ -315,15 +237,9 @@ fn memory_of_others_is_refused() {
 
 #[test]
 fn bulk_memory_can_be_used_up_and_comes_back() {
-    let mut world = World::new("bulk");
-    let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
-    let first = client.first();
+    let (_world, mut client) = World::pair("bulk", small(), small());
     for _ in 0..3 {
-        let mut held = Vec::new();
-        while let Ok(buf) = client.alloc(first, 1 << 20) {
-            held.push(buf);
-        }
+        let held: Vec<_> = std::iter::from_fn(|| client.alloc(client.first(), 1 << 20).ok()).collect();
         assert_eq!(held.len(), 5);
         assert_eq!(client.stats().exposed_buffers, 5);
         drop(held);
@@ -335,36 +251,30 @@ fn bulk_memory_can_be_used_up_and_comes_back() {
 #[test]
 fn results_of_the_handlers_own_memory_are_shared() {
     let mut world = World::new("shared");
-    let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };
-    let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 1 << 16, count: 2 }], arena }).unwrap();
+    let pool = pool(1 << 16, 2);
     let mut data = pool.alloc(60_001).unwrap();
     pattern(5, &mut data);
     let shared = Arc::new(Mutex::new(Some(data.freeze())));
-    let mut services = standard_services();
     let own = Arc::clone(&shared);
     let handler = move |call: &mut ServerCall| {
         let bytes = own.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
         call.set_result(0, bytes.clone())?;
         Ok(call.set_result(1, bytes.part(0, 77))?)
     };
-    services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler());
-    let shard = small().with(|c| c.memory.arenas = vec![pool.arena().clone()]);
-    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let services = standard_and([(20, Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler())]);
+    let address = world.serve_with(small().with(|c| c.memory.arenas = vec![pool.arena().clone()]), services);
     let mut client = world.client(&address, small());
-    let first = client.first();
-    let mut ended = 0;
     for token in 0..8 {
-        let mut call = client.prepare(20, 0).unwrap();
-        for _ in 0..2 {
-            call = call.write_chunk_into(client.alloc(first, 60_001).unwrap());
-        }
-        client.start(first, call, token);
+        let call = client.chunked(20, b"", &[], &[60_001; 2]);
+        client.launch(call, token);
     }
+    let mut ended = 0;
     assert!(settles(|| {
         client.poll(|done| {
             let reply = done.result.unwrap();
-            assert!(patterned(5, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == 60_001);
-            assert!(patterned(5, reply.chunk(1).unwrap()) && reply.chunk(1).unwrap().len() == 77);
+            for (n, len) in [60_001, 77].into_iter().enumerate() {
+                assert!(patterned(5, reply.chunk(n).unwrap()) && reply.chunk(n).unwrap().len() == len);
+            }
             ended += 1;
         });
         ended == 8
@@ -372,11 +282,8 @@ fn results_of_the_handlers_own_memory_are_shared() {
     // The client retransmits the first call with the rest of the chunk's buffer as room.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
     for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {
-        let mut call = client.prepare(20, 0).unwrap();
-        for &len in room {
-            call = call.write_chunk_into(client.alloc(first, len).unwrap());
-        }
-        assert_eq!(client.call(call).map(drop).map_err(CallError::from), outcome);
+        let call = client.chunked(20, b"", &[], room);
+        assert_eq!(client.outcome(call).map(drop), outcome);
     }
     drop(client);
     world.server_balances();
@@ -393,11 +300,7 @@ fn a_result_without_a_chunk_is_an_error() {
     const POOL: u32 = 31;
     const UNDECLARED: u32 = 32;
     let mut world = World::new("nowhere");
-    let pool = Pool::new(&PoolConfig {
-        classes: vec![Class { size: 4096, count: 1 }],
-        arena: ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "nowhere", ..ArenaConfig::default() },
-    });
-    let pool = pool.expect("memory");
+    let pool = pool(4096, 1);
     let page = pool.alloc(4096).expect("a buffer").freeze();
     let why = |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
     let own = move |call: &mut ServerCall| {
@@ -419,50 +322,39 @@ fn a_result_without_a_chunk_is_an_error() {
         assert_eq!(call.reply_mut(1 << 20).map(|room| room.len()).map_err(|no_space| no_space.needed), Err(1 << 20));
         Err(why(call.result_writer(0)).into())
     };
-    let mut services = standard_services();
-    services.add(PROGRAM, VERSION, OWN, Procedure::new(own).write_chunks(1, 4096).results_from_handler());
-    let from_pool = Procedure::new(from_pool).read_chunks(1, 4096).uncounted().write_chunks(1, 4096);
-    services.add(PROGRAM, VERSION, POOL, from_pool);
     let undeclared = |call: &mut ServerCall| Ok(call.result_writer(0)?.put(&[1])?);
-    services.add(PROGRAM, VERSION, UNDECLARED, Procedure::new(undeclared));
-    let address = world.serve_with(ServerConfig { shard: small(), ..ServerConfig::default() }, services);
+    let services = standard_and([
+        (OWN, Procedure::new(own).write_chunks(1, 4096).results_from_handler()),
+        (POOL, bulk(Procedure::new(from_pool), 1, 4096)),
+        (UNDECLARED, Procedure::new(undeclared)),
+    ]);
+    let address = world.serve_with(small(), services);
     let mut client = world.client(&address, small());
-    let first = client.first();
-    let mut call = client.prepare(OWN, 0).expect("memory");
-    call = call.write_chunk_into(client.alloc(first, 4095).expect("memory"));
+    let call = client.chunked(OWN, b"", &[], &[4095]);
     client.call(call).expect("an answer");
-    let mut call = client.prepare(POOL, 0).expect("memory");
-    call = call.read_chunk(0, client.alloc(first, 100).expect("memory"));
-    call = call.write_chunk_into(client.alloc(first, 4096).expect("memory"));
-    let answer = client.call(call).map(drop).map_err(CallError::from);
-    assert_eq!(answer, Err(CallError::Refused(Refusal::SystemError)), "it has sent that memory already");
-    let call = client.prepare(UNDECLARED, 0).expect("memory");
-    let answer = client.call(call).map(drop).map_err(CallError::from);
-    assert_eq!(answer, Err(CallError::Refused(Refusal::SystemError)), "the service's error, not the caller's");
+    let call = client.chunked(POOL, b"", &[100], &[4096]);
+    let refused = Err(CallError::Refused(Refusal::SystemError));
+    assert_eq!(client.outcome(call), refused, "it has sent that memory already");
+    assert_eq!(client.run(UNDECLARED, b""), refused, "the service's error, not the caller's");
 }
 
 /// The fabric would refuse to send this memory, and close the connection. The server refuses the call instead.
 #[test]
 fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let mut world = World::new("foreign");
-    let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "foreign", ..ArenaConfig::default() };
-    let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 4096, count: 1 }], arena }).unwrap();
+    let pool = pool(4096, 1);
     let shared = Mutex::new(Some(pool.alloc(4096).unwrap().freeze()));
-    let mut services = standard_services();
     let handler = move |call: &mut ServerCall| {
         let bytes = shared.lock().unwrap().take().ok_or(Refusal::GarbageArguments)?;
-        call.set_result(0, bytes)?;
-        Ok(())
+        Ok(call.set_result(0, bytes)?)
     };
-    services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(1, 4096).results_from_handler());
-    let address = world.serve_with(ServerConfig { shard: small(), ..ServerConfig::default() }, services);
+    let services = standard_and([(20, Procedure::new(handler).write_chunks(1, 4096).results_from_handler())]);
+    let address = world.serve_with(small(), services);
     let mut client = world.client(&address, small());
-    let first = client.first();
     // The second call finds the same connection alive, and the handler without memory.
     for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
-        let mut call = client.prepare(20, 0).unwrap();
-        call = call.write_chunk_into(client.alloc(first, 4096).unwrap());
-        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Refused(refusal)));
+        let call = client.chunked(20, b"", &[], &[4096]);
+        assert_eq!(client.outcome(call), Err(CallError::Refused(refusal)));
     }
     drop(client);
     world.server_balances();
@@ -472,9 +364,7 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
 
 #[test]
 fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
-    let mut world = World::new("late");
-    let mut services = standard_services();
-    let (go, wait) = mpsc::channel();
+    let (go, wait) = channel();
     let wait = Mutex::new(wait);
     let handler = move |call: &mut ServerCall| {
         let () = wait.lock().unwrap().recv().map_err(|_| Refusal::SystemError)?;
@@ -482,32 +372,21 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
         let room = writer.room();
         Ok(put_pattern(writer, 9, room)?)
     };
-    let slow = Procedure::new(handler).read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20).on_workers();
-    services.add(PROGRAM, VERSION, 20, slow);
-    let address = world.serve_with(super::calls::workers(), services);
+    let services = standard_and([(20, bulk(Procedure::new(handler), 1, 1 << 20).on_workers())]);
+    let (world, address) = World::serving("late", super::calls::workers(), services);
     for remote_invalidate in [true, false] {
         let mut client = world.client(&address, small().with(|c| c.wire.remote_invalidate = remote_invalidate));
-        let first = client.first();
         for by_deadline in [true, false] {
-            let mut call = client.prepare(20, 0).unwrap();
-            call = call.read_chunk(0, client.alloc(first, 5000).unwrap());
-            call = call.write_chunk_into(client.alloc(first, 5000).unwrap());
+            let mut call = client.chunked(20, b"", &[5000], &[5000]);
             if by_deadline {
                 call = call.timeout(Duration::from_millis(2));
             }
-            let id = client.start(first, call, 1).unwrap();
+            let id = client.launch(call, 1).unwrap();
             client.flush();
             if !by_deadline {
-                client.cancel(first, id);
+                client.cancel(client.first(), id);
             }
-            let mut ends = 0;
-            assert!(settles(|| {
-                client.poll(|done| {
-                    assert!(done.result.is_err());
-                    ends += 1;
-                });
-                ends == 1
-            }));
+            assert!(client.end().1.is_err());
             assert_eq!(client.stats().exposed_buffers, 2, "the server may still write");
             go.send(()).unwrap();
             assert!(settles(|| {

@@ -2,15 +2,12 @@
 //! A host connects, calls, leaves and comes again. Others must not notice.
 
 use std::net::Ipv4Addr;
+use std::sync::Condvar;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 
-use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::testing::loopback_address;
-use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::stats::ShardStats;
-use rpcrdma::{Address, Procedure, ServerCall, Services};
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::parked::{Desk, HELD, ends};
 
@@ -33,8 +30,8 @@ fn stats(world: &World) -> ShardStats {
 }
 
 fn start(client: &mut LocalClient, procedure: u32, token: u64) {
-    let (call, first) = (client.prepare(procedure, 0).expect("a buffer"), client.first());
-    client.start(first, call, token);
+    let call = client.prepared(procedure, b"");
+    client.launch(call, token);
     client.flush();
 }
 

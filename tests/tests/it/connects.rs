@@ -1,15 +1,8 @@
 //! Control-plane polls needed to connect, measured in simulated time.
 
-use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
-
-use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::server::ServerConfig;
+use rpcrdma::CloseReasonKind;
 use rpcrdma::shard::{CloseCause, LocalClose, SimulatedTime};
-use rpcrdma::{Address, CallError, CloseReason, CloseReasonKind, Config, Procedure, Server};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 /// Approximate duration of a turn of a busy shard.
 const TURN: Duration = Duration::from_micros(1);
@@ -50,10 +43,7 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
     if place::on_device() {
         return;
     }
-    let shard = small().with(|c| {
-        c.limits.credits = 4;
-        c.memory.receives = 4096;
-    });
+    let shard = small().with(|c| (c.limits.credits, c.memory.receives) = (4, 4096));
     // The first connection waits for polls that are due anyway.
     let (first, interval) = (time_for(1, &shard), shard.poll.control_interval);
     assert!(first < interval * 3, "{first:?} for the first");
@@ -64,9 +54,9 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
 
 #[test]
 fn connections_spread_evenly_over_the_shards_of_a_server() {
-    let mut world = World::new("spread");
     let shard = small().with(|c| c.limits.credits = 4);
-    let address = world.serve(ServerConfig { shard: shard.clone(), shards: 4, ..ServerConfig::default() });
+    let (world, address) =
+        World::standard("spread", ServerConfig { shard: shard.clone(), shards: 4, ..ServerConfig::default() });
     let held = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
     for of_each in [10, 2] {
         let mut client = world.client(&address, shard.clone());
@@ -85,8 +75,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
     if place::on_device() {
         return;
     }
-    let mut world = World::new("reasons");
-    let address = world.serve(small_server());
+    let (world, address) = World::standard("reasons", small_server());
     let mut client = world.client(&address, small());
     let nowhere = world.address();
     let first = client.first();
@@ -117,15 +106,13 @@ fn close_reasons_of_the_last_connections_are_kept() {
 #[test]
 fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
     const HOLD: u32 = 102;
-    let mut world = World::new("closing");
     let (hold, held) = channel();
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")));
-    let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
+    let (_world, mut client) = World::pair_with("closing", small_server(), services, small());
     let first = client.first();
     let call = client.prepare(HOLD, 0).expect("a buffer");
-    client.start(first, call, 0);
+    client.launch(call, 0);
     let mut current = None;
     assert!(settles(|| {
         client.poll(|done| panic!("{done:?}"));

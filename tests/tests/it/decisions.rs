@@ -1,30 +1,8 @@
 //! Decisions where the specifications are silent: the table of that name in `engine/PROTOCOL.md`.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use rpcrdma::client::{ClientConfig, ConnectError, LocalClient};
-use rpcrdma::fabric::Access;
+use rpcrdma::client::ConnectError;
 use rpcrdma::proto::auth::{AuthError, AuthPolicy, PreSharedKey};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::properties::{Builder, Properties, Property};
-use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
-};
-use rpcrdma::{CallError, CreditMode};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
-
-use super::hostile_client::be;
-use super::hostile_server::{Server, behave, plain, reply};
-use super::rules_of_clients::next;
-use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, assert_err_chunk, pair, reads, server_of};
-
-const SCHEMES_2: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V2Incremental];
-
-fn view(bytes: &[u8]) -> View<'_> {
-    View::check(bytes, Revision::Ietf00).expect("a header")
-}
+use rpcrdma_tests::prelude::*;
 
 /// A client that waits for a second for the server's version, and reconnects.
 fn impatient(revision: Revision) -> ClientConfig {
@@ -34,156 +12,119 @@ fn impatient(revision: Revision) -> ClientConfig {
     })
 }
 
-#[test]
-fn an_error_to_the_first_message_does_not_lead_to_version_1() {
-    for revision in [Revision::Ietf00, Revision::Cel09] {
-        for error in [ErrorBody::BadXdr, ErrorBody::System, ErrorBody::InvalFlag, ErrorBody::Unknown(99)] {
-            let world = World::new("first-error");
-            let address = world.address();
-            let refuse = move |peer: &mut RawPeer| {
-                peer.revision = revision;
-                let hello = peer.receive().expect("a first message").bytes;
-                let xid = View::check(&hello, revision).expect("a header").xid();
-                let refusal = peer.message(xid, Flags::RESPONSE, Body::Error(error), b"");
-                peer.send(&refusal);
-                peer.wait_until_over();
-            };
-            let server = Server::listen(&address, move |mut listener| {
-                refuse(&mut listener.accept_next());
-                let mut peer = listener.accept_next();
-                peer.revision = revision;
-                peer.welcome();
-                while let Some(bytes) = next_of(&mut peer, revision) {
-                    let xid = View::check(&bytes, revision).expect("a header").xid();
-                    reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
-                }
-            });
-            let mut client = world.client(&address, impatient(revision));
-            assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
-            assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(2), "{error}");
-            drop((client, world));
-            server.join();
-            // Without reconnects the cause is named.
-            let world = World::new("first-error-2");
-            let address = world.address();
-            let server = Server::start_silently(&address, refuse);
-            let config = impatient(revision).with(|c| c.connect.reconnect_attempts = 0);
-            let refused = LocalClient::connect(&address, config).expect_err("refused").to_string();
-            let name = if revision == Revision::Cel09 && error == ErrorBody::InvalFlag {
-                ErrorBody::InvalHtype.to_string()
-            } else {
-                error.to_string()
-            };
-            assert!(refused.contains(&format!("answered the first message with {name}")), "{refused}");
-            server.join();
-        }
-    }
+/// A client that no time-out of the negotiation disturbs within a test.
+fn patient() -> ClientConfig {
+    small_client(small()).with(|c| c.connect.negotiation = Duration::from_secs(600))
 }
 
-/// The next call, in a revision.
-fn next_of(peer: &mut RawPeer, revision: Revision) -> Option<Vec<u8>> {
-    loop {
-        let bytes = peer.receive()?.bytes;
-        let view = View::check(&bytes, revision).expect("a header");
-        if view.xid() != 0 && view.htype() != HeaderType::Connprop {
-            return Some(bytes);
-        }
-    }
+#[test]
+fn an_error_to_the_first_message_does_not_lead_to_version_1() {
+    let errors = [ErrorBody::BadXdr, ErrorBody::System, ErrorBody::InvalFlag, ErrorBody::Unknown(99)];
+    let revisions = [Revision::Ietf00, Revision::Cel09].into_iter();
+    for_each(revisions.flat_map(|revision| errors.map(|error| (revision, error))), |(revision, error)| {
+        let refuse = move |peer: &mut RawPeer| {
+            peer.revision = revision;
+            let xid = peer.receive().expect("a first message").xid();
+            peer.refuse(xid, error);
+            peer.wait_until_over();
+        };
+        let server = RawServer::listen("first-error", move |mut listener| {
+            refuse(&mut listener.accept_next());
+            let mut peer = listener.accept_next();
+            peer.revision = revision;
+            peer.welcome();
+            while let Some(message) = peer.next_message() {
+                if message.htype() != HeaderType::Connprop {
+                    peer.reply(message.xid(), b"fine");
+                }
+            }
+        });
+        let mut client = server.client(impatient(revision));
+        goes_on(&mut client, 1);
+        assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(2));
+        drop(client);
+        drop(server);
+        // Without reconnects the cause is named.
+        let server = RawServer::start_silently("first-error-2", refuse);
+        let config = impatient(revision).with(|c| c.connect.reconnect_attempts = 0);
+        let refused = LocalClient::connect(server.address(), config).expect_err("refused").to_string();
+        let name = match (revision, error) {
+            (Revision::Cel09, ErrorBody::InvalFlag) => ErrorBody::InvalHtype,
+            _ => error,
+        };
+        assert!(refused.contains(&format!("answered the first message with {name}")), "{refused}");
+    });
 }
 
 /// A server that sends another message after the error goes on, with the defaults.
 #[test]
 fn a_message_after_an_error_to_the_first_one_completes_negotiation() {
-    let world = World::new("error-then-grant");
-    let address = world.address();
-    let server = Server::start_silently(&address, |peer| {
-        let hello = peer.receive().expect("a first message").bytes;
-        let refusal = peer.message(view(&hello).xid(), Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"");
-        peer.send(&refusal);
-        let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
-        peer.send(&grant);
-        behave(peer);
+    let server = RawServer::start_silently("error-then-grant", |peer| {
+        let xid = peer.receive().expect("a first message").xid();
+        peer.refuse(xid, ErrorBody::BadXdr);
+        peer.grant();
+        peer.behave();
     });
-    let mut client =
-        world.client(&address, small_client(small()).with(|c| c.connect.negotiation = Duration::from_secs(600)));
-    assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
-    drop(client);
-    server.join();
+    goes_on(&mut server.client(patient()), 1);
 }
 
 #[test]
 fn a_version_1_message_ends_a_version_2_connection_at_either_end() {
-    for scheme in SCHEMES_2 {
-        let world = World::new("other-version");
-        let address = world.address();
-        let server = Server::start_silently(&address, move |peer| {
-            let hello = peer.receive().expect("a first message").bytes;
+    for_each(SCHEMES_2, |scheme| {
+        let server = RawServer::start_silently("other-version", move |peer| {
+            let hello = peer.receive().expect("a first message");
             // Before the answer to its first message a client drops it.
-            peer.send(&be(&[view(&hello).xid(), 1, 9, 0, 0, 0, 0, view(&hello).xid(), 1]));
+            peer.send(&be(&[hello.xid(), 1, 9, 0, 0, 0, 0, hello.xid(), 1]));
             peer.send_properties();
             peer.take_properties(&hello);
-            let xid = view(&next(peer).expect("a call")).xid();
+            let xid = peer.next_call().xid();
             peer.version = Version::V1;
-            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+            peer.reply(xid, b"fine");
             peer.wait_until_over();
         });
-        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
-        assert_eq!(plain(&mut client), Err(CallError::ConnectionLost { sent: true }), "{scheme:?}");
+        let mut client = server.client(scheme);
+        assert_eq!(plain(&mut client), Err(CallError::ConnectionLost { sent: true }));
         let reason = client.close_reason(client.first()).expect("it has ended").to_string();
         assert!(reason.contains("changed to protocol version 1"), "{reason}");
-        drop((client, world));
-        server.join();
-        let (_world, _, mut client) = pair("other-version-2", scheme);
+    });
+    with_raw("other-version-2", SCHEMES_2, |client| {
         client.ping();
-        client.peer.version = Version::V1;
+        client.version = Version::V1;
         client.call(ECHO, Chunks::NONE, b"four");
-        client.peer.wait_until_over();
-    }
+        client.wait_until_over();
+    });
 }
 
 #[test]
 fn properties_with_a_default_are_lenient() {
-    let (_world, address, _) = pair("lenient", CreditMode::V2Windowed);
-    let send_first = |properties: &[(u32, u32)], flags| {
+    let (_world, address) = World::standard("lenient", CreditMode::V2Windowed);
+    let send_first = |which, value, flags| {
         let mut peer = RawPeer::connect_silently(&address);
-        let mut buffer = [0; 128];
-        let mut builder = Builder::new(&mut buffer);
-        for (which, value) in properties {
-            builder = builder.uint32(*which, *value).expect("space");
-        }
-        let message = peer.message(XID, flags, Body::Connprop(builder.finish()), b"");
-        peer.send(&message);
-        let answer = peer.receive().expect("the server's properties").bytes;
-        assert_eq!(view(&answer).htype(), HeaderType::Connprop);
-        Client { peer }
+        peer.send(&peer.connprop(flags, &[(which, &be(&[value]))]));
+        assert_eq!(peer.receive().expect("the server's properties").htype(), HeaderType::Connprop);
+        peer
     };
-    let lengths = |client: &mut Client, len: u32| {
+    let lengths = |client: &mut RawPeer, len: u32| {
         client.call(REPLY, Chunks::NONE, &be(&[len]));
-        let (mut lens, mut more) = (Vec::new(), true);
-        while more {
-            let bytes = client.answer().bytes;
-            lens.push(bytes.len());
-            more = view(&bytes).flags().contains(Flags::MORE);
-        }
-        lens
+        client.whole_answer().1.iter().map(|part| part.len()).collect::<Vec<_>>()
     };
     // RBSIZ below 1024 is read as 1024, the smallest Receives of version 1.
-    let mut client = send_first(&[(2, 100)], Flags::NONE);
+    let mut client = send_first(2, 100, Flags::NONE);
     assert_eq!(lengths(&mut client, 1024 - 36 - 24), [1024]);
     assert_eq!(lengths(&mut client, 1024 - 36 - 24 + 4).iter().max(), Some(&1024));
     // BRS of 3 and more is the default. A server that reads it makes inline calls only.
-    send_first(&[(5, 3)], Flags::NONE).ping();
-    send_first(&[(5, 7)], Flags::NONE).ping();
+    send_first(5, 3, Flags::NONE).ping();
+    send_first(5, 7, Flags::NONE).ping();
     // The XID of a CONNPROP belongs to nobody, so RESPONSE has no meaning.
-    let mut client = send_first(&[(2, 2048)], Flags::RESPONSE);
+    let mut client = send_first(2, 2048, Flags::RESPONSE);
     assert_eq!(lengths(&mut client, 2048 - 36 - 24), [2048]);
     client.ping();
 }
 
 #[test]
 fn a_repeated_property_gets_bad_xdr() {
-    let (_world, address, _) = pair("repeated", CreditMode::V2Windowed);
-    let size = 4096_u32.to_be_bytes();
+    let (_world, address) = World::standard("repeated", CreditMode::V2Windowed);
+    let size = be(&[4096]);
     let [number, auth] = [&size[..], &[0; 4]];
     let cases = [
         ([(2, number), (2, number), (3, number)], false),
@@ -193,122 +134,103 @@ fn a_repeated_property_gets_bad_xdr() {
         ([(0x1234, number), (0x1234, number), (2, number)], true),
         ([(1, number), (2, number), (3, number)], true),
     ];
-    for (properties, good) in cases {
-        let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
-        let mut buffer = [0; 128];
-        let mut builder = Builder::new(&mut buffer);
-        for (which, data) in properties {
-            builder = builder.property(Property { which, data }).expect("space");
-        }
-        client.send(XID, Flags::NONE, Body::Connprop(builder.finish()), b"");
+    for_each(cases, |(properties, good)| {
+        let mut client = RawPeer::connect_in(&address, CreditMode::V2Windowed);
+        client.send(&client.connprop(Flags::NONE, &properties));
         if !good {
-            assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{properties:?}");
+            client.bad_xdr("a property");
         }
         client.ping();
-    }
+    });
 }
 
 #[test]
 fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("trailing", scheme);
+    with_raw("trailing", SCHEMES, |client| {
         client.ping();
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
-        let (whole, _memory) = client.peer.expose(&call, Access::REMOTE_READ);
-        let list = [ReadSegment { position: 0, target: whole }];
-        client.send(XID, Flags::NONE, Body::Nomsg(Chunks { reads: &list, ..Chunks::NONE }), &[0; 4]);
-        if scheme == CreditMode::V1 {
-            assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, b"four"));
-            continue;
+        let (whole, _memory) = client.expose(&call, Access::REMOTE_READ);
+        client.say(XID, Flags::NONE, Body::Nomsg(Lists::new().read(0, [whole]).chunks()), &[0; 4]);
+        if client.version == Version::V1 {
+            return assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
         }
-        assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}");
-        let mut buffer = [0; 64];
-        let set = Builder::new(&mut buffer).uint32(2, 4096).expect("space").finish();
-        client.send(XID, Flags::NONE, Body::Connprop(set), &[0; 4]);
-        assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}");
+        client.bad_xdr("behind a NOMSG");
+        let property: (u32, &[u8]) = (2, &be(&[4096]));
+        client.send(&[client.connprop(Flags::NONE, &[property]), vec![0; 4]].concat());
+        client.bad_xdr("behind a CONNPROP");
         // In parts, too.
-        client.send(XID, Flags::MORE, Body::Connprop(set), b"");
-        let mut last = client.peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
-        let body = last.len() - set.encoded_len();
-        last.splice(body.., [0; 4]);
-        client.peer.send(&last);
-        assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}");
+        client.send(&client.connprop(Flags::MORE, &[property]));
+        // A set has a count; a property has a number, a length and data.
+        let mut last = client.connprop(Flags::NONE, &[property]);
+        last.truncate(last.len() - 16);
+        client.send(&[last, vec![0; 4]].concat());
+        client.bad_xdr("behind a CONNPROP in parts");
         client.ping();
-    }
+    });
 }
 
 #[test]
 fn only_handles_of_its_chunks_are_invalidated_for_a_call() {
-    for scheme in SCHEMES_2 {
-        let (_world, _, mut client) = pair("other-handle", scheme);
+    with_raw("other-handle", SCHEMES_2, |client| {
         client.ping();
-        let (other, other_memory) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
-        let (write, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
-        let (reply_chunk, _reply) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
-        let mut load = |inv_handle, segments: &[Segment], reply: Option<&[Segment]>| {
-            let counts: &[u32] = if segments.is_empty() { &[] } else { &[1] };
-            let chunks = Chunks { inv_handle, reads: &[], writes: WriteList { counts, segments }, reply };
-            let args = if segments.is_empty() { be(&[7]) } else { be(&[0, 64]) };
-            client.call(if segments.is_empty() { ECHO } else { LOAD }, chunks, &args);
-            let message = client.answer();
-            assert_eq!(view(&message.bytes).htype(), HeaderType::Msg);
-            message.invalidated
+        let ((other, other_memory), (write, _memory)) = (client.room(64), client.room(64));
+        let (reply, _reply) = client.room(64);
+        let mut ask = |handle, procedure, lists: Lists, args: &[u32]| {
+            let answer = client.ask(procedure, &lists.offer(handle), &be(args));
+            assert_eq!(answer.htype(), HeaderType::Msg);
+            answer.invalidated
         };
-        assert_eq!(load(other.handle, &[], None), None, "{scheme:?}: a call without chunks");
-        assert_eq!(load(other.handle, &[write], None), None, "{scheme:?}: a Write chunk with another handle");
-        assert_eq!(load(other.handle, &[write], Some(&[reply_chunk])), None, "{scheme:?}: and a Reply chunk");
+        let (one, both) = (Lists::new().write([write]), Lists::new().write([write]).reply([reply]));
+        assert_eq!(ask(other.handle, ECHO, Lists::new(), &[7]), None, "a call without chunks");
+        assert_eq!(ask(other.handle, LOAD, one.clone(), &[0, 64]), None, "a Write chunk with another handle");
+        assert_eq!(ask(other.handle, LOAD, both.clone(), &[0, 64]), None, "and a Reply chunk");
         // The last call of a connection in parts has no chunks either.
-        assert_eq!(load(reply_chunk.handle, &[write], Some(&[reply_chunk])), Some(reply_chunk.handle), "{scheme:?}");
-        assert_eq!(load(write.handle, &[write], None), Some(write.handle), "{scheme:?}");
+        assert_eq!(ask(reply.handle, LOAD, both, &[0, 64]), Some(reply.handle));
+        assert_eq!(ask(write.handle, LOAD, one, &[0, 64]), Some(write.handle));
         // The memory of the other handle is still exposed.
-        assert_eq!(load(other.handle, &[other], None), Some(other.handle), "{scheme:?}");
-        let mut now = [0; 64];
-        let mut expected = [0; 64];
-        pattern(0, &mut expected);
-        assert!(other_memory.read_at(0, &mut now) && now == expected);
-    }
+        assert_eq!(ask(other.handle, LOAD, Lists::new().write([other]), &[0, 64]), Some(other.handle));
+        assert_eq!(contents(&other_memory, 64), data_of(0, 64));
+    });
 }
 
 #[test]
 fn a_continued_call_without_chunks_invalidates_nothing() {
-    let (_world, _, mut client) = pair("other-handle-parts", CreditMode::V2Windowed);
-    client.ping();
-    let (other, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
-    let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &[7; 8]);
-    let offer = Chunks { inv_handle: other.handle, ..Chunks::NONE };
-    client.send(XID, Flags::MORE, Body::Msg(Chunks::NONE), &call[..40]);
-    client.send(XID, Flags::NONE, Body::Msg(offer), &call[40..]);
-    let message = client.answer();
-    assert_eq!((view(&message.bytes).payload(), message.invalidated), (&reply_bytes(XID, &[7; 8])[..], None));
+    with_raw("other-handle-parts", [CreditMode::V2Windowed], |client| {
+        client.ping();
+        let (other, _memory) = client.room(64);
+        let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &[7; 8]);
+        client.part(XID, Flags::MORE, &call[..40]);
+        client.msg(XID, &Lists::new().offer(other.handle), &call[40..]);
+        let answer = client.answer();
+        assert_eq!((answer.payload(), answer.invalidated), (&reply_bytes(XID, &[7; 8])[..], None));
+    });
 }
 
 #[test]
 fn a_window_beyond_the_range_of_increments_ends_the_connection() {
     for (window, good) in [(32_767, true), (65_534, true), (65_535, false), (1 << 31, false), (u32::MAX, false)] {
-        let (_world, _, mut client) = pair("wide", CreditMode::V2Windowed);
-        client.ping();
-        client.peer.credit = window;
-        client.call(ECHO, Chunks::NONE, b"four");
-        if good {
-            assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, b"four"));
+        with_raw("wide", [CreditMode::V2Windowed], |client| {
             client.ping();
-        } else {
-            client.peer.wait_until_over();
-        }
+            client.credit = window;
+            client.call(ECHO, Chunks::NONE, b"four");
+            if good {
+                assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"), "{window}");
+                client.ping();
+            } else {
+                client.wait_until_over();
+            }
+        });
     }
 }
 
 /// The limit of reassembled messages is no limit of a message that its sender never ends.
 #[test]
 fn a_reply_that_never_ends_ends_the_connection() {
-    let world = World::new("endless-reply");
-    let address = world.address();
-    let server = Server::start(&address, |peer| {
-        let xid = view(&next(peer).expect("a call")).xid();
+    let server = RawServer::start("endless-reply", |peer| {
+        let xid = peer.next_call().xid();
         while !peer.is_over() {
             // The client grants a credit for each next part.
-            let part = peer.message(xid, Flags::RESPONSE.with(Flags::MORE), Body::Msg(Chunks::NONE), &[0; 4000]);
-            peer.send(&part);
+            peer.part(xid, Flags::RESPONSE.with(Flags::MORE), &[0; 4000]);
             let sent = peer.received;
             while !peer.is_over() && peer.received == sent {
                 peer.turn();
@@ -316,18 +238,15 @@ fn a_reply_that_never_ends_ends_the_connection() {
             }
         }
     });
-    let config = small().with(|c| {
+    let mut client = server.client(small().with(|c| {
         c.wire.reassemble_up_to = 16 << 10;
         c.timeouts.progress = Duration::from_millis(200);
         // The bytes of the message pay for little time.
         c.limits.min_rate = 1 << 30;
-    });
-    let mut client = world.client(&address, config);
+    }));
     assert_eq!(plain(&mut client), Err(CallError::ConnectionLost { sent: true }));
     let reason = client.close_reason(client.first()).expect("it has ended").to_string();
     assert!(reason.contains("peer sends the rest of a message too slowly"), "{reason}");
-    drop(client);
-    server.join();
 }
 
 /// Policies of host authentication, with whether it is required.
@@ -339,11 +258,9 @@ fn policies() -> [(AuthPolicy, bool); 2] {
 /// Sends a CONNPROP with a defect, and returns the error that answers it: opaque data of HOSTAUTH beyond their own end,
 /// an unknown flag in the header, and RECEIVED before it was offered.
 fn send_malformed_properties(peer: &mut RawPeer, case: usize) -> ErrorBody {
-    let mut buffer = [0; 64];
     let data: &[u8] = if case == 0 { &[0, 0, 0, 9, 1, 2, 3, 4] } else { &[0; 4] };
-    let set = Builder::new(&mut buffer).property(Property { which: 6, data }).expect("space").finish();
     peer.windowed = case == 2;
-    let mut message = peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
+    let mut message = peer.connprop(Flags::NONE, &[(6, data)]);
     message[16] |= if case == 1 { 0x80 } else { 0 };
     peer.send(&message);
     peer.windowed = false;
@@ -352,139 +269,107 @@ fn send_malformed_properties(peer: &mut RawPeer, case: usize) -> ErrorBody {
 
 #[test]
 fn a_malformed_authentication_message_ends_the_connection_where_it_is_required() {
-    for (host_auth, required) in policies() {
-        let mut world = World::new("bad-hostauth");
-        let shard = small().with(|c| c.wire.host_auth = host_auth.clone());
-        let address = world.serve(ServerConfig { shard, ..small_server() });
+    for_each(policies(), |(host_auth, required)| {
+        let (world, address) = World::standard("bad-hostauth", small().with(|c| c.wire.host_auth = host_auth));
         for case in 0..3 {
             let mut peer = RawPeer::connect_silently(&address);
             let error = send_malformed_properties(&mut peer, case);
             if required {
                 // An end without an error: a CONNPROP with an empty message refuses the client.
                 while let Some(last) = peer.receive() {
-                    let view = View::check(&last.bytes, Revision::Ietf00).expect("a header");
-                    let ViewBody::Connprop(set) = view.body() else { panic!("{view}") };
-                    let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
-                    assert_eq!(properties.host_auth, Some(&[][..]));
+                    assert_eq!(last.properties().host_auth, Some(&[][..]));
                 }
-                continue;
+            } else {
+                assert_eq!(peer.error(), (XID, error));
+                peer.ping();
             }
-            let mut client = Client { peer };
-            assert_eq!(client.error(), (XID, error));
-            client.ping();
         }
-        let faults = world.server().stats()[0].peer_faults;
-        assert_eq!(faults, if required { 3 } else { 0 });
-    }
+        assert_eq!(world.server().stats()[0].peer_faults, if required { 3 } else { 0 });
+    });
 }
 
 #[test]
 fn a_client_that_requires_authentication_ends_the_connection_after_malformed_properties() {
-    for ((host_auth, required), case) in
-        policies().into_iter().flat_map(|policy| (0..3).map(move |n| (policy.clone(), n)))
-    {
-        let world = World::new("bad-hostauth-2");
-        let address = world.address();
-        let server = Server::start_silently(&address, move |peer| {
-            let hello = peer.receive().expect("a first message").bytes;
-            assert_eq!(view(&hello).htype(), HeaderType::Connprop);
+    let cases = policies().into_iter().flat_map(|policy| (0..3).map(move |case| (policy.clone(), case)));
+    for_each(cases, |((host_auth, required), case)| {
+        let server = RawServer::start_silently("bad-hostauth-2", move |peer| {
+            assert_eq!(peer.receive().expect("a first message").htype(), HeaderType::Connprop);
             let error = send_malformed_properties(peer, case);
             if required {
                 return assert!(peer.receive().is_none(), "the client sends nothing more");
             }
-            let answer = next(peer).expect("an error");
-            assert_eq!((view(&answer).xid(), view(&answer).body()), (XID, ViewBody::Error(error)));
+            assert_eq!(peer.next_call().error(), (XID, error));
             // The credit word that came with RECEIVED was no increment.
-            let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
-            peer.send(&grant);
-            behave(peer);
+            peer.grant();
+            peer.behave();
         });
-        // No time-out ends the negotiation within the test.
-        let config = small_client(small().with(|c| c.wire.host_auth = host_auth))
-            .with(|c| c.connect.negotiation = Duration::from_secs(600));
+        let config = patient().with(|c| c.shard.wire.host_auth = host_auth);
         if required {
-            let reason = LocalClient::connect(&address, config).expect_err("the server did not authenticate");
-            assert!(matches!(reason, ConnectError::NotAuthenticated { .. }), "case {case}: {reason}");
-            assert!(reason.to_string().contains(&AuthError::Missing.to_string()), "case {case}: {reason}");
+            let reason = LocalClient::connect(server.address(), config).expect_err("the server did not authenticate");
+            assert!(matches!(reason, ConnectError::NotAuthenticated { .. }), "{reason}");
+            assert!(reason.to_string().contains(&AuthError::Missing.to_string()), "{reason}");
         } else {
-            let mut client = world.client(&address, config);
-            assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "case {case}");
+            goes_on(&mut server.client(config), 1);
         }
-        server.join();
-    }
+    });
 }
 
 /// Like an inline call, a long one may have arguments of any length: whether they are valid is for their program.
 #[test]
 fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("odd-long", scheme);
+    with_raw("odd-long", SCHEMES, |client| {
         client.ping();
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"seven b");
-        let (whole, _memory) = client.peer.expose(&call, Access::REMOTE_READ);
-        let list = [ReadSegment { position: 0, target: whole }];
-        client.send(XID, Flags::NONE, Body::Nomsg(Chunks { reads: &list, ..Chunks::NONE }), b"");
-        assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, b"seven b"), "{scheme:?}");
-    }
+        let (whole, _memory) = client.expose(&call, Access::REMOTE_READ);
+        client.nomsg(XID, &Lists::new().read(0, [whole]));
+        assert_eq!(client.answer().payload(), reply_bytes(XID, b"seven b"));
+    });
 }
 
 /// RSSIZ bounds what this side sends; longer segments of a peer need nothing but their length.
 #[test]
 fn a_segment_longer_than_rssiz_is_taken() {
-    for scheme in SCHEMES_2 {
-        let mut world = World::new("long-segment");
+    for_each(SCHEMES_2, |scheme| {
         // A procedure may take longer chunks than the longest of `bulk_buffers`, which RSSIZ announces.
         let most = 2 << 20;
-        let config = server_of(scheme).with(|c| c.shard.memory.long_buffers.push((most, 1)));
-        let address = world.serve_with(config, services_with(4096, most, false));
-        let mut peer = RawPeer::connect_silently(&address);
-        peer.send_properties();
-        let answer = peer.receive().expect("the server's properties").bytes;
-        let ViewBody::Connprop(set) = view(&answer).body() else { panic!("no CONNPROP") };
-        let longest = Properties::from_set(&set, Revision::Ietf00).expect("properties").segment_size;
-        peer.take_properties(&answer);
-        let mut client = Client { peer };
-        let (room, memory) = client.peer.expose(&[0; 20_000], Access::REMOTE_WRITE);
-        let long = Segment { length: longest + 1, ..room };
-        let writes = WriteList { counts: &[1], segments: &[long] };
-        client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&[3, 20_000]));
-        let bytes = client.answer().bytes;
-        assert_eq!(view(&bytes).writes().map(|chunk| chunk.total_length()).sum::<u64>(), 20_000, "{scheme:?}");
-        let (mut now, mut expected) = (vec![0; 20_000], vec![0; 20_000]);
-        pattern(3, &mut expected);
-        assert!(memory.read_at(0, &mut now) && now == expected);
-        let mut data = vec![0; longest as usize + 1];
-        pattern(4, &mut data);
-        let (target, _memory) = client.peer.expose(&data, Access::REMOTE_READ);
-        client.call(STORE, reads(&[ReadSegment { position: ARGS_AT + 4, target }]), &be(&[4]));
-        assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, &be(&[longest + 1])), "{scheme:?}");
-    }
+        let config = in_mode(scheme).with(|c| c.memory.long_buffers.push((most, 1)));
+        let (_world, address) = World::serving("long-segment", config, services_with(4096, most, false));
+        let mut client = RawPeer::connect_silently(&address);
+        client.send_properties();
+        let answer = client.receive().expect("the server's properties");
+        let longest = answer.properties().segment_size;
+        client.take_properties(&answer);
+        let (room, memory) = client.room(20_000);
+        let long = Lists::new().write([Segment { length: longest + 1, ..room }]);
+        let answer = client.ask(LOAD, &long, &be(&[3, 20_000]));
+        assert_eq!(answer.writes().map(|chunk| chunk.total_length()).sum::<u64>(), 20_000);
+        assert_eq!(contents(&memory, 20_000), data_of(3, 20_000));
+        let (target, _memory) = client.source(4, longest as usize + 1);
+        let answer = client.ask(STORE, &Lists::new().read(ARGS_AT + 4, [target]), &be(&[4]));
+        assert_eq!(answer.payload(), reply_bytes(XID, &be(&[longest + 1])));
+    });
 }
 
 /// A part may have any length; a message has an XID at least.
 #[test]
 fn parts_may_be_short_and_messages_without_an_xid_get_bad_xdr() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("no-xid", scheme);
+    with_raw("no-xid", SCHEMES, |client| {
         client.ping();
         for len in 0..4 {
-            client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &be(&[XID])[..len]);
-            match scheme {
-                CreditMode::V1 => assert_err_chunk(&mut client, "a message without an XID"),
-                _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?} {len}"),
-            }
+            client.msg(XID, Chunks::NONE, &be(&[XID])[..len]);
+            client.bad_xdr(&format!("{len} bytes: a message without an XID"));
         }
-        if scheme == CreditMode::V1 {
-            continue;
+        if client.version == Version::V1 {
+            return;
         }
         // In parts: nothing, three bytes, and the rest.
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
-        client.send(XID, Flags::MORE, Body::Msg(Chunks::NONE), b"");
-        client.send(XID, Flags::MORE, Body::Msg(Chunks::NONE), &call[..3]);
-        client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call[3..]);
-        assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, b"four"), "{scheme:?}");
-        client.send(XID, Flags::MORE, Body::Msg(Chunks::NONE), b"");
-        client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call[..3]);
-        assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}");
-    }
+        client.part(XID, Flags::MORE, b"");
+        client.part(XID, Flags::MORE, &call[..3]);
+        client.part(XID, Flags::NONE, &call[3..]);
+        assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
+        client.part(XID, Flags::MORE, b"");
+        client.part(XID, Flags::NONE, &call[..3]);
+        client.bad_xdr("three bytes in parts");
+    });
 }

@@ -3,26 +3,20 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
-use rpcrdma::mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::service::DeferredCall;
 use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
-use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View};
-use rpcrdma::{Buf, CallError, Config, CreditMode, IdlePolicy, Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
+use rpcrdma_tests::prelude::*;
 
+use super::lifecycle::draining;
 use super::reverse::{HELLO, telling_services};
 
-const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 /// A procedure whose calls the test holds.
 const HELD: u32 = 400;
+/// A server that polls and one that sleeps.
+const POLICIES: [IdlePolicy; 2] = [IdlePolicy::Poll, IdlePolicy::Event];
 
 /// How a call is answered.
 #[derive(Clone, Copy, Debug)]
@@ -35,15 +29,17 @@ enum Way {
     Future,
 }
 
+const WAYS: [Way; 3] = [Way::AtOnce, Way::Thread, Way::Future];
+
 /// A thread that runs calls in pairs, the later one first.
 struct Desk {
-    take: Option<mpsc::Sender<(DeferredCall, StandardHandler)>>,
+    take: Option<Sender<(DeferredCall, StandardHandler)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Desk {
     fn new() -> Self {
-        let (take, calls) = mpsc::channel::<(DeferredCall, StandardHandler)>();
+        let (take, calls) = channel::<(DeferredCall, StandardHandler)>();
         let work = move || {
             while let Ok(first) = calls.recv() {
                 let second = calls.recv_timeout(Duration::from_millis(1)).ok();
@@ -109,98 +105,59 @@ fn services(way: Way, desk: &Desk) -> Services {
     services_by(4096, 1 << 20, make, |procedure| procedure)
 }
 
-fn server(shard: Config) -> ServerConfig {
-    ServerConfig { shard, ..small_server() }
-}
-
-/// A server that polls and one that sleeps.
-fn policies() -> [IdlePolicy; 2] {
-    [IdlePolicy::Poll, IdlePolicy::Event]
+/// The error of a server that refuses a call because of its own state.
+fn system_error() -> Outcome {
+    Err(CallError::Refused(Refusal::SystemError))
 }
 
 #[test]
 fn whatever_a_procedure_takes_and_gives_it_may_answer_later() {
-    for (way, idle) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| policies().map(|i| (way, i)))
-    {
-        for scheme in SCHEMES {
-            let desk = Desk::new();
-            let mut world = World::new("later");
-            let config = small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.poll.idle = idle;
-            });
-            let address = world.serve_with(server(config), services(way, &desk));
-            let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
-            let what = format!("{way:?}, {idle:?}, {scheme:?}");
-            for len in [0, 4, 100, 3000] {
-                echo(&mut client, &vec![7; len]).unwrap_or_else(|error| panic!("{what}, {len} bytes: {error}"));
-            }
-            store(&mut client, 5, &[1000, 70_000]).expect(&what);
-            load(&mut client, 9, &[(5000, 5000), (70_000, 60_000)]).expect(&what);
-            mirror(&mut client, 3, &[5000, 64_000]).expect(&what);
-            // A long reply: in a Reply chunk, or continued.
-            let mut call = client.prepare(REPLY, 4).expect("memory");
-            call.args_mut().copy_from_slice(&4400u32.to_be_bytes());
-            call = call.expect_reply(4400);
-            let reply = client.call(call).expect(&what);
-            assert!(patterned(4400, reply.results()), "{what}");
-            // A long call.
-            let mut call = client.prepare(ECHO, 6000).expect("memory");
-            call.args_mut().fill(3);
-            call = call.expect_reply(4096);
-            assert_eq!(
-                client.call(call).err().map(CallError::from),
-                Some(CallError::Refused(Refusal::SystemError)),
-                "{what}: no room for it"
-            );
-            let mut call = client.prepare(REFUSE, 4).expect("memory");
-            call.args_mut().copy_from_slice(&0u32.to_be_bytes());
-            assert_eq!(
-                client.call(call).err().map(CallError::from),
-                Some(CallError::Refused(Refusal::GarbageArguments)),
-                "{what}"
-            );
-            drop(client);
-        }
-    }
+    for_each(pairs(pairs(WAYS, POLICIES), SCHEMES), |((way, idle), scheme)| {
+        let desk = Desk::new();
+        let config = in_mode(scheme).with(|c| c.poll.idle = idle);
+        let (_world, mut client) = World::pair_with("later", config, services(way, &desk), scheme);
+        [0, 4, 100, 3000].iter().for_each(|&len| echo(&mut client, &vec![7; len]).expect("an echo"));
+        store(&mut client, 5, &[1000, 70_000]).expect("a reply");
+        load(&mut client, 9, &[(5000, 5000), (70_000, 60_000)]).expect("a reply");
+        mirror(&mut client, 3, &[5000, 64_000]).expect("a reply");
+        // A long reply: in a Reply chunk, or continued.
+        let call = client.prepared(REPLY, &be(&[4400])).expect_reply(4400);
+        assert_eq!(client.outcome(call), Ok(data_of(4400, 4400)));
+        // A long call.
+        let call = client.prepared(ECHO, &[3; 6000]).expect_reply(4096);
+        assert_eq!(client.outcome(call), system_error(), "no room for it");
+        assert_eq!(client.run(REFUSE, &[0; 4]), Err(CallError::Refused(Refusal::GarbageArguments)));
+    });
 }
 
 #[test]
 fn many_at_once_come_back_each_to_its_caller() {
-    for (way, scheme) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| SCHEMES.map(|s| (way, s))) {
+    for_each(pairs(WAYS, SCHEMES), |(way, scheme)| {
         let desk = Desk::new();
-        let mut world = World::new("many-later");
         // The limit is below the number of outstanding calls.
-        let config = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.limits.max_deferred = 3;
-        });
-        let address = world.serve_with(server(config), services(way, &desk));
-        let mut clients: Vec<_> =
-            (0..2).map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme))).collect();
-        let mut wanted = [0u64; 2];
+        let config = in_mode(scheme).with(|c| c.limits.max_deferred = 3);
+        let (world, address) = World::serving("many-later", config, services(way, &desk));
+        let mut clients: Vec<_> = (0..2).map(|_| world.client(&address, scheme)).collect();
+        let args = |n: usize, token: u64| (token << 8 | n as u64).to_be_bytes();
         for (n, client) in clients.iter_mut().enumerate() {
             for token in 0..16u64 {
-                let mut call = client.prepare(ECHO, 8).expect("memory");
-                call.args_mut().copy_from_slice(&(token << 8 | n as u64).to_be_bytes());
-                client.start(client.first(), call, token);
-                wanted[n] |= 1 << token;
+                let call = client.prepared(ECHO, &args(n, token));
+                client.launch(call, token);
             }
         }
-        let start = Instant::now();
-        while wanted != [0, 0] {
-            assert!(start.elapsed() < Duration::from_secs(20), "{way:?}, {scheme:?}: {wanted:x?} have not come");
+        let mut ended = [vec![], vec![]];
+        let all = settles(|| {
             for (n, client) in clients.iter_mut().enumerate() {
                 client.poll(|done| {
-                    let reply = done.result.expect("a reply");
-                    assert_eq!(reply.results(), (done.token << 8 | n as u64).to_be_bytes());
-                    assert!(wanted[n] & 1 << done.token != 0, "it comes once");
-                    wanted[n] &= !(1 << done.token);
+                    assert_eq!(done.result.expect("a reply").results(), args(n, done.token));
+                    ended[n].push(done.token);
                 });
             }
-        }
-        drop(clients);
-    }
+            ended.iter().all(|ended| ended.len() >= 16)
+        });
+        ended.iter_mut().for_each(|ended| ended.sort_unstable());
+        assert!(all && ended.iter().all(|ended| ended.iter().copied().eq(0..16)), "{ended:?}");
+    });
 }
 
 /// Answers race with each other for the queue to the shard, and with the shard that drains it. One call in five is
@@ -209,47 +166,41 @@ fn many_at_once_come_back_each_to_its_caller() {
 fn many_threads_answer_and_each_call_ends_once() {
     const THREADS: usize = 8;
     const CALLS: u64 = 1000;
-    for idle in policies() {
-        let mut world = World::new("many-threads");
-        let (take, calls) = mpsc::channel::<DeferredCall>();
+    for_each(POLICIES, |idle| {
+        let (take, calls) = channel::<DeferredCall>();
         let calls = Arc::new(Mutex::new(calls));
-        let threads: Vec<_> = (0..THREADS)
-            .map(|_| {
-                let calls = Arc::clone(&calls);
-                std::thread::spawn(move || {
-                    loop {
-                        let call = calls.lock().expect("a desk").recv();
-                        let Ok(mut call) = call else { return };
-                        let token = call.args().to_vec();
-                        if !token[7].is_multiple_of(5) {
-                            results(&mut call, &token);
-                            call.answer(Ok(()));
-                        }
+        let answering = || {
+            let calls = Arc::clone(&calls);
+            std::thread::spawn(move || {
+                loop {
+                    let call = calls.lock().expect("a desk").recv();
+                    let Ok(mut call) = call else { return };
+                    let token = call.args().to_vec();
+                    if !token[7].is_multiple_of(5) {
+                        results(&mut call, &token);
+                        call.answer(Ok(()));
                     }
-                })
+                }
             })
-            .collect();
-        let mut services = standard_services();
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| answering()).collect();
         let held = Procedure::deferred(move |call| take.send(call).expect("somebody answers it"));
-        services.add(PROGRAM, VERSION, HELD, held);
-        let address = world.serve_with(server(small().with(|c| c.poll.idle = idle)), services);
+        let config = small().with(|c| c.poll.idle = idle);
+        let (mut world, address) = World::serving("many-threads", config, standard_and([(HELD, held)]));
         let mut clients = [0; 2].map(|_| world.client(&address, small()));
         let mut ended = [0; 2].map(|_| vec![0u32; CALLS as usize]);
         let (mut started, mut answered) = ([0; 2], [0; 2]);
         assert!(settles(|| {
             for (n, client) in clients.iter_mut().enumerate() {
                 while started[n] < CALLS && started[n] - answered[n] < 16 {
-                    let mut call = client.prepare(HELD, 8).expect("memory");
-                    call.put_args(&started[n].to_be_bytes()).expect("room");
-                    client.start(client.first(), call, started[n]);
+                    let call = client.prepared(HELD, &started[n].to_be_bytes());
+                    client.launch(call, started[n]);
                     started[n] += 1;
                 }
                 client.poll(|done| {
                     let result = done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from);
                     let dropped = (done.token as u8).is_multiple_of(5);
-                    let wanted = done.token.to_be_bytes().to_vec();
-                    let wanted = if dropped { Err(CallError::Refused(Refusal::SystemError)) } else { Ok(wanted) };
-                    assert_eq!(result, wanted, "{idle:?}");
+                    assert_eq!(result, if dropped { system_error() } else { Ok(done.token.to_be_bytes().to_vec()) });
                     ended[n][done.token as usize] += 1;
                     answered[n] += 1;
                 });
@@ -259,45 +210,45 @@ fn many_threads_answer_and_each_call_ends_once() {
         assert!(ended.iter().flatten().all(|&times| times == 1), "each ends once");
         let dropped = 2 * (0..CALLS).filter(|&token| (token as u8).is_multiple_of(5)).count() as u64;
         let stats = &world.server().stats()[0];
-        assert_eq!((stats.calls_dropped, stats.calls), (dropped, 2 * CALLS), "{idle:?}");
+        assert_eq!((stats.calls_dropped, stats.calls), (dropped, 2 * CALLS));
         drop(clients);
         // The dropped server releases its sender, so the threads end.
         world.server_balances();
         drop(world.take_server());
         threads.into_iter().for_each(|thread| thread.join().expect("it ends well"));
-    }
+    });
 }
 
-/// A server that passes the calls of [`HELD`] to the test.
-fn holding(world: &mut World, config: Config) -> (rpcrdma::Address, mpsc::Receiver<DeferredCall>) {
-    holding_with(world, config, standard_services(), |procedure| procedure)
+/// A world whose server passes the calls of [`HELD`] to the test.
+fn holding(name: &'static str, config: Config) -> (World, Address, Receiver<DeferredCall>) {
+    holding_as(name, config, |procedure| procedure)
 }
 
-fn holding_with(
-    world: &mut World,
+fn holding_as(
+    name: &'static str,
     config: Config,
-    mut services: Services,
     shape: impl Fn(Procedure) -> Procedure,
-) -> (rpcrdma::Address, mpsc::Receiver<DeferredCall>) {
-    let (give, held) = mpsc::channel();
-    services.add(PROGRAM, VERSION, HELD, shape(Procedure::deferred(move |call| give.send(call).expect("it is held"))));
-    (world.serve_with(server(config), services), held)
+) -> (World, Address, Receiver<DeferredCall>) {
+    let (give, held) = channel();
+    let procedure = Procedure::deferred(move |call| give.send(call).expect("it is held"));
+    let (world, address) = World::serving(name, config, standard_and([(HELD, shape(procedure))]));
+    (world, address, held)
 }
 
 /// A client with more than the single initial credit of version 1.
-fn new_client(world: &World, address: &rpcrdma::Address, scheme: CreditMode) -> LocalClient {
-    let mut client = world.client(address, small().with(|c| c.wire.credit_mode = scheme));
+fn new_client(world: &World, address: &Address, scheme: CreditMode) -> LocalClient {
+    let mut client = world.client(address, scheme);
     echo(&mut client, b"hello").expect("an echo");
     client
 }
 
 fn start(client: &mut LocalClient, token: u64) {
-    let call = client.prepare(HELD, 0).expect("memory");
-    client.start(client.first(), call, token);
+    let call = client.prepared(HELD, b"");
+    client.launch(call, token);
     client.flush();
 }
 
-fn next(held: &mpsc::Receiver<DeferredCall>) -> DeferredCall {
+fn next(held: &Receiver<DeferredCall>) -> DeferredCall {
     held.recv_timeout(Duration::from_secs(20)).expect("a call")
 }
 
@@ -305,33 +256,23 @@ fn results(call: &mut ServerCall, bytes: &[u8]) {
     call.reply_writer().put(bytes).expect("room");
 }
 
-fn end(client: &mut LocalClient) -> (u64, Result<Vec<u8>, CallError>) {
-    let mut ended = None;
-    let came = settles(|| {
-        client.poll(|done| {
-            ended = Some((done.token, done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from)))
-        });
-        ended.is_some()
-    });
-    assert!(came, "no call has ended");
-    ended.expect("one has ended")
+fn answer(mut call: DeferredCall, bytes: &[u8]) {
+    results(&mut call, bytes);
+    call.answer(Ok(()));
 }
 
 /// A call that waited in a queue until its connection closed has not run: a retransmission runs.
 #[test]
 fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
-    let mut world = World::new("skipped");
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let once = |procedure: Procedure| procedure.cached(Arc::clone(&cache), |_| Some(Whose::number(7)));
-    let (address, held) = holding_with(&mut world, small(), standard_services(), once);
+    let (_world, address, held) = holding_as("skipped", small(), once);
     let send = |peer: &mut RawPeer| {
-        let call = call_bytes(1, PROGRAM, VERSION, HELD, b"");
-        peer.send(&peer.message(1, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+        peer.call_as(1, HELD, Chunks::NONE, b"");
         next(&held)
     };
-    let mut peers = [0; 2].map(|_| RawPeer::connect(&address));
-    let waiting = send(&mut peers[0]);
-    let [gone, mut peer] = peers;
+    let [mut gone, mut peer] = [0; 2].map(|_| RawPeer::connect(&address));
+    let waiting = send(&mut gone);
     let owner = Arc::clone(waiting.quota_owner());
     gone.vanish();
     assert!(settles(|| waiting.is_disconnected()), "the server knows that it has gone");
@@ -339,54 +280,43 @@ fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     assert!(settles(|| cache.stats().entries == 0), "nothing is left of it");
     let again = send(&mut peer);
     assert_eq!(*again.quota_owner(), owner, "another connection of the same host");
-    let mut again = again.skip_if_disconnected().expect("its connection is open");
-    results(&mut again, b"done");
-    again.answer(Ok(()));
-    let reply = peer.receive().expect("a reply").bytes;
-    let reply = View::check(&reply, Revision::Ietf00).expect("a header");
-    assert_eq!(reply.payload(), reply_bytes(1, b"done"));
+    answer(again.skip_if_disconnected().expect("its connection is open"), b"done");
+    assert_eq!(peer.receive().expect("a reply").payload(), reply_bytes(1, b"done"));
     assert_eq!((cache.stats().misses, cache.stats().lost), (2, 0));
 }
 
 #[test]
 fn a_dropped_call_is_refused_and_counted() {
-    for scheme in SCHEMES {
-        let mut world = World::new("dropped");
-        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
+    for_each(SCHEMES, |scheme| {
+        let (world, address, held) = holding("dropped", in_mode(scheme));
         let mut client = new_client(&world, &address, scheme);
         for token in 0..3 {
             start(&mut client, token);
             let call = next(&held);
             assert!(!call.is_disconnected());
             drop(call);
-            assert_eq!(end(&mut client), (token, Err(CallError::Refused(Refusal::SystemError))), "{scheme:?}");
+            assert_eq!(client.end(), (token, system_error()));
         }
         assert_eq!(world.server().stats()[0].calls_dropped, 3);
         echo(&mut client, b"goes on").expect("an echo");
-        drop(client);
-    }
+    });
 }
 
 #[test]
 fn an_answer_to_a_closed_connection_is_harmless() {
-    for scheme in SCHEMES {
-        let mut world = World::new("over");
-        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
+    for_each(SCHEMES, |scheme| {
+        let (world, address, held) = holding("over", in_mode(scheme));
         let mut client = new_client(&world, &address, scheme);
         let mut other = new_client(&world, &address, scheme);
-        for token in 0..4 {
-            start(&mut client, token);
-        }
+        (0..4).for_each(|token| start(&mut client, token));
         let mut calls: VecDeque<_> = (0..4).map(|_| next(&held)).collect();
         drop(client);
         let told = settles(|| {
             echo(&mut other, b"meanwhile").expect("an echo");
             calls.iter().all(DeferredCall::is_disconnected)
         });
-        assert!(told, "{scheme:?}: the holder is not told");
-        let mut late = calls.pop_front().expect("a call");
-        results(&mut late, b"late");
-        late.answer(Ok(()));
+        assert!(told, "the holder is not told");
+        answer(calls.pop_front().expect("a call"), b"late");
         drop(calls.pop_front());
         echo(&mut other, b"goes on").expect("an echo");
         // Two calls free their memory; the others keep theirs until they are dropped. The shard may answer the echo and
@@ -395,48 +325,33 @@ fn an_answer_to_a_closed_connection_is_harmless() {
             let stats = world.server().stats();
             (stats[0].connections, stats[0].calls_dropped)
         };
-        assert!(settles(|| counted() == (1, 1)), "{scheme:?}: {:?}", counted());
-        drop(calls);
-        drop(other);
-    }
+        assert!(settles(|| counted() == (1, 1)), "{:?}", counted());
+    });
 }
 
 #[test]
 fn no_more_are_taken_of_a_connection_than_may_be() {
-    for scheme in SCHEMES {
-        let mut world = World::new("bounded");
-        let (address, held) = holding(
-            &mut world,
-            small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.limits.max_deferred = 2;
-            }),
-        );
+    for_each(SCHEMES, |scheme| {
+        let (world, address, held) = holding("bounded", in_mode(scheme).with(|c| c.limits.max_deferred = 2));
         let mut greedy = new_client(&world, &address, scheme);
         let mut other = new_client(&world, &address, scheme);
-        for token in 0..6 {
-            start(&mut greedy, token);
-        }
+        (0..6).for_each(|token| start(&mut greedy, token));
         let mut calls = VecDeque::from([next(&held), next(&held)]);
         for _ in 0..50 {
             greedy.poll(|done| panic!("{done:?}"));
             echo(&mut other, b"others are served").expect("an echo");
         }
-        assert!(held.try_recv().is_err(), "{scheme:?}: a third one was taken");
+        assert!(held.try_recv().is_err(), "a third one was taken");
         start(&mut other, 0);
-        let mut of_other = next(&held);
-        results(&mut of_other, b"other");
-        of_other.answer(Ok(()));
-        assert_eq!(end(&mut other), (0, Ok(b"other".to_vec())));
+        answer(next(&held), b"other");
+        assert_eq!(other.end(), (0, Ok(b"other".to_vec())));
         for token in 0..6 {
-            let mut call = calls.pop_front().expect("it was taken");
-            results(&mut call, &[token]);
-            call.answer(Ok(()));
+            answer(calls.pop_front().expect("it was taken"), &[token]);
             // Each answer admits one waiting call.
             if token < 4 {
                 calls.push_back(next(&held));
             }
-            assert_eq!(end(&mut greedy), (u64::from(token), Ok(vec![token])), "{scheme:?}");
+            assert_eq!(greedy.end(), (u64::from(token), Ok(vec![token])));
         }
         assert!(held.try_recv().is_err());
         // Calls that still wait when their connection closes reach no handler.
@@ -449,154 +364,121 @@ fn no_more_are_taken_of_a_connection_than_may_be() {
         }));
         drop(calls);
         echo(&mut other, b"goes on").expect("an echo");
-        assert!(held.try_recv().is_err(), "{scheme:?}: one was taken of a connection that is over");
-        drop(other);
-    }
+        assert!(held.try_recv().is_err(), "one was taken of a connection that is over");
+    });
 }
 
 #[test]
 fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
-    for scheme in SCHEMES {
-        let mut world = World::new("drained");
-        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
+    for_each(SCHEMES, |scheme| {
+        let (mut world, address, held) = holding("drained", in_mode(scheme));
         let mut client = new_client(&world, &address, scheme);
         start(&mut client, 7);
-        let mut call = next(&held);
-        let server = world.take_server();
-        let draining = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
+        let call = next(&held);
+        let draining = draining(&mut world, Duration::from_secs(20));
         // A draining server refuses new calls. Version 1 cannot announce a drain, so there the server refuses
         // connections.
         let refuses = |client: &mut _| match scheme {
             CreditMode::V1 => LocalClient::connect(&address, small_client(small())).is_err(),
             _ => echo(client, b"one more").is_err(),
         };
-        assert!(settles(|| refuses(&mut client)), "{scheme:?}");
-        assert!(!draining.is_finished(), "{scheme:?}");
-        results(&mut call, b"last");
-        call.answer(Ok(()));
-        assert_eq!(end(&mut client), (7, Ok(b"last".to_vec())), "{scheme:?}");
+        assert!(settles(|| refuses(&mut client)));
+        assert!(!draining.is_finished());
+        answer(call, b"last");
+        assert_eq!(client.end(), (7, Ok(b"last".to_vec())));
         while !draining.is_finished() {
             client.poll(|done| panic!("{done:?}"));
         }
-        assert!(draining.join().expect("it ends").is_ok(), "{scheme:?}");
-        drop(client);
+        assert!(draining.join().expect("it ends").is_ok());
+        drop((client, world));
 
         // A drain does not wait forever for an answer. The call may be answered after the server has ended.
-        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
+        let (mut world, address, held) = holding("undrained", in_mode(scheme));
         let mut client = new_client(&world, &address, scheme);
         start(&mut client, 8);
         let call = next(&held);
         let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
-        assert!(undrained.to_string().contains("connections open on 1 shard"), "{scheme:?}: {undrained}");
+        assert!(undrained.to_string().contains("connections open on 1 shard"), "{undrained}");
         // A slow device may need longer than the drain's time-out.
-        assert!(settles(|| call.is_disconnected()), "{scheme:?}");
+        assert!(settles(|| call.is_disconnected()));
         call.answer(Ok(()));
-        assert!(matches!(end(&mut client), (8, Err(CallError::ConnectionLost { sent: true }))), "{scheme:?}");
-        drop(client);
-    }
+        assert_eq!(client.end(), (8, Err(CallError::ConnectionLost { sent: true })));
+    });
 }
 
 #[test]
 fn a_deferred_reply_is_cached_and_its_call_runs_once() {
-    for (scheme, version) in [(CreditMode::V2Windowed, Version::V2), (CreditMode::V1, Version::V1)] {
-        let mut world = World::new("once-later");
-        let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
-            entries: 16,
-            bytes: 1 << 16,
-            ..DuplicateRequestCacheConfig::default()
-        }));
-        let kept = Arc::clone(&cache);
-        let somebody = |_: &ServerCall| Some(Whose::number(1));
-        let shape = move |procedure: Procedure| procedure.cached(Arc::clone(&kept), somebody);
-        let config = small().with(|c| c.wire.credit_mode = scheme);
-        let (address, held) = holding_with(&mut world, config, standard_services(), shape);
+    for_each([CreditMode::V2Windowed, CreditMode::V1], |scheme| {
+        let config = DuplicateRequestCacheConfig { entries: 16, bytes: 1 << 16, ..Default::default() };
+        let cache = Arc::new(DuplicateRequestCache::new(config));
+        let once = |procedure: Procedure| procedure.cached(Arc::clone(&cache), |_: &ServerCall| Some(Whose::number(1)));
+        let (_world, address, held) = holding_as("once-later", in_mode(scheme), once);
         // The same call on two connections. The first closes before the answer.
-        let call = call_bytes(99, PROGRAM, VERSION, HELD, b"");
-        let send = |peer: &mut RawPeer| {
-            let message = peer.message(99, Flags::NONE, Body::Msg(Chunks::NONE), &call);
-            peer.send(&message);
+        let connect = || {
+            let mut peer = RawPeer::connect_in(&address, scheme);
+            peer.call_as(99, HELD, Chunks::NONE, b"");
+            peer
         };
-        let connect = || RawPeer::connect_as(&address, version);
-        let mut first = connect();
-        send(&mut first);
-        let mut taken = next(&held);
+        let first = connect();
+        let taken = next(&held);
         first.vanish();
         let mut second = connect();
-        send(&mut second);
         assert!(settles(|| taken.is_disconnected()));
-        assert!(held.try_recv().is_err(), "{scheme:?}: it runs twice");
-        results(&mut taken, b"once");
-        taken.answer(Ok(()));
-        let reply = second.receive().expect("a reply").bytes;
-        let view = View::check(&reply, Revision::Ietf00).expect("a header");
-        assert_eq!(view.payload(), reply_bytes(99, b"once"), "{scheme:?}");
-        assert!(held.try_recv().is_err(), "{scheme:?}: it runs twice");
+        assert!(held.try_recv().is_err(), "it runs twice");
+        answer(taken, b"once");
+        assert_eq!(second.receive().expect("a reply").payload(), reply_bytes(99, b"once"));
+        assert!(held.try_recv().is_err(), "it runs twice");
         // The progress of a dropped call is unknown, so it does not run again.
-        let call = call_bytes(100, PROGRAM, VERSION, HELD, b"");
         for again in [false, true] {
-            let message = second.message(100, Flags::NONE, Body::Msg(Chunks::NONE), &call);
-            second.send(&message);
+            second.call_as(100, HELD, Chunks::NONE, b"");
             if !again {
                 drop(next(&held));
             }
-            let reply = second.receive().expect("a reply").bytes;
-            let view = View::check(&reply, Revision::Ietf00).expect("a header");
-            assert_eq!(view.payload()[20..24], 5u32.to_be_bytes(), "{scheme:?}: SYSTEM_ERR");
+            assert_eq!(second.receive().expect("a reply").payload()[20..24], be(&[5]), "SYSTEM_ERR");
         }
         assert!(held.try_recv().is_err());
-        drop(second);
-    }
+    });
 }
 
 #[test]
 fn a_client_may_answer_its_server_later() {
-    for scheme in SCHEMES {
+    for_each(SCHEMES, |scheme| {
         let desk = Desk::new();
-        let mut world = World::new("later-back");
         let (services, told) = telling_services();
-        let address = world.serve_with(server(small().with(|c| c.wire.credit_mode = scheme)), services);
+        let (world, address) = World::serving("later-back", scheme, services);
         let own = Arc::new(self::services(Way::Thread, &desk));
-        let config =
-            ClientConfig { services: Some(own), ..small_client(small().with(|c| c.wire.credit_mode = scheme)) };
+        let config = ClientConfig { services: Some(own), ..scheme.of_client() };
         let mut forward = Client::connect(&address, config).expect("a connection");
         forward.call(ClientCall::new(HELLO)).expect("a reply");
         let caller = told.recv().expect("it was called");
         let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
         let pending: Vec<_> =
             (0..8u32).map(|n| reverse.start(ClientCall::new(ECHO).args(n.to_be_bytes())).expect("a slot")).collect();
-        for (n, mut pending) in pending.into_iter().enumerate() {
-            assert_eq!(pending.join().expect("a reply").results(), (n as u32).to_be_bytes(), "{scheme:?}");
+        for (n, mut pending) in (0u32..).zip(pending) {
+            assert_eq!(pending.join().expect("a reply").results(), n.to_be_bytes());
         }
         drop((reverse, forward));
-    }
+    });
 }
 
 #[test]
 fn a_panic_costs_its_own_call_only() {
-    for (way, scheme) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| SCHEMES.map(|s| (way, s))) {
+    for_each(pairs(WAYS, SCHEMES), |(way, scheme)| {
         let desk = Desk::new();
-        let mut world = World::new("panics");
         let mut services = services(way, &desk);
         services.add(PROGRAM, VERSION, HELD, Procedure::deferred(|_| panic!("as the test wants")));
-        let address = world.serve_with(server(small().with(|c| c.wire.credit_mode = scheme)), services);
+        let (world, address) = World::serving("panics", scheme, services);
         let mut client = new_client(&world, &address, scheme);
         for procedure in [PANIC, HELD] {
-            let call = client.prepare(procedure, 0).expect("memory");
-            let ended = client.call(call).err();
-            assert_eq!(
-                ended.map(CallError::from),
-                Some(CallError::Refused(Refusal::SystemError)),
-                "{way:?}, {scheme:?}"
-            );
+            assert_eq!(client.run(procedure, b""), system_error());
             echo(&mut client, b"goes on").expect("an echo");
         }
-        assert_eq!(world.server().stats()[0].calls_dropped, 2, "{way:?}, {scheme:?}");
-        drop(client);
-    }
+        assert_eq!(world.server().stats()[0].calls_dropped, 2);
+    });
 }
 
 /// Sends a message when dropped.
-struct Told(mpsc::Sender<()>);
+struct Told(Sender<()>);
 
 impl Drop for Told {
     fn drop(&mut self) {
@@ -606,9 +488,8 @@ impl Drop for Told {
 
 #[test]
 fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
-    for scheme in SCHEMES {
-        let mut world = World::new("futures");
-        let (tell, told) = mpsc::channel();
+    for_each(SCHEMES, |scheme| {
+        let (tell, told) = channel();
         let wakers: Arc<Mutex<Vec<Waker>>> = Arc::default();
         let kept = Arc::clone(&wakers);
         let for_ever = move |call: DeferredCall| {
@@ -627,14 +508,11 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
                 drop((call, told));
             }
         };
-        let mut services = standard_services();
-        services.add(PROGRAM, VERSION, HELD, Procedure::asynchronous(for_ever));
-        let address = world.serve_with(server(small().with(|c| c.wire.credit_mode = scheme)), services);
+        let services = standard_and([(HELD, Procedure::asynchronous(for_ever))]);
+        let (world, address) = World::serving("futures", scheme, services);
         let mut client = new_client(&world, &address, scheme);
         let mut other = new_client(&world, &address, scheme);
-        let mut answered = client.prepare(HELD, 4).expect("memory");
-        answered.put_args(b"four").expect("room");
-        client.call(answered).expect("a reply, though the future goes on");
+        client.run(HELD, b"four").expect("a reply, though the future goes on");
         start(&mut client, 1);
         start(&mut other, 2);
         let polled = || wakers.lock().expect("a list").len();
@@ -643,7 +521,7 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
             other.poll(|done| panic!("{done:?}"));
             polled() == 3
         }));
-        assert!(told.try_recv().is_err(), "{scheme:?}");
+        assert!(told.try_recv().is_err());
         drop(client);
         for _ in 0..2 {
             told.recv_timeout(Duration::from_secs(20)).expect("a future that is dropped");
@@ -651,33 +529,25 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
         // The future of the other connection still exists. Wakers of dropped futures stay valid.
         wakers.lock().expect("a list").iter().for_each(Waker::wake_by_ref);
         echo(&mut other, b"goes on").expect("an echo");
-        assert!(told.try_recv().is_err(), "{scheme:?}");
+        assert!(told.try_recv().is_err());
         drop(other);
         told.recv_timeout(Duration::from_secs(20)).expect("the last one");
-    }
+    });
 }
 
 #[test]
 fn a_call_that_is_not_answered_may_be_taken_and_dropped() {
-    let mut world = World::new("taken-one-way");
-    let (give, held) = mpsc::channel();
-    let mut services = standard_services();
-    let taken = Procedure::deferred(move |call| {
-        give.send(call.args().to_vec()).expect("the test hears it");
-    });
-    services.add(PROGRAM, VERSION, HELD, taken.one_way());
-    let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
+    let (give, held) = channel();
+    let taken = Procedure::deferred(move |call| give.send(call.args().to_vec()).expect("the test hears it"));
+    let services = standard_and([(HELD, taken.one_way())]);
+    let (world, mut client) = World::pair_with("taken-one-way", small(), services, small());
     for n in 0..20u32 {
-        let mut call = client.prepare(HELD, 4).expect("memory");
-        call.put_args(&n.to_be_bytes()).expect("room");
-        call = call.one_way();
+        let call = client.prepared(HELD, &n.to_be_bytes()).one_way();
         client.call(call).expect("it was sent");
         assert_eq!(held.recv_timeout(Duration::from_secs(20)).expect("a call"), n.to_be_bytes());
     }
     echo(&mut client, b"goes on").expect("an echo");
     assert_eq!(world.server().stats()[0].calls_dropped, 0);
-    drop(client);
 }
 
 #[test]
@@ -689,19 +559,17 @@ fn deferred_procedures_do_not_run_on_workers() {
 /// Unanswered calls hold their memory. A call that waits for memory gets it once they are answered.
 #[test]
 fn a_waiting_call_gets_freed_buffers() {
-    for scheme in SCHEMES {
+    for_each(SCHEMES, |scheme| {
         let world = World::new("memory-later");
-        let ((give, held), mut services) = (mpsc::channel(), standard_services());
+        let (give, held) = channel();
         let hold = Procedure::deferred(move |call| give.send(call).expect("it is held"));
-        services.add(PROGRAM, VERSION, HELD, hold.write_chunks(1, 1 << 20));
+        let services = standard_and([(HELD, hold.write_chunks(1, 1 << 20))]);
         let address = world.address();
-        let server = TimedServer::start(&address, small().with(|c| c.wire.credit_mode = scheme), services);
+        let server = TimedServer::start(&address, scheme, services);
         let mut clients: Vec<_> = (0..8).map(|_| new_client(&world, &address, scheme)).collect();
-        for (token, client) in clients.iter_mut().enumerate() {
-            let mut call = client.prepare(HELD, 0).expect("memory");
-            let room: Buf = client.alloc(client.first(), 1 << 20).expect("memory");
-            call = call.write_chunk_into(room);
-            client.start(client.first(), call, token as u64);
+        for (token, client) in (0..).zip(&mut clients) {
+            let call = client.chunked(HELD, b"", &[], &[1 << 20]);
+            client.launch(call, token);
             client.flush();
         }
         // The buffers cover only some of the calls; the others run as these are answered.
@@ -710,7 +578,7 @@ fn a_waiting_call_gets_freed_buffers() {
             out.extend(held.try_iter());
             out.len() as u64 + server.stats().memory_waits >= 8
         });
-        assert!(all && (1..8).contains(&out.len()), "{scheme:?}: {} were taken", out.len());
+        assert!(all && (1..8).contains(&out.len()), "{} were taken", out.len());
         // Longer than the time-out of peers that owe progress.
         (0..12).for_each(|_| server.pass(Duration::from_millis(100)));
         let mut answered = 0;
@@ -722,23 +590,22 @@ fn a_waiting_call_gets_freed_buffers() {
                 out.push_back(next(&held));
             }
         }
-        for (token, client) in clients.iter_mut().enumerate() {
-            assert_eq!(end(client), (token as u64, Ok(Vec::new())), "{scheme:?}");
+        for (token, client) in (0..).zip(&mut clients) {
+            assert_eq!(client.end(), (token, Ok(Vec::new())));
         }
-        drop(clients);
-    }
+    });
 }
 
 /// A device may know the address of a result buffer. The buffer stays reserved until the call is answered, even if the
 /// handler finally sends other memory.
 #[test]
 fn memory_with_a_published_address_stays_with_its_call() {
-    for told in [true, false] {
+    for_each([true, false], |told| {
         let mut world = World::new("told");
         let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };
         let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 1 << 16, count: 1 }], arena }).unwrap();
         let own = Mutex::new(Some(pool.alloc(8).unwrap().freeze()));
-        let (hold, held) = mpsc::channel();
+        let (hold, held) = channel();
         let procedure = Procedure::deferred(move |mut call: DeferredCall| {
             if told {
                 assert!(!call.result_writer(0).expect("a Write chunk").as_mut_ptr().is_null());
@@ -747,23 +614,16 @@ fn memory_with_a_published_address_stays_with_its_call() {
             call.set_result(0, own).expect("there is room");
             hold.send(call).expect("the test waits");
         });
-        let mut services = standard_services();
-        services.add(PROGRAM, VERSION, HELD, procedure.write_chunks(1, 1 << 16));
         // One call takes all bulk memory.
-        let (bulk_buffers, long_buffers) = (vec![(1 << 20, 1)], vec![]);
-        let shard = small().with(|c| {
+        let config = small().with(|c| {
             c.memory.arenas = vec![pool.arena().clone()];
-            c.memory.bulk_buffers = bulk_buffers;
-            c.memory.long_buffers = long_buffers;
+            (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(1 << 20, 1)], vec![]);
         });
-        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let address = world.serve_with(config, standard_and([(HELD, procedure.write_chunks(1, 1 << 16))]));
         let mut client = world.client(&address, small());
-        let first = client.first();
         for (token, procedure) in [(0, HELD), (1, LOAD)] {
-            let mut call = client.prepare(procedure, 8).unwrap();
-            call.args_mut().copy_from_slice(&[8u32.to_be_bytes(), 8u32.to_be_bytes()].concat());
-            call = call.write_chunk_into(client.alloc(first, 50_000).unwrap());
-            client.start(first, call, token);
+            let call = client.chunked(procedure, &be(&[8, 8]), &[], &[50_000]);
+            client.launch(call, token);
         }
         let mut ended = Vec::new();
         let mut poll = |ended: &mut Vec<u64>| {
@@ -772,23 +632,17 @@ fn memory_with_a_published_address_stays_with_its_call() {
                 ended.push(done.token);
             })
         };
-        let stats = || world.server().stats()[0].memory_waits;
-        assert!(
-            settles(|| {
-                poll(&mut ended);
-                if told { stats() == 1 } else { ended == [1] }
-            }),
-            "told: {told}: {ended:?}, {} waits",
-            stats()
-        );
-        assert_eq!(ended.is_empty(), told);
+        let waits = || world.server().stats()[0].memory_waits;
+        let settled = settles(|| {
+            poll(&mut ended);
+            if told { waits() == 1 } else { ended == [1] }
+        });
+        assert!(settled && ended.is_empty() == told, "{ended:?}, {} waits", waits());
         held.recv().expect("a call").answer(Ok(()));
-        assert!(
-            settles(|| {
-                poll(&mut ended);
-                ended.len() == 2
-            }),
-            "told: {told}: {ended:?}"
-        );
-    }
+        let all = settles(|| {
+            poll(&mut ended);
+            ended.len() == 2
+        });
+        assert!(all, "{ended:?}");
+    });
 }

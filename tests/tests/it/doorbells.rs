@@ -1,17 +1,12 @@
 //! Batching of work requests per doorbell, completion and system call.
 //! One thread runs both ends and polls each when it has work, so the scheduler does not affect the counts.
 
-use std::sync::Arc;
-
-use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::fabric::iwarp::IwarpFabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma::fabric::{Fabric, FabricAddress, FabricStats};
 use rpcrdma::shard::Shard;
-use rpcrdma::{Address, Config, CreditMode};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 const AT_A_TIME: u64 = 32;
 const ROUNDS: u64 = 100;
@@ -81,7 +76,7 @@ impl Since {
 fn with_32_calls_outstanding_doorbells_are_batched_and_few_sends_are_signaled() {
     let _world = World::new("doorbells");
     for scheme in [CreditMode::V1, CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let config = small().with(|c| c.wire.credit_mode = scheme);
+        let config = in_mode(scheme);
         let name = FabricAddress(format!("doorbells-{}-{scheme:?}", std::process::id()));
         let host = loopback_address();
         let address = |scheme: &str, at: &FabricAddress| format!("{scheme}:{}", at.0).parse().expect("an address");

@@ -3,24 +3,12 @@
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
 
-use rpcrdma::fabric::Access;
 use rpcrdma::fabric::testing::loopback_address;
-use rpcrdma::server::ServerConfig;
-use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::duplicate_requests::{
-    Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential, by_host,
+    Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential, by_host,
 };
-use rpcrdma::wire::rpc::{AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Version, View, ViewBody};
-use rpcrdma::{Address, Config, Procedure, Refusal, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
-
-use super::hostile_client::be;
-use super::rules_of_servers::{ARGS_AT, Client as Raw, SCHEMES, reads, server_of};
+use rpcrdma_tests::prelude::*;
 
 /// Results: the number of earlier runs, then the arguments. On the shard, and on a worker.
 const COUNT: u32 = 50;
@@ -42,8 +30,8 @@ struct Scene {
     address: Address,
     cache: Arc<DuplicateRequestCache>,
     ran: Arc<AtomicU32>,
-    started: mpsc::Receiver<()>,
-    go_on: mpsc::Sender<()>,
+    started: Receiver<()>,
+    go_on: Sender<()>,
 }
 
 fn scene(name: &'static str, entries: usize) -> Scene {
@@ -56,77 +44,54 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
     scene_at(world, address, entries, shard)
 }
 
+/// A handler that counts its runs before it goes on with the number of earlier ones.
+fn counting(
+    ran: &Arc<AtomicU32>,
+    then: impl Fn(&mut ServerCall, u32) -> Result<(), Refusal> + Clone + Send + Sync + 'static,
+) -> Procedure {
+    let ran = Arc::clone(ran);
+    // Relaxed: the test reads it while no call runs.
+    Procedure::new(move |call| then(call, ran.fetch_add(1, Ordering::Relaxed)))
+}
+
 fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -> Scene {
-    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
-        entries,
-        bytes: 1 << 20,
-        ..DuplicateRequestCacheConfig::default()
-    }));
+    let config = DuplicateRequestCacheConfig { entries, bytes: 1 << 20, ..Default::default() };
+    let cache = Arc::new(DuplicateRequestCache::new(config));
     let ran = Arc::new(AtomicU32::new(0));
-    let ((start, started), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
-    let (start, may_go_on) = (Mutex::new(start), Mutex::new(may_go_on));
-    let counts = {
-        let ran = Arc::clone(&ran);
-        move |call: &mut rpcrdma::ServerCall| {
-            // Relaxed: the test reads it while no call runs.
-            let before = ran.fetch_add(1, Ordering::Relaxed);
-            let results = [&before.to_be_bytes()[..], call.args()].concat();
-            call.reply_mut(results.len())?.copy_from_slice(&results);
-            Ok(())
-        }
+    let ((start, started), (go_on, may_go_on)) = (channel(), channel::<()>());
+    let gates = Arc::new((Mutex::new(start), Mutex::new(may_go_on)));
+    let once = |procedure: Procedure| procedure.cached(Arc::clone(&cache), |_: &ServerCall| Some(Whose::number(7)));
+    let counts = |call: &mut ServerCall, before: u32| -> Result<(), Refusal> {
+        let results = [&before.to_be_bytes()[..], call.args()].concat();
+        call.reply_mut(results.len())?.copy_from_slice(&results);
+        Ok(())
     };
-    let somebody = |_: &rpcrdma::ServerCall| Some(Client::number(7));
-    let once = |procedure: Procedure| procedure.cached(Arc::clone(&cache), somebody);
     let waits = {
-        let counts = counts.clone();
-        move |call: &mut rpcrdma::ServerCall| {
-            start.lock().expect("whole").send(()).expect("the test waits");
-            may_go_on.lock().expect("whole").recv_timeout(Duration::from_secs(20)).expect("the test says so");
-            counts(call)
-        }
-    };
-    let panics = |ran: &Arc<AtomicU32>| {
-        let ran = Arc::clone(ran);
-        move |_: &mut rpcrdma::ServerCall| -> Result<(), Refusal> {
-            ran.fetch_add(1, Ordering::Relaxed);
-            panic!("as the test wants")
-        }
-    };
-    let choosy = {
         let ran = Arc::clone(&ran);
-        move |call: &mut rpcrdma::ServerCall| {
-            ran.fetch_add(1, Ordering::Relaxed);
-            match call.args() {
-                [0, 0, 0, 1] => Err(Refusal::GarbageArguments),
-                [0, 0, 0, 3] => Ok(call.result_writer(0).map(|_| ())?),
-                _ => Err(Refusal::SystemError),
-            }
-        }
+        Procedure::new(move |call: &mut ServerCall| {
+            gates.0.lock().expect("whole").send(()).expect("the test waits");
+            gates.1.lock().expect("whole").recv_timeout(Duration::from_secs(20)).expect("the test says so");
+            counts(call, ran.fetch_add(1, Ordering::Relaxed))
+        })
     };
-    let silent = {
-        let ran = Arc::clone(&ran);
-        move |_: &mut rpcrdma::ServerCall| {
-            ran.fetch_add(1, Ordering::Relaxed);
-            Ok(())
-        }
-    };
-    let mut services = Services::new();
-    services
-        .add(PROGRAM, VERSION, COUNT, once(Procedure::new(counts.clone()).max_reply(20_000)))
-        .add(PROGRAM, VERSION, WORKER_COUNT, once(Procedure::new(counts.clone()).on_workers()))
-        .add(PROGRAM, VERSION, WAIT, once(Procedure::new(waits).on_workers()))
-        .add(PROGRAM, VERSION, SHARD_PANIC, once(Procedure::new(panics(&ran))))
-        .add(PROGRAM, VERSION, WORKER_PANIC, once(Procedure::new(panics(&ran)).on_workers()))
-        .add(PROGRAM, VERSION, CHOOSY, once(Procedure::new(choosy)))
-        .add(PROGRAM, VERSION, SILENT, once(Procedure::new(silent).one_way()))
-        .add(PROGRAM, VERSION, PERSONAL, Procedure::new(counts).cached(Arc::clone(&cache), by_credential));
-    let config = ServerConfig {
-        shard,
-        shards: 2,
-        workers: Some(WorkerConfig { count: 2, ..WorkerConfig::default() }),
-        ..small_server()
-    };
-    world.serve_at(&address, config, services);
+    let panics = || counting(&ran, |_, _| panic!("as the test wants"));
+    let choosy = counting(&ran, |call, _| match call.args() {
+        [0, 0, 0, 1] => Err(Refusal::GarbageArguments),
+        [0, 0, 0, 3] => Ok(call.result_writer(0).map(|_| ())?),
+        _ => Err(Refusal::SystemError),
+    });
+    let services = standard_and([
+        (COUNT, once(counting(&ran, counts).max_reply(20_000))),
+        (WORKER_COUNT, once(counting(&ran, counts).on_workers())),
+        (WAIT, once(waits.on_workers())),
+        (SHARD_PANIC, once(panics())),
+        (WORKER_PANIC, once(panics().on_workers())),
+        (CHOOSY, once(choosy)),
+        (SILENT, once(counting(&ran, |_, _| Ok(())).one_way())),
+        (PERSONAL, counting(&ran, counts).cached(Arc::clone(&cache), by_credential)),
+    ]);
+    let workers = Some(WorkerConfig { count: 2, ..Default::default() });
+    world.serve_at(&address, ServerConfig { shard, shards: 2, workers, ..small_server() }, services);
     Scene { world, address, cache, ran, started, go_on }
 }
 
@@ -137,22 +102,20 @@ impl Scene {
 }
 
 fn send(peer: &mut RawPeer, xid: u32, procedure: u32, args: &[u8]) {
-    let call = call_bytes(xid, PROGRAM, VERSION, procedure, args);
-    peer.send(&peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+    peer.call_as(xid, procedure, Chunks::NONE, args);
 }
 
 /// The next RPC reply, reassembled from its parts.
 fn next_reply(peer: &mut RawPeer) -> Vec<u8> {
     let mut whole = Vec::new();
     loop {
-        let bytes = peer.receive().expect("a message").bytes;
-        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        let view = peer.receive().expect("a message");
         match view.body() {
             ViewBody::Msg(()) => whole.extend_from_slice(view.payload()),
             ViewBody::Error(error) => panic!("{error:?}"),
             _ => continue,
         }
-        if !view.flags().contains(Flags::MORE) {
+        if !view.more() {
             return whole;
         }
     }
@@ -215,7 +178,7 @@ fn a_call_with_another_credential_is_another_call() {
         for round in 0..2 {
             for (n, user) in users.into_iter().enumerate() {
                 let call = call_bytes_as(user, xid, PROGRAM, VERSION, procedure, b"same");
-                peer.send(&peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+                peer.msg(xid, Chunks::NONE, &call);
                 assert_eq!(next_reply(&mut peer), counted(xid, before + n as u32, b"same"), "round {round}");
             }
         }
@@ -315,8 +278,8 @@ fn a_cache_full_of_running_calls_takes_no_more() {
     send(&mut peer, 1, WAIT, b"");
     scene.started.recv().expect("it runs");
     send(&mut peer, 2, COUNT, b"");
-    let refusal = peer.receive().expect("an answer").bytes;
-    let refusal = View::check(&refusal, Revision::Ietf00).expect("a header");
+    let refusal = peer.receive().expect("an answer");
+    let refusal = refusal.view();
     assert!(matches!(refusal.body(), ViewBody::Error(ErrorBody::System)) && refusal.xid() == 2, "{refusal}");
     assert_eq!(scene.ran(), 0);
     scene.go_on.send(()).expect("it waits");
@@ -390,23 +353,18 @@ fn results_in_write_chunks_and_running_once_exclude_each_other() {
 /// A cache may identify clients by host, which stays the same when the port changes.
 #[test]
 fn a_callers_host_is_known_where_there_are_addresses() {
-    let mut services = standard_services();
     let host = Procedure::new(|call| {
         let host = call.info().peer_host().map_or_else(String::new, |host| host.to_string());
         call.reply_mut(host.len())?.copy_from_slice(host.as_bytes());
         Ok(())
     });
-    services.add(PROGRAM, VERSION, 70, host.clone()).add(PROGRAM, VERSION, 71, host.on_workers());
-    let mut world = World::new("host");
-    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
-    let address = world.serve_with(ServerConfig { workers, ..small_server() }, services);
+    let services = standard_and([(70, host.clone()), (71, host.on_workers())]);
+    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
+    let (world, address) = World::serving("host", ServerConfig { workers, ..small_server() }, services);
     let mut clients = [world.client(&address, small()), world.client(&address, small())];
-    let hosts = clients.each_mut().map(|client| {
-        [70, 71].map(|procedure| {
-            let call = client.prepare(procedure, 0).unwrap();
-            String::from_utf8(client.call(call).unwrap().results().to_vec()).unwrap()
-        })
-    });
+    let hosts = clients
+        .each_mut()
+        .map(|client| [70, 71].map(|procedure| String::from_utf8(client.run(procedure, b"").unwrap()).unwrap()));
     assert_eq!(hosts[0], hosts[1], "two connections of one host");
     assert_eq!(hosts[0][0], hosts[0][1]);
     match address.scheme() {
@@ -419,35 +377,30 @@ fn a_callers_host_is_known_where_there_are_addresses() {
 /// one.
 #[test]
 fn other_data_in_a_read_chunk_makes_another_call() {
-    for scheme in SCHEMES {
-        let mut world = World::new("data");
-        let (cache, ran) =
-            (Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), AtomicU32::new(0));
-        let counts = move |call: &mut rpcrdma::ServerCall| {
+    for_each(SCHEMES, |scheme| {
+        let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+        let ran = AtomicU32::new(0);
+        let counts = move |call: &mut ServerCall| {
             let before = ran.fetch_add(1, Ordering::Relaxed);
             call.reply_mut(4)?.copy_from_slice(&before.to_be_bytes());
             Ok(())
         };
         let store = Procedure::new(counts).read_chunks(1, 4096);
-        let once = store.cached(cache, |_: &rpcrdma::ServerCall| Some(Client::number(7)));
-        let mut services = standard_services();
-        services.add(PROGRAM, VERSION, 70, once.clone()).add(PROGRAM, VERSION, 71, once.checksummed(0));
-        let address = world.serve_with(server_of(scheme), services);
-        let mut peer = Raw::connect(&address, scheme, Revision::Ietf00);
+        let once = store.cached(cache, |_: &ServerCall| Some(Whose::number(7)));
+        let services = standard_and([(70, once.clone()), (71, once.checksummed(0))]);
+        let (_world, mut peer) = World::raw_with("data", scheme, services);
         let mut data = [7; 1000];
         let mut write = |procedure, data: &[u8]| {
-            let (target, _exposed) = peer.peer.expose(data, Access::REMOTE_READ);
-            peer.call(procedure, reads(&[ReadSegment { position: ARGS_AT + 4, target }]), &be(&[data.len() as u32]));
-            let bytes = peer.answer().bytes;
-            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            let (target, _exposed) = peer.expose(data, Access::REMOTE_READ);
+            let view = peer.ask(procedure, &Lists::new().read(ARGS_AT + 4, [target]), &be(&[data.len() as u32]));
             let results = view.payload().last_chunk().expect("a word");
             u32::from_be_bytes(*results)
         };
-        assert_eq!([write(70, &data), write(70, &data)], [0, 0], "{scheme:?}: it has come again");
+        assert_eq!([write(70, &data), write(70, &data)], [0, 0], "it has come again");
         data[200] = 8;
-        assert_eq!([write(70, &data), write(70, &data)], [1, 1], "{scheme:?}: other data");
-        assert_eq!(write(70, &data[..999]), 2, "{scheme:?}: less of it");
+        assert_eq!([write(70, &data), write(70, &data)], [1, 1], "other data");
+        assert_eq!(write(70, &data[..999]), 2, "less of it");
         // A procedure may compare lengths only.
-        assert_eq!([write(71, &data), write(71, &[9; 1000]), write(71, &data[..999])], [3, 3, 4], "{scheme:?}");
-    }
+        assert_eq!([write(71, &data), write(71, &[9; 1000]), write(71, &data[..999])], [3, 3, 4]);
+    });
 }

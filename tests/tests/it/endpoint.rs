@@ -2,37 +2,23 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
-use rpcrdma::client::{Client, ClientCall, ClientConfig, ConnectError, Endpoint};
+use rpcrdma::client::{ConnectError, Endpoint};
 use rpcrdma::config::ConnectConfig;
-use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
 use super::threads::block_on;
 
 /// Configuration of an endpoint with many connections.
 fn shared() -> ClientConfig {
-    small_client(small().with(|c| {
-        c.limits.credits = 4;
-        c.limits.max_calls = 16;
-    }))
+    small_client(small().with(|c| (c.limits.credits, c.limits.max_calls) = (4, 16)))
 }
 
 /// Configuration of a server for many connections.
 fn roomy() -> ServerConfig {
-    ServerConfig {
-        shard: small().with(|c| {
-            c.limits.credits = 4;
-            c.memory.receives = 1024;
-        }),
-        ..workers()
-    }
+    ServerConfig { shard: small().with(|c| (c.limits.credits, c.memory.receives) = (4, 1024)), ..workers() }
 }
 
 fn connections(endpoint: &Endpoint) -> u64 {
@@ -47,8 +33,7 @@ fn begun<T>(future: impl Future<Output = T>) -> bool {
 #[test]
 fn connections_share_a_thread_and_end_by_themselves() {
     const CONNECTIONS: u64 = 40;
-    let mut world = World::new("endpoint");
-    let address = world.serve(roomy());
+    let (world, address) = World::standard("endpoint", roomy());
     let endpoint = Endpoint::start(&address, shared()).expect("a thread");
     assert_eq!(connections(&endpoint), 0);
     let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| endpoint.connect(&address).expect("a connection")).collect();
@@ -89,8 +74,7 @@ fn connections_share_a_thread_and_end_by_themselves() {
 
 #[test]
 fn the_shard_lives_as_long_as_any_handle() {
-    let mut world = World::new("endpoint-end");
-    let address = world.serve(small_server());
+    let (_world, address) = World::standard("endpoint-end", small_server());
     let services = Arc::new(Services::new());
     let config = ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
     let endpoint = Endpoint::start(&address, config).expect("a thread");
@@ -104,8 +88,7 @@ fn the_shard_lives_as_long_as_any_handle() {
 
 #[test]
 fn futures_and_blocking_calls_are_equivalent() {
-    let mut world = World::new("endpoint-async");
-    let address = world.serve(small_server());
+    let (_world, address) = World::standard("endpoint-async", small_server());
     let mut clients = block_on(async {
         let endpoint = Endpoint::start_async(&address, shared()).await?;
         let (one, other) = (endpoint.connect_async(&address), endpoint.connect_async(&address));
@@ -128,12 +111,9 @@ fn futures_and_blocking_calls_are_equivalent() {
 
 #[test]
 fn more_is_asked_for_than_a_ring_holds() {
-    let mut world = World::new("endpoint-ring");
-    let address = world.serve(workers());
-    let config = small_client(small().with(|c| {
-        c.limits.max_calls = 2;
-        c.memory.bulk_buffers = vec![(64 << 10, 100)];
-    }));
+    let (_world, address) = World::standard("endpoint-ring", workers());
+    let config =
+        small_client(small().with(|c| (c.limits.max_calls, c.memory.bulk_buffers) = (2, vec![(64 << 10, 100)])));
     let mut client = Client::connect(&address, config).expect("a connection");
     let mut asked: Vec<_> = (0..150).map(|_| Box::pin(client.alloc_async(10))).collect();
     // Requested buffers leave room for calls.
@@ -162,8 +142,7 @@ fn more_is_asked_for_than_a_ring_holds() {
 
 #[test]
 fn an_abandoned_connect_leaves_nothing() {
-    let mut world = World::new("endpoint-dropped");
-    let address = world.serve(roomy());
+    let (world, address) = World::standard("endpoint-dropped", roomy());
     let services = Arc::new(Services::new());
     let config = || ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
     for _ in 0..10 {

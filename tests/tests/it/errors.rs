@@ -1,16 +1,10 @@
 //! Errors of users: one for each cause, with the knob and the limit.
 
-use std::sync::Arc;
-
-use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
-use rpcrdma::proto::Defect;
-use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
-use rpcrdma::service::{Application, MAX_CHUNKS, ShardSetup};
-use rpcrdma::wire::ErrorBody;
+use rpcrdma::server::LocalServer;
+use rpcrdma::service::{Application, ShardSetup};
 use rpcrdma::wire::rpc::ProgramNumber;
-use rpcrdma::{CallError, Client, CreditMode, Knob, Procedure, Refusal, Server, Services, StartError, StartErrorKind};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma::{StartError, StartErrorKind};
+use rpcrdma_tests::prelude::*;
 
 /// Services with procedure 7 only.
 fn one(procedure: Procedure) -> Services {
@@ -40,7 +34,7 @@ fn a_procedure_on_workers_needs_workers() {
     let text = error.to_string();
     assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
     assert!(text.contains("`Procedure::on_workers`") && text.contains("`ServerConfig::workers`"), "{text}");
-    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
     let config = ServerConfig { workers, ..small_server() };
     drop(Server::start(&world.address(), one(nothing().on_workers()), &config).expect("it has workers"));
     // Services of one shard need workers for such procedures, too.
@@ -123,37 +117,21 @@ fn more_memory_than_the_host_has_is_refused() {
 fn credits_have_receives() {
     let world = World::new("unbacked");
     for (config, knob) in [
+        (small().with(|c| (c.memory.receives, c.limits.credits) = (256, 128)), "limits.credits is 128: 4 to 127"),
         (
-            small().with(|c| {
-                c.memory.receives = 256;
-                c.limits.credits = 128;
-            }),
-            "limits.credits is 128: 4 to 127",
-        ),
-        (
-            small().with(|c| {
-                c.memory.receives = 512;
-                c.limits.max_credits = 513;
-            }),
+            small().with(|c| (c.memory.receives, c.limits.max_credits) = (512, 513)),
             "limits.max_credits is 513: 4 to 512",
         ),
     ] {
         let text = refused(&world, one(nothing()), &ServerConfig { shard: config, ..small_server() }).to_string();
         assert!(text.starts_with(knob) && text.contains("memory.receives"), "{text}");
     }
-    small()
-        .with(|c| {
-            c.memory.receives = 256;
-            c.limits.credits = 127;
-        })
-        .validate()
-        .unwrap();
+    small().with(|c| (c.memory.receives, c.limits.credits) = (256, 127)).validate().unwrap();
 }
 
 #[test]
 fn the_knob_that_is_named_is_the_one_that_was_set() {
-    let mut world = World::new("knobs");
-    let address = world.serve(small_server());
+    let (mut world, address) = World::standard("knobs", small_server());
     for receive_size in [0, 2 << 20] {
         let config = small().with(|c| c.wire.receive_size = receive_size);
         let server = refused(&world, one(nothing()), &ServerConfig { shard: config.clone(), ..small_server() });
@@ -173,16 +151,14 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
         c.memory.message_buffers = 4;
         c.limits.credits = 4;
     });
-    let shard = most.clone().with(|c| c.memory.long_buffers = vec![(2 << 20, 1)]);
-    let address = world.serve(ServerConfig { shard, ..small_server() });
+    let address = world.serve(most.clone().with(|c| c.memory.long_buffers = vec![(2 << 20, 1)]));
     let mut client = world.client(&address, most);
     echo(&mut client, b"as long as they get").unwrap();
 }
 
 #[test]
 fn too_long_differs_from_no_free_buffer() {
-    let mut world = World::new("too-long");
-    let address = world.serve(small_server());
+    let (world, address) = World::standard("too-long", small_server());
     let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(4096, 2)]));
     let first = client.first();
     let error = client.alloc(first, 4097).map(drop).unwrap_err();
@@ -228,8 +204,7 @@ fn call_errors_name_the_knob() {
 
 #[test]
 fn a_fifth_chunk_is_an_error() {
-    let mut world = World::new("fifth-chunk");
-    let address = world.serve(small_server());
+    let (_world, address) = World::standard("fifth-chunk", small_server());
     let mut client = Client::connect(&address, small_client(small())).unwrap();
     let error = Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
     let many = (0..=MAX_CHUNKS).fold(ClientCall::new(LOAD), |call, _| call.write_chunk(4));
@@ -246,22 +221,15 @@ fn a_fifth_chunk_is_an_error() {
 #[test]
 fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V1] {
-        let mut world = World::new("no-reply");
-        let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+        let workers = Some(WorkerConfig { count: 1, ..Default::default() });
         let config = ServerConfig { workers, ..small_server() };
         let mut services = services_of(&config);
         let mute = || Procedure::new(|_| Err(Refusal::NoReply));
         services.add(PROGRAM, VERSION, 20, mute()).add(PROGRAM, VERSION, 21, mute().on_workers());
-        let address = world.serve_with(config, services);
-        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
+        let (_world, mut client) = World::pair_with("no-reply", config, services, scheme);
         for procedure in [20, 21] {
-            let mut call = client.prepare(procedure, 0).unwrap();
-            call = call.timeout(std::time::Duration::from_secs(20));
-            assert_eq!(
-                client.call(call).map(drop).map_err(CallError::from),
-                Err(CallError::Refused(Refusal::SystemError)),
-                "{scheme:?}"
-            );
+            let call = client.prepare(procedure, 0).unwrap().timeout(Duration::from_secs(20));
+            assert_eq!(client.outcome(call).map(drop), Err(CallError::Refused(Refusal::SystemError)), "{scheme:?}");
         }
         echo(&mut client, b"on").unwrap();
     }
@@ -306,7 +274,7 @@ fn errors_are_send_and_repeat_no_cause() {
     any_thread::<rpcrdma::client::ConnectError>();
     any_thread::<StartError>();
     any_thread::<rpcrdma::server::Undrained>();
-    any_thread::<rpcrdma::CloseReason>();
+    any_thread::<CloseReason>();
     any_thread::<rpcrdma::ResizeError>();
     any_thread::<rpcrdma::MemError>();
     any_thread::<rpcrdma::FabricError>();
@@ -323,11 +291,11 @@ fn errors_are_send_and_repeat_no_cause() {
     let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
     let world = World::new("texts");
     let shard = small().with(|c| c.memory.bulk_buffers = vec![(1 << 20, 1 << 30)]);
-    let workers = Some(WorkerConfig { count: 0, ..WorkerConfig::default() });
+    let workers = Some(WorkerConfig { count: 0, ..Default::default() });
     let make = |_: &ShardSetup<'_>| Err("of the application".into());
     let errors: Vec<Box<dyn std::error::Error>> = vec![
         Box::new(rpcrdma_rpcbind::stream::StreamError::from(io())),
-        Box::new(rpcrdma::CloseReason::from(rpcrdma::proto::PeerFault::NotAuthenticated(
+        Box::new(CloseReason::from(rpcrdma::proto::PeerFault::NotAuthenticated(
             rpcrdma::proto::auth::AuthError::WrongProof,
         ))),
         Box::new(CallError::from(rpcrdma::proto::binding::BindingError::ReductionOff)),

@@ -1,24 +1,13 @@
 //! Faulty devices: calls succeed or fail with a cause; no reply is wrong.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-use rpcrdma::client::LocalClient;
-use rpcrdma::fabric::RemoteMemory;
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::testing::chaos::{Chaos, ChaosConfig};
 use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
-use rpcrdma::wire::{Chunks, Revision, Version, View};
-use rpcrdma::{Address, CallError, Config, CreditMode, FailedCall};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
-
-use super::hostile_client::be;
-use super::hostile_server::{Server, reply};
-use super::rules_of_clients::next;
+use rpcrdma_tests::prelude::*;
 
 /// A slow device with full queues and no loss.
 const SLOW: ChaosConfig = ChaosConfig {
@@ -112,15 +101,11 @@ fn chunk_len(seed: u32) -> usize {
 
 #[test]
 fn clients_with_bad_devices() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
+    for scheme in SCHEMES {
         for (seed, chaos) in [(1, SLOW), (2, SLOW), (3, BROKEN), (4, BROKEN)] {
-            let mut world = World::new("bad-client-device");
-            let config = small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.poll.signal_every = 1 + seed as u32;
-            });
-            let server = rpcrdma::server::ServerConfig { shard: config.clone(), ..small_server() };
-            let address = world.serve(server);
+            let config = in_mode(scheme).with(|c| c.poll.signal_every = 1 + seed as u32);
+            let server = ServerConfig { shard: config.clone(), ..small_server() };
+            let (_world, address) = World::standard("bad-client-device", server);
             let fabric = device(&address, &config, chaos, seed);
             let Ok(mut client) = LocalClient::with_fabric(fabric, &address, small_client(config)) else {
                 continue;
@@ -133,10 +118,10 @@ fn clients_with_bad_devices() {
 
 #[test]
 fn servers_with_bad_devices() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
+    for scheme in SCHEMES {
         for (seed, chaos) in [(5, SLOW), (6, BROKEN)] {
             let world = World::new("bad-server-device");
-            let config = small().with(|c| c.wire.credit_mode = scheme);
+            let config = in_mode(scheme);
             let address = world.address();
             let server = BadServer::start(&address, &config, chaos, seed);
             let fabric = device(&address, &config, ChaosConfig::default(), seed);
@@ -194,31 +179,26 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let address = world.address();
         let (tell, told) = channel();
         let (said, says) = channel();
-        let server = Server::start_silently(&address, move |peer| {
-            peer.version = Version::V1;
-            let bytes = next(peer).expect("a call");
-            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-            let target = view.reads().next().expect("a Read chunk").target;
-            let memory = RemoteMemory { rkey: target.handle, address: target.offset };
+        let mut server = RawServer::start_in(CreditMode::V1, &address, move |peer| {
+            let call = peer.next_call();
+            let memory = remote(call.reads().next().expect("a Read chunk").target);
             let before = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
-            reply(peer, view.xid(), Chunks::NONE, &reply_bytes(view.xid(), b""), None);
+            peer.reply(call.xid(), b"");
             said.send(before).expect("the test listens");
             // The client's callback runs meanwhile.
             if told.recv().is_ok() {
                 said.send(peer.read(memory, 500).is_some()).expect("the test listens");
             }
-            while peer.receive().is_some() {}
+            peer.idle();
         });
-        let config = small().with(|c| c.wire.credit_mode = CreditMode::V1);
+        let config = in_mode(CreditMode::V1);
         let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
         let fabric = device(&address, &config, chaos, 1);
         let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
         let first = client.first();
-        let mut call = client.prepare(STORE, 4).expect("a buffer");
-        let mut data = client.alloc(first, 500).expect("a buffer");
-        pattern(1, &mut data);
-        call = call.read_chunk(4, data);
-        client.start(first, call, 1);
+        let data = client.pattern_buf(1, 500);
+        let call = client.prepared(STORE, &[0; 4]).read_chunk(4, data);
+        client.launch(call, 1);
         let mut end = None;
         let over = settles(|| {
             client.poll(|done| {
@@ -258,7 +238,7 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
         for message in [&good, &bad] {
             let world = World::new("not-sent");
             let address = world.address();
-            let config = small().with(|c| c.wire.credit_mode = CreditMode::V1);
+            let config = in_mode(CreditMode::V1);
             let server = BadServer::start(&address, &config, chaos, 1);
             let mut peer = RawPeer::connect_as(&address, Version::V1);
             peer.send(message);

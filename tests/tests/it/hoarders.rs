@@ -1,19 +1,12 @@
 //! Clients that hold memory or Receives, beside a witness that must not notice.
 //! They take no replies, leave messages unfinished, or stay silent.
 
-use std::time::Duration;
-
-use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::any::AnyFabric;
-use rpcrdma::fabric::{Access, ConnectParams, ControlEvent, Fabric};
-use rpcrdma::server::ServerConfig;
+use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric};
 use rpcrdma::shard::SimulatedTime;
-use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Segment, Version, WriteList};
-use rpcrdma::{Address, Config, CreditMode, IdlePolicy};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::{be, ping, unharmed};
+use super::hostile_client::unharmed;
 
 /// Forty peers; fewer on devices, whose emulated machine has less memory.
 fn many() -> u32 {
@@ -24,19 +17,8 @@ fn many() -> u32 {
 /// takes its messages in between, however slow the host.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-fn serve(world: &mut World, shard: Config) -> Address {
-    world.serve(ServerConfig { shard, ..small_server() })
-}
-
 fn version(scheme: CreditMode) -> Version {
     if scheme == CreditMode::V1 { Version::V1 } else { Version::V2 }
-}
-
-fn send(peer: &mut RawPeer, flags: Flags, xid: u32, procedure: u32, args: &[u8], writes: &[Segment]) {
-    let writes = WriteList { counts: if writes.is_empty() { &[] } else { &[1] }, segments: writes };
-    let call = call_bytes(xid, PROGRAM, VERSION, procedure, args);
-    let bytes = peer.message(xid, flags, Body::Msg(Chunks { writes, ..Chunks::NONE }), &call);
-    peer.send(&bytes);
 }
 
 /// Requests all it may, inline and by chunks, takes no reply, and finally leaves a call unfinished.
@@ -44,17 +26,13 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     let (segment, _) = peer.expose(&[0; 60_000], Access::REMOTE_WRITE);
     // The grant exceeds its Receives. Incremental grants add up, so each stays low enough for a plausible total.
     peer.credit = if peer.windowed || peer.version == Version::V1 { 30_000 } else { 500 };
-    for xid in 2..60 {
-        send(peer, Flags::NONE, xid, REPLY, &4000u32.to_be_bytes(), &[]);
-    }
+    (2..60).for_each(|xid| peer.call_as(xid, REPLY, Chunks::NONE, &4000u32.to_be_bytes()));
     echo(witness, b"meanwhile").expect("the witness is unharmed");
-    for xid in 60..90 {
-        send(peer, Flags::NONE, xid, LOAD, &be(&[0, 60_000]), &[segment]);
-    }
+    (60..90).for_each(|xid| peer.call_as(xid, LOAD, &Lists::new().write([segment]), &be(&[0, 60_000])));
     if peer.version == Version::V2 {
         // Longer than a Receive: the call needs a long buffer after its first part.
         for _ in 0..3 {
-            send(peer, Flags::MORE, 90, ECHO, &[0; 3000], &[]);
+            peer.part(90, Flags::MORE, &call_bytes(90, PROGRAM, VERSION, ECHO, &[0; 3000]));
         }
     }
 }
@@ -66,28 +44,20 @@ fn is_served(witness: &mut LocalClient, continues: bool) {
         mirror(witness, seed, &[60_000]).expect("bulk memory is left");
         load(witness, seed, &[(60_000, 60_000), (500_000, 500_000)]).expect("bulk memory is left");
         if continues {
-            let call = witness.prepare(CREDENTIAL, 20_000).expect("a buffer");
-            witness.call(call).expect("long buffers are left");
+            witness.run(CREDENTIAL, &[0; 20_000]).expect("long buffers are left");
         }
     }
 }
 
 #[test]
 fn many_clients_that_never_read_take_no_memory_from_others() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
-        let mut world = World::new("hoard");
-        let address = serve(
-            &mut world,
-            small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.memory.receives = 4096;
-            }),
-        );
-        let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
+    for scheme in SCHEMES {
+        let (world, address) = World::standard("hoard", in_mode(scheme).with(|c| c.memory.receives = 4096));
+        let mut witness = world.client(&address, scheme);
         let mut peers = Vec::new();
         for n in 0..many() {
             let mut peer = RawPeer::connect_as(&address, version(scheme));
-            ping(&mut peer, 1);
+            peer.ping();
             hoard(&mut peer, &mut witness);
             peers.push(peer);
             if n % 4 == 3 {
@@ -102,19 +72,14 @@ fn many_clients_that_never_read_take_no_memory_from_others() {
 
 #[test]
 fn a_client_that_never_reads_is_ended() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
-        let world = World::new("deadline");
+    for scheme in SCHEMES {
         // A device without progress reports grants time in proportion to the queued bytes. This rate makes that time
         // short.
-        let shard = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.timeouts.progress = PROGRESS;
-            c.limits.min_rate = 1 << 30;
-        });
-        let (address, server) = world.serve_timed(shard);
-        let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
+        let shard = in_mode(scheme).with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, 1 << 30));
+        let (world, address, server) = World::timed("deadline", shard);
+        let mut witness = world.client(&address, scheme);
         let mut peer = RawPeer::connect_as(&address, version(scheme));
-        ping(&mut peer, 1);
+        peer.ping();
         hoard(&mut peer, &mut witness);
         if place::on_device() && scheme == CreditMode::V1 {
             // The peer's device takes the replies by itself.
@@ -134,74 +99,59 @@ fn a_client_that_never_reads_is_ended() {
 
 #[test]
 fn a_message_that_is_never_ended_ends_its_connection() {
-    let world = World::new("half-sent");
-    let (address, server) = world.serve_timed(small().with(|c| c.timeouts.progress = PROGRESS));
+    let (world, address, server) = World::timed("half-sent", small().with(|c| c.timeouts.progress = PROGRESS));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
-    ping(&mut peer, 1);
-    send(&mut peer, Flags::MORE, 2, ECHO, &[0; 400], &[]);
+    peer.ping();
+    peer.part(2, Flags::MORE, &call_bytes(2, PROGRAM, VERSION, ECHO, &[0; 400]));
     // Grants are not parts.
     for _ in 0..10 {
-        let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
-        peer.send(&grant);
+        peer.grant();
     }
+    is_ended(&mut peer, &mut witness, &server);
+}
+
+/// A peer that grants one credit, for the server's properties.
+fn ungranting(address: &Address) -> RawPeer {
+    let mut peer = RawPeer::connect_silently(address);
+    peer.credit = 1;
+    peer.introduce();
+    peer.credit = 0;
+    peer
+}
+
+/// Lets time pass until the server has ended a peer for a lack of progress.
+fn is_ended(peer: &mut RawPeer, witness: &mut LocalClient, server: &TimedServer) {
     let ended = settles(|| {
         peer.turn();
-        echo(&mut witness, b"meanwhile").expect("the witness is unharmed");
+        echo(witness, b"meanwhile").expect("the witness is unharmed");
         server.pass(PROGRESS / 8);
         peer.is_over()
     });
-    assert!(ended, "it may be half sent for ever");
+    assert!(ended, "it may go on for ever");
     assert_eq!(server.stats().peers_stalled, 1);
 }
 
 #[test]
 fn a_client_that_grants_nothing_for_its_replies_is_ended() {
-    let world = World::new("no-grant");
-    let (address, server) = world.serve_timed(small().with(|c| c.timeouts.progress = PROGRESS));
+    let (world, address, server) = World::timed("no-grant", small().with(|c| c.timeouts.progress = PROGRESS));
     let mut witness = world.client(&address, small());
-    let mut peer = RawPeer::connect_silently(&address);
-    // One credit, for the server's properties.
-    peer.credit = 1;
-    peer.introduce();
-    peer.credit = 0;
-    for xid in 1..20 {
-        send(&mut peer, Flags::NONE, xid, ECHO, b"", &[]);
-    }
-    let ended = settles(|| {
-        peer.turn();
-        echo(&mut witness, b"meanwhile").expect("the witness is unharmed");
-        server.pass(PROGRESS / 8);
-        peer.is_over()
-    });
-    assert!(ended, "its replies may wait for ever");
-    assert_eq!(server.stats().peers_stalled, 1);
+    let mut peer = ungranting(&address);
+    (1..20).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b""));
+    is_ended(&mut peer, &mut witness, &server);
     unharmed(&mut witness);
 }
 
 /// The replies wait for a grant, each with its buffer.
 #[test]
 fn clients_that_grant_nothing_leave_buffers_to_others() {
-    let mut world = World::new("ungranted");
-    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
-    let shard = small().with(|c| {
-        c.limits.credits = 16;
-        c.memory.message_buffers = 60;
-        c.memory.bulk_buffers = bulk_buffers;
-        c.memory.long_buffers = long_buffers;
-    });
-    let address = serve(&mut world, shard);
+    let shard = scarce(2, 2).with(|c| (c.limits.credits, c.memory.message_buffers) = (16, 60));
+    let (world, address) = World::standard("ungranted", shard);
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();
     for _ in 0..10 {
-        let mut peer = RawPeer::connect_silently(&address);
-        // One credit, for the server's properties.
-        peer.credit = 1;
-        peer.introduce();
-        peer.credit = 0;
-        for xid in 1..15 {
-            send(&mut peer, Flags::NONE, xid, ECHO, &[7; 3000], &[]);
-        }
+        let mut peer = ungranting(&address);
+        (1..15).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, &[7; 3000]));
         echo(&mut witness, &[7; 3000]).expect("buffers are left");
         peers.push(peer);
     }
@@ -213,12 +163,8 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
 /// Only signaled Sends complete. The missing completions of the others do not count against the peer.
 #[test]
 fn a_client_that_is_quiet_is_not_ended() {
-    let world = World::new("quiet");
-    let shard = small().with(|c| {
-        c.timeouts.progress = PROGRESS;
-        c.poll.idle = IdlePolicy::Poll;
-    });
-    let (address, server) = world.serve_timed(shard.clone());
+    let shard = small().with(|c| (c.timeouts.progress, c.poll.idle) = (PROGRESS, IdlePolicy::Poll));
+    let (world, address, server) = World::timed("quiet", shard.clone());
     let time = SimulatedTime::new();
     let mut quiet = LocalClient::open(address.open(&shard).expect("a device"), small_client(shard)).expect("a shard");
     quiet.simulate(&time);
@@ -277,8 +223,7 @@ impl Crowd {
 
 #[test]
 fn silent_connections_do_not_block_new_ones() {
-    let mut world = World::new("knock");
-    let address = serve(&mut world, small());
+    let (world, address) = World::standard("knock", small());
     let mut witness = world.client(&address, small());
     let mut crowd = Crowd::new(&address);
     crowd.knock(200);
@@ -309,9 +254,8 @@ fn silent_connections_do_not_block_new_ones() {
 
 #[test]
 fn connections_that_fell_silent_lock_nobody_out() {
-    let mut world = World::new("silent");
     let silent_after = Duration::from_millis(if place::on_device() { 1000 } else { 100 });
-    let address = world.serve(small_server().with(|c| c.accept.evict_after = silent_after));
+    let (world, address) = World::standard("silent", small_server().with(|c| c.accept.evict_after = silent_after));
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();
     for _ in 0..107 {
@@ -321,7 +265,7 @@ fn connections_that_fell_silent_lock_nobody_out() {
             let Ok(mut peer) = RawPeer::try_connect(&address, b"") else { return false };
             // One served call makes each peer hold its Receives.
             peer.introduce();
-            ping(&mut peer, 1);
+            peer.ping();
             peers.push(peer);
             true
         }));
@@ -344,10 +288,9 @@ fn a_connection_not_set_up_in_time_is_closed() {
     let setup_timeout = Duration::from_millis(100);
     // A client of version 1 may send its first message at any time.
     for version_1 in [false, true] {
-        let (address, server) = world.serve_timed(small_server().with(|c| {
-            c.accept.setup = setup_timeout;
-            c.shard.wire.version_1 = version_1;
-        }));
+        let (address, server) = world.serve_timed(
+            small_server().with(|c| (c.accept.setup, c.shard.wire.version_1) = (setup_timeout, version_1)),
+        );
         let mut witness = world.client(&address, small());
         let mut peer = RawPeer::connect_silently(&address);
         // The server has established the connection, too.
@@ -358,7 +301,7 @@ fn a_connection_not_set_up_in_time_is_closed() {
         }
         if version_1 {
             peer.introduce();
-            ping(&mut peer, 1);
+            peer.ping();
         } else {
             peer.wait_until_over();
         }
@@ -380,11 +323,8 @@ fn messages_of_no_use_end_their_connection() {
     ];
     for scheme in [CreditMode::V1, CreditMode::V2Windowed] {
         // No time passes that would renew the budget.
-        let (address, server) = world.serve_timed(small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.limits.max_unsolicited_per_second = 20;
-        }));
-        let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
+        let (address, server) = world.serve_timed(in_mode(scheme).with(|c| c.limits.max_unsolicited_per_second = 20));
+        let mut witness = world.client(&address, scheme);
         let mut faults = 0;
         for (kind, make) in kinds {
             if scheme != CreditMode::V1 && matches!(kind, "RDMA_DONE" | "a header that cannot be read") {
@@ -393,15 +333,15 @@ fn messages_of_no_use_end_their_connection() {
             let mut peer = RawPeer::connect_as(&address, version(scheme));
             for xid in 101..119 {
                 peer.send(&make(&peer));
-                send(&mut peer, Flags::NONE, xid, ECHO, b"", &[]);
+                peer.call_as(xid, ECHO, Chunks::NONE, b"");
                 // An error may precede the reply.
-                while !peer.receive().expect("it is put up with").bytes.starts_with(&be(&[xid])) {}
+                while !peer.receive().expect("it is put up with").starts_with(&be(&[xid])) {}
             }
             // The peer breaks no other rule: each reply returns the credit for a message.
             let mut sent = 0;
             while !peer.is_over() && sent < 20 {
                 peer.send(&make(&peer));
-                send(&mut peer, Flags::NONE, 100, ECHO, b"", &[]);
+                peer.call_as(100, ECHO, Chunks::NONE, b"");
                 sent += 1;
                 // Errors may precede the reply, and must not accumulate.
                 while !peer.is_over() && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100]))) {
@@ -418,16 +358,14 @@ fn messages_of_no_use_end_their_connection() {
 
 #[test]
 fn grants_that_nothing_asked_for_end_their_connection() {
-    let world = World::new("grants");
-    let (address, server) = world.serve_timed(small().with(|c| c.limits.max_unsolicited_per_second = 20));
+    let (world, address, server) = World::timed("grants", small().with(|c| c.limits.max_unsolicited_per_second = 20));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
     let round = |peer: &mut RawPeer, grants: usize| {
         for _ in 0..grants {
-            let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
-            peer.send(&grant);
+            peer.grant();
         }
-        send(peer, Flags::NONE, 100, ECHO, b"", &[]);
+        peer.call_as(100, ECHO, Chunks::NONE, b"");
         while !peer.is_over() && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100]))) {
             peer.turn();
         }

@@ -1,15 +1,9 @@
 //! Host authentication in CONNPROP, and policies for unauthenticated peers.
 
-use std::sync::Arc;
-
-use rpcrdma::client::{Client, ConnectError, LocalClient};
+use rpcrdma::client::ConnectError;
 use rpcrdma::proto::auth::{AuthError, AuthPolicy, Handshake, Mechanism, PreSharedKey, Role, Step};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::properties::Properties;
-use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody};
-use rpcrdma::{Address, CallError, CloseReasonKind, Config, CreditMode, Procedure, Sent, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma::{CloseReasonKind, Sent};
+use rpcrdma_tests::prelude::*;
 
 /// Results: the authenticated name of the caller's host, or nothing.
 const WHO: u32 = 40;
@@ -33,7 +27,7 @@ fn with(host_auth: AuthPolicy) -> Config {
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
-    let workers = Some(rpcrdma::server::WorkerConfig { count: 1, ..Default::default() });
+    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
     world.serve_with(ServerConfig { shard, workers, ..small_server() }, services())
 }
 
@@ -217,7 +211,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
     assert!(reason.contains(&missing), "{reason}");
     // Neither end starts with a configuration that admits no peer.
     let config = ServerConfig { shard: old(&required), ..small_server() };
-    let started = rpcrdma::Server::start(&world.address(), standard_services(), &config).map(drop);
+    let started = Server::start(&world.address(), standard_services(), &config).map(drop);
     let connected = LocalClient::connect(&address, small_client(old(&required))).map(drop);
     for reason in
         [connected.expect_err("a contradiction").to_string(), started.expect_err("a contradiction").to_string()]
@@ -241,18 +235,16 @@ fn calls_before_the_end_of_authentication_are_refused() {
     let mut peer = RawPeer::connect_silently(&address);
     let opening = [&[1, 1, 4][..], b"blue", &[5; 32]].concat();
     peer.send(&connprop(&peer, &opening));
-    let challenge = peer.receive().expect("a CONNPROP").bytes;
-    let view = View::check(&challenge, Revision::Ietf00).expect("a header");
+    let challenge = peer.receive().expect("a CONNPROP");
+    let view = challenge.view();
     assert!(challenge.len() <= 1024, "a client that has not been heard has Receives of unknown size");
     let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
     let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
     assert_eq!(properties.host_auth.map(<[u8]>::len), Some(65), "message 2");
     peer.windowed = properties.windowed_credits;
 
-    let early = call_bytes(1, PROGRAM, VERSION, ECHO, b"now!");
-    peer.send(&peer.message(1, Flags::NONE, Body::Msg(Chunks::NONE), &early));
-    let answer = peer.receive().expect("an error").bytes;
-    let view = View::check(&answer, Revision::Ietf00).expect("a header");
+    peer.call_as(1, ECHO, Chunks::NONE, b"now!");
+    let view = peer.receive().expect("an error");
     assert!(matches!(view.body(), ViewBody::Error(ErrorBody::System)) && view.xid() == 1, "{view}");
     assert_eq!(world.server().stats()[0].peer_faults, 0, "it may still authenticate");
 
@@ -278,8 +270,7 @@ fn a_client_without_the_key_learns_it_at_its_first_attempt() {
 
 #[test]
 fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
-    let mut world = World::new("new-key");
-    let address = world.serve(ServerConfig { shard: with(AuthPolicy::Off), ..small_server() });
+    let (mut world, address) = World::standard("new-key", with(AuthPolicy::Off));
     let mut config = small_client(with(AuthPolicy::Off));
     config.connect.reconnect_attempts = 1000;
     let mut client = LocalClient::connect(&address, config).expect("no key is required");
@@ -292,7 +283,7 @@ fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
     }));
     assert!(client.close_reason(first).is_none(), "it reconnects");
     let call = client.prepare(ECHO, 0).expect("memory");
-    client.start(first, call, 7);
+    client.launch(call, 7);
     let required = ServerConfig { shard: with(AuthPolicy::Required(key("blue"))), ..small_server() };
     world.serve_at(&address, required, standard_services());
     let mut ended = None;

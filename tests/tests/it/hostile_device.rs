@@ -1,17 +1,10 @@
 //! Clients that misuse their queue pair.
 //! An RDMA device sends all of it on the wire.
 
-use std::time::Duration;
-
-use rpcrdma::fabric::{Access, RemoteMemory};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::{Body, Chunks, Flags, Version};
-use rpcrdma::{Address, CreditMode};
-use rpcrdma_tests::With;
 use rpcrdma_tests::place::{on_device, over_tcp};
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::{be, ping, scene, unharmed};
+use super::hostile_client::{scene, unharmed};
 
 /// Names no memory.
 const NOWHERE: RemoteMemory = RemoteMemory { rkey: 0, address: 0 };
@@ -23,7 +16,7 @@ fn connections(world: &World) -> u64 {
 /// A client with one served call, which has consumed Receives of the server.
 fn served(address: &Address) -> RawPeer {
     let mut peer = RawPeer::connect(address);
-    ping(&mut peer, 1);
+    peer.ping();
     peer
 }
 
@@ -66,9 +59,7 @@ fn a_client_without_receives_is_given_up() {
     for peer in &mut deaf {
         peer.version = Version::V1;
         for xid in 1..9 {
-            let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"silence");
-            let bytes = peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
-            peer.send(&bytes);
+            peer.call_as(xid, ECHO, Chunks::NONE, b"silence");
         }
     }
     unharmed(&mut witness);
@@ -147,7 +138,7 @@ fn keys_that_were_not_given_open_nothing() {
         }
         unharmed(&mut witness);
     }
-    ping(&mut peer, 3);
+    peer.ping();
 }
 
 /// Meaningless messages of all lengths, without regard to credits. Version 1 counts no credit for them, so only the
@@ -155,12 +146,8 @@ fn keys_that_were_not_given_open_nothing() {
 #[test]
 fn floods_of_nonsense_stop_nobody_else() {
     for scheme in [CreditMode::V1, CreditMode::V2Windowed] {
-        let mut world = World::new("flood");
-        let shard = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.limits.max_unsolicited_per_second = 20;
-        });
-        let address = world.serve(ServerConfig { shard: shard.clone(), ..small_server() });
+        let shard = in_mode(scheme).with(|c| c.limits.max_unsolicited_per_second = 20);
+        let (world, address) = World::standard("flood", shard.clone());
         let mut witness = world.client(&address, shard);
         let version = if scheme == CreditMode::V1 { 1 } else { 2 };
         let done = be(&[9, version, 64, 3, 0, 0, 0]);

@@ -1,14 +1,8 @@
 //! Peers killed with SIGKILL, at any instruction, while others continue.
 
-use std::time::Duration;
-
-use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Status;
-use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::CloseCause;
-use rpcrdma::{Address, CallError, CloseReason, FailedCall, Server};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 /// Runs a child's role until the child is killed.
 pub(crate) fn child(role: &str, address: &Address) {
@@ -35,15 +29,14 @@ fn busy_client(address: &Address) {
     let mut said = false;
     loop {
         while under_way < 12 {
-            let mut call = client.prepare(MIRROR, 4).expect("a buffer");
-            call.args_mut().fill(0);
+            let mut call = client.prepared(MIRROR, &[0; 4]);
             if random.once_in(2)
                 && let (Ok(data), Ok(room)) = (client.alloc(first, 60_000), client.alloc(first, 60_000))
             {
                 call = call.read_chunk(4, data);
                 call = call.write_chunk_into(room);
             }
-            client.start(first, call, 0);
+            client.launch(call, 0);
             under_way += 1;
         }
         client.poll(|done| {
@@ -63,18 +56,16 @@ fn busy_client(address: &Address) {
 fn clients_killed_at_random_harm_nobody() {
     // `tests/README.md` describes longer runs.
     let kills = std::env::var("KILLS").map_or(50, |n| n.parse().expect("a number"));
-    let mut world = World::new("killed-clients");
     // Memory for all outstanding calls of three clients, so that the server never refuses the witness.
-    let shard = small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 120)]);
-    let address = world.serve(ServerConfig { shard, ..small_server() });
+    let (world, address) =
+        World::standard("killed-clients", small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 120)]));
     let mut witness = world.client(&address, small());
     let mut random = Random::new(50);
     let mut seed = 0;
     let mut verify = |witness: &mut LocalClient, rounds: usize| {
         for _ in 0..rounds {
             seed += 1;
-            let mut args = [0; 100];
-            pattern(seed, &mut args);
+            let args = data_of(seed, 100);
             echo(witness, &args).expect("an echo");
             mirror(witness, seed, &[1 + seed as usize * 37 % 9000]).expect("a mirror");
         }
@@ -121,8 +112,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                 }
                 while under_way < 20 && client.is_established(first) {
                     let token = ends.len() as u64;
-                    let mut call = client.prepare(MIRROR, 4).expect("a buffer");
-                    call.args_mut().fill(0);
+                    let mut call = client.prepared(MIRROR, &[0; 4]);
                     if token.is_multiple_of(2)
                         && let (Ok(mut data), Ok(room)) = (client.alloc(first, 5000), client.alloc(first, 5000))
                     {
@@ -132,7 +122,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                     }
                     ends.push(0);
                     under_way += 1;
-                    client.start(first, call, token);
+                    client.launch(call, token);
                 }
                 client.poll(|done| {
                     under_way -= 1;

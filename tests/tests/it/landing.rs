@@ -3,22 +3,14 @@
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
 
-use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::testing::trace::{self, Trace};
-use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::Shard;
-use rpcrdma::wire::{ReadSegment, Revision};
-use rpcrdma::{CallError, Config, CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, PagePolicy, Pool};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
-use super::hostile_client::be;
 use super::own_memory::{PAGE, own_arena};
-use super::rules_of_servers::{ARGS_AT, Client, reads, segment};
 
 /// Store a page; the argument is its seed. In order: in the handler, on a worker, deferred, and in the default memory.
 const STORES: [u32; 4] = [30, 31, 32, 33];
@@ -75,7 +67,7 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     let kept = Arc::clone(&latest);
     let handler = move |call: &mut ServerCall| keep(call, ours, &kept);
     let kept = Arc::clone(&latest);
-    let later = move |mut call: rpcrdma::service::DeferredCall| {
+    let later = move |mut call: DeferredCall| {
         let kept = Arc::clone(&kept);
         let answer = move || {
             let outcome = keep(&mut call, ours, &kept);
@@ -108,11 +100,11 @@ fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Resul
     let mut data = client.alloc(first, len)?;
     pattern(seed, &mut data);
     call = call.read_chunk(4, data);
-    client.call(call).map(drop).map_err(CallError::from)
+    client.outcome(call).map(drop)
 }
 
 /// A server of `shards` shards, each with pages of one arena, and the number of pages requested.
-fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address, Arc<AtomicUsize>) {
+fn caching(world: &mut World, shard: Config, shards: usize) -> (Address, Arc<AtomicUsize>) {
     let (arena, _) = own_arena(shards * PAGES * PAGE);
     let asked = Arc::new(AtomicUsize::new(0));
     let services = services(&arena, &asked);
@@ -124,17 +116,15 @@ fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address
 fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V1] {
         let mut world = World::new("landing");
-        let (address, asked) = caching(&mut world, small().with(|c| c.wire.credit_mode = scheme), 2);
-        let mut clients = [0; 4].map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme)));
+        let (address, asked) = caching(&mut world, in_mode(scheme), 2);
+        let mut clients = [0; 4].map(|_| world.client(&address, scheme));
         let mut seed = 0;
         for _ in 0..2 * PAGES {
             for (client, procedure) in clients.iter_mut().zip([30, 31, 32, 30]) {
                 seed += 1;
                 let len = if procedure == 31 { PAGE } else { PAGE - seed as usize };
                 put(client, procedure, seed, len).unwrap();
-                let first = client.first();
-                let mut call = client.prepare(LATEST, 0).unwrap();
-                call = call.write_chunk_into(client.alloc(first, PAGE).unwrap());
+                let call = client.chunked(LATEST, b"", &[], &[PAGE]);
                 let reply = client.call(call).unwrap();
                 assert!(patterned(seed, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == len);
             }
@@ -163,14 +153,10 @@ fn a_long_call_chooses_when_its_message_has_come() {
     };
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().place_reads_in(choose));
-    let shard = small().with(|c| c.memory.arenas = vec![arena]);
-    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let address = world.serve_with(small().with(|c| c.memory.arenas = vec![arena]), services);
     let mut client = world.client(&address, small());
-    let first = client.first();
     let mut call = client.prepare(LONG, 20_000).unwrap();
-    let mut data = client.alloc(first, PAGE).unwrap();
-    pattern(1, &mut data);
-    call = call.read_chunk(4, data);
+    call = call.read_chunk(4, client.pattern_buf(1, PAGE));
     client.call(call).unwrap();
 }
 
@@ -219,7 +205,7 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
         c.memory.long_buffers = long_buffers;
         c.wire.receive_size = 4096;
     });
-    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let address = world.serve_with(shard, services);
     let mut client = world.client(&address, small());
     for wrong in 0..5 {
         assert_eq!(put(&mut client, 30, wrong, CHUNK), Err(CallError::Refused(Refusal::SystemError)), "{wrong}");
@@ -277,12 +263,9 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         client.is_established(connection)
     }));
     for (what, wanted) in [0, 1, 0, 1, 2, 2].into_iter().zip([0, 0, 0, 0, 2, 4]) {
-        let mut call = client.prepare(BOTH, 4).expect("memory");
-        call.args_mut().copy_from_slice(&be(&[what]));
+        let mut call = client.prepared(BOTH, &be(&[what]));
         for chunk in 0..2 {
-            let mut data = client.alloc(connection, PAGE).expect("memory");
-            pattern(10 + chunk, &mut data);
-            call = call.read_chunk(4 + chunk as usize * PAGE, data);
+            call = call.read_chunk(4 + chunk as usize * PAGE, client.pattern_buf(10 + chunk, PAGE));
         }
         client.start(connection, call, 0);
         client.flush();
@@ -308,11 +291,10 @@ fn pages_come_home_from_connections_that_are_lost() {
     let (address, asked) = caching(&mut world, small(), 1);
     let mut other = world.client(&address, small());
     for round in 1..=2 * PAGES {
-        let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
+        let mut client = RawPeer::connect_in(&address, CreditMode::V1);
         // Memory that no peer exposes.
-        let read = [ReadSegment { position: ARGS_AT + 4, target: segment(PAGE as u32) }];
-        client.call(STORES[0], reads(&read), &[0; 4]);
-        drop(client.peer.wait_until_over());
+        client.call(STORES[0], &Lists::new().read(ARGS_AT + 4, [segment(PAGE as u32)]), &[0; 4]);
+        drop(client.wait_until_over());
         assert!(settles(|| asked.load(Ordering::SeqCst) == round));
     }
     // If pages leaked, this call would get none and its chunk would land elsewhere.
@@ -325,30 +307,21 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     const BOTH: u32 = 41;
     let mut world = World::new("waiting-landing");
     let (arena, _) = own_arena(PAGES * PAGE);
-    let (hold, held) = mpsc::channel();
+    let (hold, held) = channel();
     let own = arena.clone();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
     let both =
         deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).place_reads_in(move |_, _, _| page_of(&own));
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, BOTH, both);
-    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
-    let shard = small().with(|c| {
-        c.memory.arenas = vec![arena];
-        c.memory.bulk_buffers = bulk_buffers;
-        c.memory.long_buffers = long_buffers;
-    });
-    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let address = world.serve_with(scarce(2, 2).with(|c| c.memory.arenas = vec![arena]), services);
     let mut client = world.client(&address, small());
     let first = client.first();
     for seed in 0..6 {
-        let mut call = client.prepare(BOTH, 4).unwrap();
-        call.args_mut().copy_from_slice(&be(&[seed]));
-        let mut data = client.alloc(first, PAGE).unwrap();
-        pattern(seed, &mut data);
-        call = call.read_chunk(4, data);
+        let mut call = client.prepared(BOTH, &be(&[seed]));
+        call = call.read_chunk(4, client.pattern_buf(seed, PAGE));
         call = call.write_chunk_into(client.alloc(first, 60_000).unwrap());
-        client.start(first, call, u64::from(seed));
+        client.launch(call, u64::from(seed));
     }
     // The first call stays unanswered until another waits.
     let waits = settles(|| {

@@ -3,209 +3,135 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
 
-use rpcrdma::fabric::{Access, RemoteMemory};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::rpc::CallHeader;
-use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
-};
-use rpcrdma::{CallError, CreditMode, Procedure};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::be;
-use super::hostile_server::{Server, reply};
-use super::rules_of_clients::next;
-use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, assert_err_chunk, reads, server_of};
-
-fn view(bytes: &[u8]) -> View<'_> {
-    View::check(bytes, Revision::Ietf00).expect("a header")
-}
-
-/// A server of long replies and its client.
-fn pair(name: &'static str, scheme: CreditMode) -> (World, Client) {
-    let mut world = World::new(name);
-    let shard = small().with(|c| c.wire.credit_mode = scheme);
-    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services_for(16 << 10));
-    let client = Client::connect(&address, scheme, Revision::Ietf00);
-    (world, client)
-}
-
-/// Consecutive segments of these lengths.
-fn cut(whole: Segment, lens: &[u32]) -> Vec<Segment> {
-    let mut offset = whole.offset;
-    let next = |&length: &u32| {
-        let segment = Segment { length, offset, ..whole };
-        offset += u64::from(length);
-        segment
-    };
-    lens.iter().map(next).collect()
-}
-
-fn at(position: u32, segments: &[Segment]) -> Vec<ReadSegment> {
-    segments.iter().map(|&target| ReadSegment { position, target }).collect()
-}
-
-fn assert_refused(client: &mut Client, scheme: CreditMode, what: &str) {
-    match scheme {
-        CreditMode::V1 => assert_err_chunk(client, what),
-        _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}: {what}"),
-    }
-    client.ping();
+/// Runs a test in each credit mode, with a raw client of a server of long replies.
+fn with_long(name: &'static str, test: impl FnMut(&mut RawPeer)) {
+    with_raw_of(name, SCHEMES, &services_for(16 << 10), test);
 }
 
 #[test]
 fn a_long_call_is_read_and_answered() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = pair("long-call", scheme);
-        let mut args = vec![0; 9000];
-        pattern(1, &mut args);
+    with_long("long-call", |client| {
+        let args = data_of(1, 9000);
         let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &args);
-        let (whole, _memory) = client.peer.expose(&message, Access::REMOTE_READ);
-        let (room, replied) = client.peer.expose(&[0; 9024], Access::REMOTE_WRITE);
+        let (whole, _memory) = client.expose(&message, Access::REMOTE_READ);
+        let (room, replied) = client.room(9024);
         // Segments may end anywhere.
-        let list = at(0, &cut(whole, &[1, 38, 3, 5001, 3997]));
-        let chunks = Chunks { reads: &list, reply: Some(&[room]), ..Chunks::NONE };
-        client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
-        assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Nomsg, "{scheme:?}");
-        let mut bytes = [0; 9024];
-        assert!(replied.read_at(0, &mut bytes) && bytes[..] == reply_bytes(XID, &args), "{scheme:?}");
+        client.nomsg(XID, &Lists::new().read(0, whole.cut(&[1, 38, 3, 5001, 3997])).reply([room]));
+        assert_eq!(client.answer().htype(), HeaderType::Nomsg);
+        assert_eq!(contents(&replied, 9024), reply_bytes(XID, &args));
         // Further chunks have their positions in the whole message.
-        let (mut first, mut second) = ([0; 501], [0; 8]);
-        pattern(5, &mut first);
-        pattern(6, &mut second);
         let message = call_bytes(XID, PROGRAM, VERSION, STORE, &be(&[5]));
-        let (whole, _memory) = client.peer.expose(&message, Access::REMOTE_READ);
-        let (first, _one) = client.peer.expose(&first, Access::REMOTE_READ);
-        let (second, _two) = client.peer.expose(&second, Access::REMOTE_READ);
-        let mut list = at(0, &cut(whole, &[40, 4]));
-        list.extend(at(ARGS_AT + 4, &cut(first, &[500, 1])));
-        list.extend(at(ARGS_AT + 4 + 504, &[second]));
-        client.send(XID, Flags::NONE, Body::Nomsg(reads(&list)), b"");
-        assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, &be(&[501, 8])), "{scheme:?}");
+        let (whole, _memory) = client.expose(&message, Access::REMOTE_READ);
+        let ((first, _one), (second, _two)) = (client.source(5, 501), client.source(6, 8));
+        let lists = Lists::new().read(0, whole.cut(&[40, 4])).read(ARGS_AT + 4, first.cut(&[500, 1]));
+        client.nomsg(XID, &lists.read(ARGS_AT + 4 + 504, [second]));
+        assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[501, 8])));
         client.ping();
-    }
+    });
 }
 
 #[test]
 fn a_long_call_with_two_different_xids_is_refused() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = pair("long-xids", scheme);
+    with_long("long-xids", |client| {
         client.ping();
         let message = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"");
-        let (whole, _memory) = client.peer.expose(&message, Access::REMOTE_READ);
-        client.send(XID, Flags::NONE, Body::Nomsg(reads(&at(0, &[whole]))), b"");
-        assert_refused(&mut client, scheme, "two XIDs");
-    }
+        let (whole, _memory) = client.expose(&message, Access::REMOTE_READ);
+        client.nomsg(XID, &Lists::new().read(0, [whole]));
+        client.bad_xdr("two XIDs");
+        client.ping();
+    });
 }
 
 #[test]
 fn a_nomsg_without_its_payload_chunk_is_refused() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = pair("no-payload", scheme);
+    with_long("no-payload", |client| {
         client.ping();
-        let (memory, _memory) = client.peer.expose(&[0; 64], Access::REMOTE);
-        let list = at(40, &[memory]);
-        let empty = at(0, &cut(memory, &[0]));
-        let writes = WriteList { counts: &[1], segments: &[memory] };
-        let cases = [
-            ("Write chunks", Chunks { writes, ..Chunks::NONE }),
-            ("a Reply chunk", Chunks { reply: Some(&[memory]), ..Chunks::NONE }),
-            ("a Read chunk at another position", reads(&list)),
-            ("an empty chunk", reads(&empty)),
-        ];
-        for (what, chunks) in cases {
-            client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
-            assert_refused(&mut client, scheme, what);
+        let (memory, _memory) = client.expose(&[0; 64], Access::REMOTE);
+        for (what, lists) in [
+            ("Write chunks", Lists::new().write([memory])),
+            ("a Reply chunk", Lists::new().reply([memory])),
+            ("a Read chunk at another position", Lists::new().read(40, [memory])),
+            ("an empty chunk", Lists::new().read(0, [memory.part(0, 0)])),
+        ] {
+            client.nomsg(XID, &lists);
+            client.bad_xdr(what);
+            client.ping();
         }
-    }
+    });
     // A reply without its payload chunk is malformed, too.
-    for scheme in SCHEMES {
-        let world = World::new("no-payload-2");
-        let address = world.address();
-        let server = Server::start_silently(&address, move |peer| {
-            welcome(peer, scheme);
+    for_each(SCHEMES, |scheme| {
+        let server = RawServer::start_in(scheme, "no-payload-2", move |peer| {
             for used in [false, true] {
-                let bytes = next(peer).expect("a call");
-                let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
-                let empty = [Segment { length: 0, ..room }];
-                let chunk = if used { Some(&empty[..]) } else { None };
+                let call = peer.next_call();
+                let empty = room_of(&call).part(0, 0);
                 // With the XID of a pure grant it would be one.
-                let chunks = Chunks { reply: chunk, ..Chunks::NONE };
-                long_reply(peer, view(&bytes).xid(), chunks);
+                long_reply(peer, call.xid(), used.then_some(empty));
             }
-            while peer.receive().is_some() {}
+            peer.idle();
         });
-        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
+        let mut client = server.client(scheme);
         for _ in 0..2 {
             let error = with_room(&mut client).expect_err("no reply");
-            assert!(matches!(error, CallError::MalformedReply(_)), "{scheme:?}: {error}");
+            assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
             assert_eq!(client.stats().exposed_buffers, 0);
         }
-        drop(client);
-        server.join();
-    }
+    });
 }
 
-/// Prepares a raw server for this credit mode.
-fn welcome(peer: &mut RawPeer, scheme: CreditMode) {
-    match scheme {
-        CreditMode::V1 => peer.version = Version::V1,
-        _ => peer.welcome(),
-    }
+/// The first segment of a call's Reply chunk.
+fn room_of(call: &Message) -> Segment {
+    call.reply_chunk().expect("room").segments().next().expect("a segment")
 }
 
-fn long_reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>) {
-    let bytes = match (peer.version, chunks.reply) {
+/// Sends a NOMSG that has used this Reply chunk, or none.
+fn long_reply(peer: &mut RawPeer, xid: u32, used: Option<Segment>) {
+    let lists = match (peer.version, used) {
+        (_, Some(used)) => Lists::new().reply([used]),
         // Version 1 has no NOMSG without chunks: an empty Reply chunk is the minimum.
-        (Version::V1, None) => peer.message(xid, Flags::NONE, Body::Nomsg(Chunks { reply: Some(&[]), ..chunks }), b""),
-        _ => peer.message(xid, Flags::RESPONSE, Body::Nomsg(chunks), b""),
+        (Version::V1, None) => Lists::new().reply([]),
+        (Version::V2, None) => Lists::new(),
     };
-    peer.send(&bytes);
+    peer.say(xid, Flags::RESPONSE, Body::Nomsg(lists.chunks()), b"");
+}
+
+/// Writes a long reply into a call's Reply chunk, and sends its header.
+fn reply_long(peer: &mut RawPeer, call: &Message, message: &[u8]) {
+    let room = room_of(call);
+    peer.write(message, remote(room));
+    long_reply(peer, call.xid(), Some(room.part(0, message.len() as u32)));
 }
 
 /// A call that allows a reply of 20000 bytes.
-fn with_room(client: &mut rpcrdma::client::LocalClient) -> Result<Vec<u8>, CallError> {
-    let mut call = client.prepare(ECHO, 4)?;
-    call = call.expect_reply(20_000);
-    client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
+fn with_room(client: &mut LocalClient) -> Outcome {
+    let call = client.prepared(ECHO, &[0; 4]).expect_reply(20_000);
+    client.outcome(call)
+}
+
+/// A configuration without continued messages.
+fn uncontinued(scheme: CreditMode) -> Config {
+    in_mode(scheme).with(|c| c.wire.continue_up_to = 0)
 }
 
 #[test]
 fn a_long_reply_with_two_different_xids_ends_its_call() {
-    for scheme in SCHEMES {
-        let world = World::new("long-reply-xids");
-        let address = world.address();
-        let server = Server::start_silently(&address, move |peer| {
-            welcome(peer, scheme);
+    for_each(SCHEMES, |scheme| {
+        let server = RawServer::start_in(scheme, "long-reply-xids", move |peer| {
             for wrong in [1, 0] {
-                let bytes = next(peer).expect("a call");
-                let xid = view(&bytes).xid();
-                let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
-                let message = reply_bytes(xid ^ wrong, &[9; 12_000]);
-                peer.write(&message, RemoteMemory { rkey: room.handle, address: room.offset });
-                let used = [Segment { length: message.len() as u32, ..room }];
-                long_reply(peer, xid, Chunks { reply: Some(&used), ..Chunks::NONE });
+                let call = peer.next_call();
+                reply_long(peer, &call, &reply_bytes(call.xid() ^ wrong, &[9; 12_000]));
             }
-            while peer.receive().is_some() {}
+            peer.idle();
         });
-        let mut client = world.client(
-            &address,
-            small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.wire.continue_up_to = 0;
-            }),
-        );
+        let mut client = server.client(uncontinued(scheme));
         let error = with_room(&mut client).expect_err("another XID");
-        assert!(matches!(error, CallError::MalformedReply(_)), "{scheme:?}: {error}");
-        assert_eq!(with_room(&mut client), Ok(vec![9; 12_000]), "{scheme:?}");
+        assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
+        assert_eq!(with_room(&mut client), Ok(vec![9; 12_000]));
         assert_eq!(client.stats().exposed_buffers, 0);
-        drop(client);
-        server.join();
-    }
+    });
 }
 
 /// The memfds of this process with these bytes at this offset. On the software fabric addresses are arena offsets, so
@@ -227,100 +153,62 @@ fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
     if place::on_device() {
         return;
     }
-    let mut random = [0; 8000];
-    pattern(std::process::id(), &mut random);
-    for scheme in SCHEMES {
-        let world = World::new("changed-reply");
-        let address = world.address();
+    let random = data_of(std::process::id(), 8000);
+    for_each(SCHEMES, |scheme| {
         let ((read, is_read), (changed, is_changed)) = (channel(), channel());
-        let server = Server::start_silently(&address, move |peer| {
-            welcome(peer, scheme);
-            let bytes = next(peer).expect("a call");
-            let xid = view(&bytes).xid();
-            let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
-            let message = reply_bytes(xid, &random);
-            peer.write(&message, RemoteMemory { rkey: room.handle, address: room.offset });
+        let results = random.clone();
+        let server = RawServer::start_in(scheme, "changed-reply", move |peer| {
+            let call = peer.next_call();
+            let (room, message) = (room_of(&call), reply_bytes(call.xid(), &results));
+            peer.write(&message, remote(room));
             // Possibly also the server's own memory, but not the client's copy, which does not exist yet.
             let memories = memories_with(&message, room.offset);
             assert!(!memories.is_empty(), "the arena that the client has exposed");
-            let used = [Segment { length: message.len() as u32, ..room }];
-            long_reply(peer, xid, Chunks { reply: Some(&used), ..Chunks::NONE });
+            long_reply(peer, call.xid(), Some(room.part(0, message.len() as u32)));
             is_read.recv().expect("the client has read it");
             for memory in memories {
                 memory.write_all_at(&vec![0xff; message.len()], room.offset).expect("still its memory");
             }
             changed.send(()).expect("the client waits");
-            while peer.receive().is_some() {}
+            peer.idle();
         });
-        let mut client = world.client(
-            &address,
-            small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.wire.continue_up_to = 0;
-            }),
-        );
-        let mut call = client.prepare(ECHO, 4).expect("a buffer");
-        call = call.expect_reply(20_000);
+        let mut client = server.client(uncontinued(scheme));
+        let call = client.prepared(ECHO, &[0; 4]).expect_reply(20_000);
         let reply = client.call(call).expect("a reply");
-        assert!(reply.results() == random, "{scheme:?}");
+        assert!(reply.results() == random);
         read.send(()).expect("the server waits");
         is_changed.recv().expect("the server has changed it");
-        assert!(reply.results() == random, "{scheme:?}: the server has changed what the client had");
-        drop((reply, client));
-        server.join();
-    }
-}
-
-/// A raw server's view of a long call with `args` bytes of arguments and a Read chunk behind them.
-struct LongCall {
-    bytes: Vec<u8>,
-    /// The RPC message, read from the Read list's segments.
-    message: Vec<u8>,
-}
-
-fn long_call(scheme: CreditMode, segment_size: u32, args: usize, chunk: Option<usize>) -> LongCall {
-    let world = World::new("long-calls");
-    let address = world.address();
-    let (tell, told) = channel();
-    let server = Server::start_silently(&address, move |peer| {
-        peer.offers = Properties { segment_size, ..peer.offers };
-        welcome(peer, scheme);
-        let bytes = next(peer).expect("a call");
-        let mut message = Vec::new();
-        for read in view(&bytes).reads().filter(|read| read.position == 0) {
-            let remote = RemoteMemory { rkey: read.target.handle, address: read.target.offset };
-            message.extend(peer.read(remote, read.target.length as usize).expect("it is offered"));
-        }
-        let xid = view(&bytes).xid();
-        tell.send(LongCall { bytes, message }).expect("the test listens");
-        reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
-        while peer.receive().is_some() {}
+        assert!(reply.results() == random, "the server has changed what the client had");
     });
-    let mut client = world.client(
-        &address,
-        small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.wire.continue_up_to = 0;
-        }),
-    );
-    let mut call = client.prepare(STORE, args).expect("a buffer");
-    pattern(3, call.args_mut());
-    let first = client.first();
-    if let Some(len) = chunk {
-        call = call.read_chunk(args, client.alloc(first, len).expect("a buffer"));
-    }
+}
+
+/// A raw server's view of a long call with `args` bytes of arguments and a Read chunk behind them: its header, and the
+/// RPC message, read from the Read list's segments.
+fn long_call(scheme: CreditMode, segment_size: u32, args: usize, chunk: &[usize]) -> (Message, Vec<u8>) {
+    let (tell, told) = channel();
+    let server = RawServer::start_silently("long-calls", move |peer| {
+        peer.offers = Properties { segment_size, ..peer.offers };
+        peer.welcome_in(scheme);
+        let call = peer.next_call();
+        let whole: Vec<_> = call.reads().filter(|read| read.position == 0).collect();
+        let message = whole.iter().flat_map(|read| peer.fetch(read.target).expect("it is offered")).collect();
+        let xid = call.xid();
+        tell.send((call, message)).expect("the test listens");
+        peer.reply(xid, b"");
+        peer.idle();
+    });
+    let mut client = server.client(uncontinued(scheme));
+    let call = client.chunked(STORE, &data_of(3, args), chunk, &[]);
     client.call(call).expect("a reply");
     assert_eq!(client.stats().exposed_buffers, 0);
-    drop(client);
-    server.join();
     told.recv().expect("the server has spoken")
 }
 
 #[test]
 fn version_1_sends_oversize_messages_as_long_messages() {
-    for (args, chunk) in [(956, false), (960, true), (60_000, true)] {
-        let LongCall { bytes, message } = long_call(CreditMode::V1, 0, args, None);
-        let (header, htype) = (view(&bytes), if chunk { HeaderType::Nomsg } else { HeaderType::Msg });
+    for (args, htype) in [(956, HeaderType::Msg), (960, HeaderType::Nomsg), (60_000, HeaderType::Nomsg)] {
+        let (header, message) = long_call(CreditMode::V1, 0, args, &[]);
+        let chunk = htype == HeaderType::Nomsg;
         assert_eq!((header.htype(), header.version(), header.has_chunks()), (htype, Version::V1, chunk));
         if chunk {
             assert!(header.payload().is_empty());
@@ -333,98 +221,72 @@ fn version_1_sends_oversize_messages_as_long_messages() {
 
 #[test]
 fn a_long_call_has_position_0_in_every_segment() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let LongCall { bytes, message } = long_call(scheme, 4096, 20_000, Some(5000));
-        let reads: Vec<_> = view(&bytes).reads().map(|read| (read.position, read.target.length)).collect();
-        let at = ARGS_AT + 20_000;
+    let reads = |call: &Message| call.reads().map(|read| (read.position, read.target.length)).collect::<Vec<_>>();
+    let at = ARGS_AT + 20_000;
+    for_each(SCHEMES_2, |scheme| {
+        let (call, message) = long_call(scheme, 4096, 20_000, &[5000]);
         let expected = [(0, 4096), (0, 4096), (0, 4096), (0, 4096), (0, 3656), (at, 4096), (at, 904)];
-        assert_eq!(reads, expected, "{scheme:?}");
-        assert!(view(&bytes).htype() == HeaderType::Nomsg && !view(&bytes).flags().contains(Flags::RESPONSE));
+        assert_eq!(reads(&call), expected);
+        assert!(call.htype() == HeaderType::Nomsg && !call.flags().contains(Flags::RESPONSE));
         assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
-    }
+    });
     // In version 1 each chunk has one segment.
-    let LongCall { bytes, .. } = long_call(CreditMode::V1, 0, 20_000, Some(5000));
-    let reads: Vec<_> = view(&bytes).reads().map(|read| (read.position, read.target.length)).collect();
-    assert_eq!(reads, [(0, ARGS_AT + 20_000), (ARGS_AT + 20_000, 5000)]);
+    assert_eq!(reads(&long_call(CreditMode::V1, 0, 20_000, &[5000]).0), [(0, at), (at, 5000)]);
 }
 
 #[test]
 fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = pair("reply-chunk", scheme);
-        let (room, memory) = client.peer.expose(&[0xEE; 10_000], Access::REMOTE_WRITE);
-        let segments = cut(room, &[4000, 1, 5000, 999]);
-        let chunks = Chunks { reply: Some(&segments), ..Chunks::NONE };
-        client.call(REPLY, chunks, &be(&[6000]));
-        let bytes = client.answer().bytes;
-        assert_eq!((view(&bytes).htype(), view(&bytes).payload()), (HeaderType::Nomsg, &b""[..]));
-        assert_eq!(view(&bytes).flags().contains(Flags::RESPONSE), scheme != CreditMode::V1, "{scheme:?}");
-        let used: Vec<_> = view(&bytes).reply_chunk().expect("it comes back").segments().collect();
-        let lens: Vec<_> = used.iter().map(|segment| segment.length).collect();
-        assert_eq!(lens, [4000, 1, 2023, 0], "{scheme:?}");
-        assert!(
-            used.iter()
-                .zip(&segments)
-                .all(|(used, given)| { (used.handle, used.offset) == (given.handle, given.offset) })
-        );
-        let mut written = [0; 10_000];
-        assert!(memory.read_at(0, &mut written));
-        assert!(written[..24] == reply_bytes(XID, b"") && patterned(6000, &written[24..6024]), "{scheme:?}");
-        assert!(written[6024..].iter().all(|&byte| byte == 0xEE), "{scheme:?}: more was written");
+    with_long("reply-chunk", |client| {
+        let (room, memory) = client.room(10_000);
+        let segments = room.cut(&[4000, 1, 5000, 999]);
+        let answer = client.ask(REPLY, &Lists::new().reply(&segments), &be(&[6000]));
+        assert_eq!((answer.htype(), answer.payload()), (HeaderType::Nomsg, &b""[..]));
+        assert_eq!(answer.flags().contains(Flags::RESPONSE), client.version == Version::V2);
+        let used: Vec<_> = answer.reply_chunk().expect("it comes back").segments().collect();
+        let with = |(given, length): (&Segment, _)| Segment { length, ..*given };
+        assert_eq!(used, segments.iter().zip([4000, 1, 2023, 0]).map(with).collect::<Vec<_>>());
+        let written = contents(&memory, 10_000);
+        assert!(written[..24] == reply_bytes(XID, b"") && patterned(6000, &written[24..6024]));
+        assert!(filled(UNTOUCHED, &written[6024..]), "more was written");
         client.ping();
-    }
+    });
 }
 
 /// An item with a Write chunk goes there. The rest uses the Reply chunk only if it is still too long.
 #[test]
 fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
     const ITEM: usize = 2001;
-    for scheme in SCHEMES {
-        let mut world = World::new("reduced-first");
-        let mut services = standard_services();
-        let both = Procedure::new(|call| {
-            let len = call.args().first().map_or(0, |&byte| 100 * usize::from(byte));
-            put_pattern(call.result_writer(0)?, 7, ITEM)?;
-            pattern(8, call.reply_mut(len)?);
-            Ok(())
-        });
-        services.add(PROGRAM, VERSION, 20, both.write_chunks(1, 4000).max_reply(20_000));
-        let address = world.serve_with(server_of(scheme), services);
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
-        let (write, item) = client.peer.expose(&[0xEE; 3000], Access::REMOTE_WRITE);
-        let (room, rest) = client.peer.expose(&[0xEE; 9000], Access::REMOTE_WRITE);
+    let both = Procedure::new(|call| {
+        let len = call.args().first().map_or(0, |&byte| 100 * usize::from(byte));
+        put_pattern(call.result_writer(0)?, 7, ITEM)?;
+        pattern(8, call.reply_mut(len)?);
+        Ok(())
+    });
+    let services = standard_and([(20, both.write_chunks(1, 4000).max_reply(20_000))]);
+    with_raw_of("reduced-first", SCHEMES, &services, |client| {
+        let ((write, item), (room, rest)) = (client.room(3000), client.room(9000));
         // The shorter replies fit inline without the item.
-        for (args, long) in [(1u8, false), (30, scheme == CreditMode::V1), (80, true)] {
-            let writes = WriteList { counts: &[1], segments: &[write] };
-            let chunks = Chunks { writes, reply: Some(&[room]), ..Chunks::NONE };
-            client.call(20, chunks, &[args, 0, 0, 0]);
-            let bytes = client.answer().bytes;
-            let view = view(&bytes);
-            let len = 100 * usize::from(args);
-            let mut results = vec![0; len];
-            pattern(8, &mut results);
-            let message = reply_bytes(XID, &results);
-            let lens: Vec<_> = view.writes().map(|chunk| chunk.total_length()).collect();
-            assert_eq!(lens, [ITEM as u64], "{scheme:?} {len}");
-            let used = view.reply_chunk().expect("it comes back").total_length();
-            assert_eq!(used, if long { message.len() as u64 } else { 0 }, "{scheme:?} {len}");
-            let (mut first, mut second) = ([0; 3000], [0; 9000]);
-            assert!(item.read_at(0, &mut first) && rest.read_at(0, &mut second));
-            assert!(patterned(7, &first[..ITEM]) && filled(0xEE, &first[ITEM..]));
+        for (args, long) in [(1u8, false), (30, client.version == Version::V1), (80, true)] {
+            let _row = row(args);
+            let answer = client.ask(20, &Lists::new().write([write]).reply([room]), &[args, 0, 0, 0]);
+            let message = reply_bytes(XID, &data_of(8, 100 * usize::from(args)));
+            assert!(answer.writes().map(|chunk| chunk.total_length()).eq([ITEM as u64]));
+            let used = answer.reply_chunk().expect("it comes back").total_length();
+            assert_eq!(used, if long { message.len() as u64 } else { 0 });
+            let (first, second) = (contents(&item, 3000), contents(&rest, 9000));
+            assert!(patterned(7, &first[..ITEM]) && filled(UNTOUCHED, &first[ITEM..]));
             match long {
-                true => assert!(view.payload().is_empty() && second[..message.len()] == message),
-                false => assert_eq!(view.payload(), message, "{scheme:?} {len}"),
+                true => assert!(answer.payload().is_empty() && second[..message.len()] == message),
+                false => assert_eq!(answer.payload(), message),
             }
         }
-    }
+    });
 }
 
 #[test]
 fn a_reply_chunk_comes_back_used_and_unused() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = pair("comes-back", scheme);
-        let (room, _memory) = client.peer.expose(&[0; 9000], Access::REMOTE_WRITE);
-        let segments = cut(room, &[5000, 4000]);
+    with_long("comes-back", |client| {
+        let segments = client.room(9000).0.cut(&[5000, 4000]);
         // Used, not needed, not needed by a refusal, without segments.
         let cases: [(u32, u32, &[Segment], &[u32]); 4] = [
             (REPLY, 8000, &segments, &[5000, 3024]),
@@ -433,61 +295,44 @@ fn a_reply_chunk_comes_back_used_and_unused() {
             (REPLY, 16, &[], &[]),
         ];
         for (procedure, word, offered, lens) in cases {
-            client.call(procedure, Chunks { reply: Some(offered), ..Chunks::NONE }, &be(&[word]));
-            let bytes = client.answer().bytes;
-            let used = view(&bytes).reply_chunk().expect("it comes back");
-            let used: Vec<_> = used.segments().map(|segment| segment.length).collect();
-            assert_eq!(used, lens, "{scheme:?}, {procedure}, {word}");
+            let answer = client.ask(procedure, &Lists::new().reply(offered), &be(&[word]));
+            let used = answer.reply_chunk().expect("it comes back").segments().map(|segment| segment.length);
+            assert_eq!(used.collect::<Vec<_>>(), lens, "{procedure}, {word}");
         }
-        client.call(REPLY, Chunks::NONE, &be(&[16]));
-        assert!(view(&client.answer().bytes).reply_chunk().is_none(), "{scheme:?}: none was offered");
-    }
+        assert!(client.ask(REPLY, Chunks::NONE, &be(&[16])).reply_chunk().is_none(), "none was offered");
+    });
 }
 
 #[test]
 fn a_long_reply_has_its_padding() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = pair("padded-reply", scheme);
+    with_long("padded-reply", |client| {
         // Opaque data of 5001 bytes in XDR.
-        let mut item = be(&[5001]);
-        item.resize(4 + 5001, 0x55);
-        item.resize(4 + 5004, 0);
+        let item = [be(&[5001]), vec![0x55; 5001], vec![0; 3]].concat();
         let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &item);
-        let (whole, _call) = client.peer.expose(&message, Access::REMOTE_READ);
-        let (room, memory) = client.peer.expose(&[0xEE; 6000], Access::REMOTE_WRITE);
-        let list = at(0, &[whole]);
-        let chunks = Chunks { reads: &list, reply: Some(&[room]), ..Chunks::NONE };
-        client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
-        let bytes = client.answer().bytes;
-        assert_eq!(view(&bytes).reply_chunk().expect("used").total_length(), 24 + 5008, "{scheme:?}");
-        let mut written = [0; 6000];
-        assert!(memory.read_at(0, &mut written) && written[24..5032] == item, "{scheme:?}");
-        assert_eq!(written[5032], 0xEE, "{scheme:?}");
-    }
+        let (whole, _call) = client.expose(&message, Access::REMOTE_READ);
+        let (room, memory) = client.room(6000);
+        client.nomsg(XID, &Lists::new().read(0, [whole]).reply([room]));
+        assert_eq!(client.answer().reply_chunk().expect("used").total_length(), 24 + 5008);
+        let written = contents(&memory, 6000);
+        assert!(written[24..5032] == item && written[5032] == UNTOUCHED);
+    });
 }
 
 #[test]
 fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
-    let world = World::new("offers");
-    let address = world.address();
     let (tell, told) = channel();
-    let server = Server::start_silently(&address, move |peer| {
-        peer.version = Version::V1;
-        while let Some(bytes) = next(peer) {
-            let (xid, offered) = (view(&bytes).xid(), view(&bytes).reply_chunk());
-            tell.send(offered.map(|chunk| chunk.total_length())).expect("the test listens");
-            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+    let server = RawServer::start_in(CreditMode::V1, "offers", move |peer| {
+        while let Some(call) = peer.next_message() {
+            tell.send(call.reply_chunk().map(|chunk| chunk.total_length())).expect("the test listens");
+            peer.reply(call.xid(), b"");
         }
     });
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
+    let mut client = server.client(CreditMode::V1);
     for (expected, offered) in [(0, false), (972, false), (973, true), (10_001, true), (60_000, true)] {
-        let mut call = client.prepare(ECHO, 4).expect("a buffer");
-        call = call.expect_reply(expected);
+        let call = client.prepared(ECHO, &[0; 4]).expect_reply(expected);
         client.call(call).expect("a reply");
         let room = told.recv().expect("the server speaks");
         assert_eq!(room.is_some(), offered, "{expected}");
         assert!(room.is_none_or(|room| room >= 24 + expected as u64), "{expected}: {room:?}");
     }
-    drop(client);
-    server.join();
 }

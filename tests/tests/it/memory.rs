@@ -1,20 +1,10 @@
 //! Calls that wait for server memory, and version 1 peers beyond their grant.
 
-use std::time::Duration;
-
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
-use rpcrdma::server::ServerConfig;
-use rpcrdma::server::WorkerConfig;
-use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View};
-use rpcrdma::{CallError, Config, CreditMode, FailedCall, Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::be;
 use super::lifecycle::{GATED, Gate};
-use super::rules_of_servers::{Client, SCHEMES};
 
 /// Outstanding calls, and bytes of each call's chunk.
 const CALLS: u64 = 24;
@@ -22,33 +12,24 @@ const LEN: usize = 50_000;
 
 /// A server with memory for two such chunks.
 fn poor(scheme: CreditMode, workers: usize) -> ServerConfig {
-    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
     ServerConfig {
-        shard: small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.memory.bulk_buffers = bulk_buffers;
-            c.memory.long_buffers = long_buffers;
-        }),
-        workers: (workers > 0).then(|| WorkerConfig { count: workers, ..WorkerConfig::default() }),
+        shard: scarce(2, 2).with(|c| c.wire.credit_mode = scheme),
+        workers: (workers > 0).then(|| WorkerConfig { count: workers, ..Default::default() }),
         ..small_server()
     }
 }
 
 fn rich(scheme: CreditMode) -> Config {
-    small().with(|c| {
-        c.wire.credit_mode = scheme;
-        c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)];
-    })
+    in_mode(scheme).with(|c| c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)])
 }
 
 /// Starts [`CALLS`] calls with a chunk each, and waits for all. Returns their tokens in the order of completion.
-fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec<u64> {
+fn all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
     let first = client.first();
     for token in 0..CALLS {
         let seed = token as u32;
         let args = if procedure == STORE { be(&[seed]) } else { be(&[seed, LEN as u32]) };
-        let mut call = client.prepare(procedure, args.len()).unwrap();
-        call.args_mut().copy_from_slice(&args);
+        let mut call = client.prepared(procedure, &args);
         let mut memory = client.alloc(first, LEN).unwrap();
         if procedure == STORE {
             pattern(seed, &mut memory);
@@ -57,7 +38,7 @@ fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec
             memory.fill(0xEE);
             call = call.write_chunk_into(memory);
         }
-        client.start(first, call, token);
+        client.launch(call, token);
     }
     let mut ended = Vec::new();
     let all = settles(|| {
@@ -77,9 +58,7 @@ fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec
 #[test]
 fn more_calls_than_buffers_are_all_served_in_their_order() {
     for scheme in SCHEMES {
-        let mut world = World::new("waiting");
-        let address = world.serve(poor(scheme, 0));
-        let mut client = world.client(&address, rich(scheme));
+        let (world, mut client) = World::pair("waiting", poor(scheme, 0), rich(scheme));
         for procedure in [STORE, LOAD, STORE, LOAD] {
             let ended = all_at_once(&mut client, procedure);
             assert!(ended.is_sorted(), "{scheme:?}: {ended:?}");
@@ -95,10 +74,9 @@ fn more_calls_than_buffers_are_all_served_in_their_order() {
 fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
     const CLIENTS: u64 = 4;
     for scheme in SCHEMES {
-        let mut world = World::new("all-wait");
         let poor = poor(scheme, 0);
         let shard = poor.shard.clone().with(|c| c.memory.message_buffers = 4);
-        let address = world.serve(ServerConfig { shard, ..poor });
+        let (world, address) = World::standard("all-wait", ServerConfig { shard, ..poor });
         let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, rich(scheme))).collect();
         for round in 0..3 {
             for client in &mut clients {
@@ -122,14 +100,10 @@ fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
 }
 
 /// Starts a call with a Read chunk.
-pub(super) fn store(client: &mut rpcrdma::client::LocalClient, token: u64) {
-    let (first, seed) = (client.first(), token as u32);
-    let mut call = client.prepare(STORE, 4).unwrap();
-    call.args_mut().copy_from_slice(&be(&[seed]));
-    let mut memory = client.alloc(first, LEN).unwrap();
-    pattern(seed, &mut memory);
-    call = call.read_chunk(4, memory);
-    client.start(first, call, token);
+pub(super) fn store(client: &mut LocalClient, token: u64) {
+    let seed = token as u32;
+    let call = client.prepared(STORE, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, LEN));
+    client.launch(call, token);
 }
 
 /// Stops the shard in a handler.
@@ -168,23 +142,20 @@ fn a_new_call_queues_behind_waiting_calls() {
         };
         services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
         services.add(PROGRAM, VERSION, STORE, Procedure::new(store).read_chunks(1, LEN).uncounted());
-        let mut world = World::new("behind");
         let mut config = poor(scheme, 0);
         // Other wake-ups of waiting calls would hide the defect: the periodic poll, and completions of Sends.
         (config.shard.poll.control_interval, config.shard.poll.signal_every) = (Duration::from_millis(200), 1);
-        let address = world.serve_with(config, services);
-        let mut client = world.client(&address, rich(scheme));
+        let (world, mut client) = World::pair_with("behind", config, services, rich(scheme));
         let first = client.first();
-        let send = |client: &mut rpcrdma::client::LocalClient, seed: u32| {
-            let mut call = client.prepare(STORE, 4).unwrap();
-            call.args_mut().copy_from_slice(&be(&[seed]));
+        let send = |client: &mut LocalClient, seed: u32| {
+            let mut call = client.prepared(STORE, &be(&[seed]));
             let memory = client.alloc(first, LEN).unwrap();
             call = call.read_chunk(4, memory);
-            client.start(first, call, u64::from(seed));
+            client.launch(call, u64::from(seed));
             client.flush();
         };
         let mut ended = 0;
-        let mut until = |client: &mut rpcrdma::client::LocalClient, calls: u32, stop: u32| {
+        let mut until = |client: &mut LocalClient, calls: u32, stop: u32| {
             assert!(settles(|| {
                 client.poll(|done| {
                     done.result.expect("it is served");
@@ -195,7 +166,7 @@ fn a_new_call_queues_behind_waiting_calls() {
         };
         // All three arrive together: there is memory for two, and the third waits.
         let call = client.prepare(ECHO, 0).unwrap();
-        client.start(first, call, 9);
+        client.launch(call, 9);
         until(&mut client, 0, 1);
         (0..3).for_each(|seed| send(&mut client, seed));
         stops.passed.store(1, Ordering::SeqCst);
@@ -214,44 +185,36 @@ fn a_new_call_queues_behind_waiting_calls() {
 
 #[test]
 fn calls_without_bulk_go_past_those_that_wait_for_it() {
-    let mut world = World::new("past");
-    let address = world.serve(poor(CreditMode::V1, 0));
-    let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
+    let (world, address) = World::standard("past", poor(CreditMode::V1, 0));
+    let mut client = RawPeer::connect_in(&address, CreditMode::V1);
     let mut other = world.client(&address, rich(CreditMode::V1));
     // These calls wait for RDMA Reads of memory that no peer exposes. The connection closes with the first, and the
     // calls behind it are dropped.
-    let target = super::rules_of_servers::segment(LEN as u32);
-    let read = [rpcrdma::wire::ReadSegment { position: super::rules_of_servers::ARGS_AT + 4, target }];
+    let target = segment(LEN as u32);
     for _ in 0..8 {
-        client.call(STORE, super::rules_of_servers::reads(&read), &[0; 4]);
+        client.call(STORE, &Lists::new().read(ARGS_AT + 4, [target]), &[0; 4]);
     }
     for _ in 0..20 {
         echo(&mut other, b"short").unwrap();
     }
-    drop(client.peer.wait_until_over());
+    drop(client.wait_until_over());
     assert_eq!(all_at_once(&mut other, STORE).len(), CALLS as usize);
 }
 
 #[test]
 fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     const CREDITS: u32 = 8;
-    let mut world = World::new("twice-the-credits");
-    let shard = small().with(|c| {
-        c.wire.credit_mode = CreditMode::V1;
-        c.limits.credits = CREDITS;
-        c.limits.max_credits = CREDITS;
-    });
-    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
+    let shard = in_mode(CreditMode::V1).with(|c| (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS));
+    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
     let config = ServerConfig { shard, workers, ..small_server() };
     let gate = Gate::default();
     let _opens = gate.opens();
     let mut services = services_of(&config);
     services.add(PROGRAM, VERSION, GATED, gate.procedure().on_workers());
-    let address = world.serve_with(config, services);
-    let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
-    let send = |client: &mut Client, xid: u32, procedure: u32| {
-        let call = call_bytes(xid, PROGRAM, VERSION, procedure, &be(&[1000]));
-        client.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+    let (world, address) = World::serving("twice-the-credits", config, services);
+    let mut client = RawPeer::connect_in(&address, CreditMode::V1);
+    let send = |client: &mut RawPeer, xid: u32, procedure: u32| {
+        client.call_as(xid, procedure, Chunks::NONE, &be(&[1000]));
     };
     client.ping();
     for round in 0..3 {
@@ -259,8 +222,7 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
             send(&mut client, 100 * round + n, WORKER_ECHO);
         }
         for n in 0..2 * CREDITS {
-            let bytes = client.answer().bytes;
-            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            let view = client.answer();
             assert_eq!((view.xid(), view.credit()), (100 * round + n, CREDITS));
         }
     }
@@ -269,26 +231,22 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     for n in 0..2 * CREDITS + 2 {
         send(&mut client, n, GATED);
     }
-    drop(client.peer.wait_until_over());
+    drop(client.wait_until_over());
     assert!(settles(|| world.server().stats()[0].peer_faults == 1));
 }
 
 #[test]
 fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
     for scheme in SCHEMES {
-        let mut world = World::new("long-waiting");
-        let address = world.serve(poor(scheme, 0));
+        let (world, address) = World::standard("long-waiting", poor(scheme, 0));
         let long_buffers = vec![(32 << 10, 2 * CALLS as usize)];
         let mut client = world.client(&address, rich(scheme).with(|c| c.memory.long_buffers = long_buffers));
-        let first = client.first();
         for token in 0..CALLS {
             // The RPC message travels in a chunk, too.
             let mut call = client.prepare(STORE, 20_000).unwrap();
             call.args_mut()[..4].copy_from_slice(&be(&[token as u32]));
-            let mut memory = client.alloc(first, LEN).unwrap();
-            pattern(token as u32, &mut memory);
-            call = call.read_chunk(4, memory);
-            client.start(first, call, token);
+            call = call.read_chunk(4, client.pattern_buf(token as u32, LEN));
+            client.launch(call, token);
         }
         let (mut ended, mut served) = (0, 0);
         let all = settles(|| {
@@ -315,9 +273,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
 
 #[test]
 fn reading_statistics_changes_nothing() {
-    let mut world = World::new("readers");
-    let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
+    let (_world, mut client) = World::pair("readers", small_server(), small());
     let held: Vec<_> = (0..20).map(|_| client.prepare(ECHO, 100).expect("a buffer")).collect();
     let marks = |stats: rpcrdma::stats::ShardStats| -> Vec<usize> {
         stats.pool.classes.iter().map(|class| class.low_water).collect()

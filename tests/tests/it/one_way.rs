@@ -1,22 +1,14 @@
 //! Calls without a reply.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
 
-use rpcrdma::client::{Client, ClientCall, ClientConfig};
-use rpcrdma::proto::Defect;
-use rpcrdma::server::ServerConfig;
-use rpcrdma::{CallError, CreditMode, FailedCall, Procedure, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 const NOTE: u32 = 60;
 
 #[test]
 fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let mut world = World::new("one-way");
+    for scheme in SCHEMES_2 {
         let sum = Arc::new(AtomicU64::new(0));
         let noted = Arc::clone(&sum);
         let note = Procedure::new(move |call| {
@@ -28,8 +20,7 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
         });
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, NOTE, note.one_way());
-        let address = world.serve_with(small_server(), services);
-        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
+        let (_world, mut client) = World::pair_with("one-way", small_server(), services, scheme);
         let (first, mut expected, mut ended) = (client.first(), 0u64, 0);
         for n in 0..2000u64 {
             // Every hundredth call is continued, though a call with a reply would use chunks for that length.
@@ -77,16 +68,10 @@ fn noting() -> (Services, Receiver<Vec<u8>>) {
 
 #[test]
 fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
-    let mut world = World::new("one-way-long");
     let (services, told) = noting();
-    let config = || {
-        small().with(|c| {
-            c.wire.reassemble_up_to = 100_000;
-            c.memory.long_buffers = vec![(128 << 10, 8)];
-        })
-    };
-    let address = world.serve_with(ServerConfig { shard: config(), ..small_server() }, services);
-    let mut client = world.client(&address, config());
+    let config =
+        || small().with(|c| (c.wire.reassemble_up_to, c.memory.long_buffers) = (100_000, vec![(128 << 10, 8)]));
+    let (_world, mut client) = World::pair_with("one-way-long", config(), services, config());
     // The RPC header has 40 bytes.
     for (len, sent) in [(99_960, true), (99_964, false)] {
         let mut call = client.prepare(NOTE, len).expect("a buffer");
@@ -94,7 +79,7 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
         call = call.one_way();
         match client.call(call).map(drop) {
             Ok(()) => {
-                let args = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it runs");
+                let args = told.recv_timeout(Duration::from_secs(20)).expect("it runs");
                 assert!(sent && args.len() == len && patterned(7, &args));
             }
             Err(error) => {
@@ -107,35 +92,28 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
 
 #[test]
 fn version_1_and_chunks_have_no_calls_without_a_reply() {
-    let mut world = World::new("one-way-not");
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, NOTE, Procedure::new(|_| Ok(())).one_way());
-    let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
-    let mut call = client.prepare(NOTE, 0).unwrap();
-    call = call.one_way();
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
+    let (world, address) = World::serving("one-way-not", small_server(), services);
+    let mut client = world.client(&address, CreditMode::V1);
+    let call = client.prepare(NOTE, 0).unwrap().one_way();
+    assert_eq!(client.outcome(call).map(drop), Err(Defect::NotOneWay.into()));
     // Version 1 counts credits by replies, so a caller that waits for a reply gets one.
-    let call = client.prepare(NOTE, 0).unwrap();
-    client.call(call).unwrap();
+    client.run(NOTE, b"").unwrap();
     let mut client = world.client(&address, small());
-    let first = client.first();
-    let mut call = client.prepare(NOTE, 0).unwrap();
-    call = call.write_chunk_into(client.alloc(first, 100).unwrap());
-    call = call.one_way();
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
+    let call = client.chunked(NOTE, b"", &[], &[100]).one_way();
+    assert_eq!(client.outcome(call).map(drop), Err(Defect::NotOneWay.into()));
 }
 
 #[test]
 fn a_client_with_a_thread_makes_calls_without_a_reply() {
-    let mut world = World::new("one-way-threaded");
     let (services, told) = noting();
-    let address = world.serve_with(small_server(), services);
+    let (_world, address) = World::serving("one-way-threaded", small_server(), services);
     let mut client = Client::connect(&address, ClientConfig::new(PROGRAM, VERSION)).unwrap();
     for n in 0..100u8 {
         let reply = client.call(ClientCall::new(NOTE).args([n; 8]).one_way()).unwrap();
         assert!(reply.results().is_empty());
-        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(20)).expect("it runs"), [n; 8]);
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)).expect("it runs"), [n; 8]);
     }
     let chunk = client.alloc(100).unwrap();
     let refused = client.call(ClientCall::new(NOTE).write_chunk_into(chunk).one_way());

@@ -5,16 +5,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
 
-use rpcrdma::client::Connection;
-use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
-use rpcrdma::service::{Application, DeferredCall, LocalServices, ShardTask};
-use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server, StartErrorKind};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma::StartErrorKind;
+use rpcrdma::server::LocalServer;
+use rpcrdma::service::{Application, LocalServices, ShardTask};
+use rpcrdma_tests::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd};
 
@@ -61,7 +56,7 @@ impl ShardTask for Answering {
 fn call(client: &mut LocalClient, procedure: u32, args: &[u8]) -> Result<Vec<u8>, CallError> {
     let mut call = client.prepare(procedure, args.len())?;
     call.put_args(args).expect("room");
-    client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
+    client.outcome(call)
 }
 
 #[test]
@@ -109,7 +104,7 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
         turns: usize,
         sleeps: Cell<usize>,
         before: usize,
-        tell: mpsc::Sender<usize>,
+        tell: Sender<usize>,
     }
     impl ShardTask for Working {
         fn poll(&mut self) -> bool {
@@ -132,7 +127,7 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
         }
     }
     let world = World::new("working");
-    let (tell, told) = mpsc::channel();
+    let (tell, told) = channel();
     let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
     let server = Server::start_with(
         &world.address(),
@@ -181,7 +176,7 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
     let mut client = world.client(&address, small());
     for token in 0..2 {
         let call = client.prepare(BY_TASK, 0).expect("memory");
-        client.start(client.first(), call, token);
+        client.launch(call, token);
     }
     let mut ended = 0;
     assert!(settles(|| {
@@ -232,7 +227,7 @@ fn a_polled_server_refuses_what_needs_threads() {
     }
 }
 
-fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, rpcrdma::Address) {
+fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, Address) {
     let address = world.address();
     let server = LocalServer::start_with(
         &address,
@@ -244,7 +239,7 @@ fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer,
 }
 
 /// A client thread that echoes `rounds` times.
-fn caller(address: &rpcrdma::Address, rounds: u32) -> std::thread::JoinHandle<()> {
+fn caller(address: &Address, rounds: u32) -> std::thread::JoinHandle<()> {
     let address = address.clone();
     std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
@@ -365,7 +360,7 @@ fn a_drained_loop_does_not_sleep() {
 #[test]
 fn calls_in_flight_to_a_draining_server_get_an_error() {
     let world = World::new("drain-late-calls");
-    let (mut server, mut client, first) = pair_in_one_loop(&world, &Queue::default());
+    let (mut server, mut client, _) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     server.poll();
     let mut told = 0;
@@ -373,7 +368,7 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
         // Before the first reply there is credit for one call only.
         for token in 0..if told == 0 { 1 } else { 7 } {
             let call = client.prepare(ECHO, 0).expect("a buffer");
-            client.start(first, call, token);
+            client.launch(call, token);
         }
         client.flush();
         let all = if told == 0 { 1 } else { 8 };
@@ -398,14 +393,14 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
 #[test]
 fn a_client_that_goes_on_to_call_does_not_keep_a_server_from_draining() {
     let world = World::new("drain-caller");
-    let (mut server, mut client, first) = pair_in_one_loop(&world, &Queue::default());
+    let (mut server, mut client, _) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     let mut under_way = 0;
     assert!(settles(|| {
         while under_way < 4
             && let Ok(call) = client.prepare(ECHO, 0)
         {
-            client.start(first, call, 1);
+            client.launch(call, 1);
             under_way += 1;
         }
         server.poll();
@@ -445,8 +440,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
             ended += 1;
         });
         if client.is_established(connection) && started == ended && started < 100 {
-            let mut call = client.prepare(ECHO, 8).expect("memory");
-            call.put_args(b"one loop").expect("room");
+            let call = client.prepared(ECHO, b"one loop");
             client.start(connection, call, 0);
             started += 1;
             busy = true;

@@ -6,15 +6,10 @@ use std::fs::File;
 use std::io::Write;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
 
-use rpcrdma::fabric::{Access, Fabric, FabricError, FabricErrorKind};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::{Procedure, ServerCall, Services};
+use rpcrdma::fabric::{Fabric, FabricError, FabricErrorKind};
 use rpcrdma_mempool::{Arena, Class, Frozen, GivenMemory, Pool};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
@@ -82,11 +77,9 @@ pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
 }
 
 /// Starts a call for a page.
-fn get(client: &mut rpcrdma::client::LocalClient, token: u64) {
-    let first = client.first();
-    let mut call = client.prepare(PAGE_OF, 0).unwrap();
-    call = call.write_chunk_into(client.alloc(first, PAGE).unwrap());
-    client.start(first, call, token);
+fn get(client: &mut LocalClient, token: u64) {
+    let call = client.chunked(PAGE_OF, b"", &[], &[PAGE]);
+    client.launch(call, token);
 }
 
 /// All shards and workers send pages that one thread has filled.
@@ -109,8 +102,7 @@ fn hugetlb_pages_are_sent_from() {
 fn a_memfd_is_sent_from() {
     let world = World::new("memfd");
     let mut file = File::from(memfd_create("own", MemfdFlags::CLOEXEC).expect("a memfd"));
-    let mut page = [0; PAGE];
-    pattern(7, &mut page);
+    let page = data_of(7, PAGE);
     for _ in 0..LEN / PAGE {
         file.write_all(&page).expect("there is memory");
     }
@@ -163,11 +155,11 @@ fn a_call_keeps_the_memory_that_it_sends() {
         // Checks of what peers owe would ask the device about all Sends.
         c.timeouts.progress = Duration::from_secs(3600);
     });
-    let (hold, held) = mpsc::channel();
+    let (hold, held) = channel();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, PAGE_OF, deferred.write_chunks(1, PAGE).results_from_handler());
-    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
+    let address = world.serve_with(shard, services);
     let mut client = world.client(&address, small());
     get(&mut client, 0);
     client.flush();

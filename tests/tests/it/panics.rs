@@ -4,15 +4,11 @@
 use std::cell::Cell;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use rpcrdma::server::ServerConfig;
-use rpcrdma::service::{Application, DeferredCall, ShardTask};
-use rpcrdma::{Address, CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma::service::{Application, ShardTask};
+use rpcrdma_tests::prelude::*;
 use rustix::fd::BorrowedFd;
 
 /// A procedure whose calls a task or a future holds.
@@ -33,9 +29,8 @@ impl Drop for Bomb {
 }
 
 fn start(client: &mut LocalClient, what: u8, token: u64) {
-    let mut call = client.prepare(TAKEN, 1).expect("memory");
-    call.put_args(&[what]).expect("room");
-    client.start(client.first(), call, token);
+    let call = client.prepared(TAKEN, &[what]);
+    client.launch(call, token);
     client.flush();
 }
 
@@ -150,13 +145,12 @@ impl Future for Panicking {
 
 #[test]
 fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
-    let mut world = World::new("future-bomb");
     let (bombs, polled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (count, polls) = (Arc::clone(&bombs), Arc::clone(&polled));
     let begin = move |call| Panicking { call: Some(call), polled: Arc::clone(&polls), _bomb: Bomb(Arc::clone(&count)) };
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, TAKEN, Procedure::asynchronous(begin));
-    let address = world.serve_with(small_server(), services);
+    let (mut world, address) = World::serving("future-bomb", small_server(), services);
     let mut client = world.client(&address, small());
     let mut other = world.client(&address, small());
     // One future panics, and one completes.

@@ -1,18 +1,9 @@
 //! Unanswered calls, and service to other calls meanwhile.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use rpcrdma::client::{Client, ClientCall, LocalClient};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::service::DeferredCall;
-use rpcrdma::{CallError, CreditMode, Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::memory::store;
 use super::reverse::{HELLO, serving_client, telling_services};
-use super::rules_of_servers::SCHEMES;
 
 /// Calls that the test holds.
 pub(super) const HELD: u32 = 400;
@@ -56,11 +47,25 @@ impl Desk {
     }
 }
 
+/// A server with the held procedures.
+fn serving(name: &'static str, config: Config, mut services: Services) -> (World, Address, Desk) {
+    let desk = Desk::default();
+    desk.add_to(&mut services);
+    let (world, address) = World::serving(name, config, services);
+    (world, address, desk)
+}
+
+/// Clients of a server with chunks of up to 64 KiB.
+fn clients(name: &'static str, server: Config, count: usize, config: &Config) -> (World, Desk, Vec<LocalClient>) {
+    let (world, address, desk) = serving(name, server, services_with(4096, 64 << 10, false));
+    let mut clients: Vec<_> = (0..count).map(|_| world.client(&address, config.clone())).collect();
+    clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
+    (world, desk, clients)
+}
+
 fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
-    let (mut call, first) = (client.prepare(procedure, len).unwrap(), client.first());
-    call.args_mut().fill(1);
-    call = call.expect_reply(LONG);
-    client.start(first, call, token);
+    let call = client.prepared(procedure, &vec![1; len]).expect_reply(LONG);
+    client.launch(call, token);
     client.flush();
 }
 
@@ -82,42 +87,28 @@ pub(super) fn ends(client: &mut LocalClient, token: u64) -> Option<Result<(), Ca
 #[test]
 fn a_single_credit_goes_round() {
     const CREDITS: u32 = 4;
-    for scheme in SCHEMES {
-        for (procedure, len) in [(ECHO, 4), (SINK, 7000)] {
-            // Version 1 has no parts.
-            if scheme == CreditMode::V1 && len > 4 {
-                continue;
-            }
-            let (mut world, desk, mut services) = (World::new("last-credit"), Desk::default(), standard_services());
-            desk.add_to(&mut services);
-            let shard = small().with(|c| {
-                c.limits.credits = CREDITS;
-                c.limits.max_credits = CREDITS;
-            });
-            let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-            let mut client = world.client(
-                &address,
-                small().with(|c| {
-                    c.wire.credit_mode = scheme;
-                    c.limits.credits = CREDITS;
-                }),
-            );
-            echo(&mut client, b"four").unwrap();
-            let held = CREDITS as usize - 1;
-            (0..held).for_each(|n| start(&mut client, HELD, 4, 1000 + n as u64));
-            assert!(settles(|| {
-                client.poll(|done| panic!("{:?}", done.result.map(drop)));
-                desk.len() == held
-            }));
-            for n in 0..10 {
-                start(&mut client, procedure, len, n);
-                assert_eq!(ends(&mut client, n), Some(Ok(())), "{scheme:?}: call {n} of {len} bytes");
-            }
-            desk.answer_all();
-            let last = 1000 + held as u64 - 1;
-            assert_eq!(ends(&mut client, last), Some(Ok(())), "{scheme:?}");
+    for_each(pairs(SCHEMES, [(ECHO, 4), (SINK, 7000)]), |(scheme, (procedure, len))| {
+        // Version 1 has no parts.
+        if scheme == CreditMode::V1 && len > 4 {
+            return;
         }
-    }
+        let shard = small().with(|c| (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS));
+        let (world, address, desk) = serving("last-credit", shard, standard_services());
+        let mut client = world.client(&address, in_mode(scheme).with(|c| c.limits.credits = CREDITS));
+        echo(&mut client, b"four").unwrap();
+        let held = u64::from(CREDITS) - 1;
+        (0..held).for_each(|n| start(&mut client, HELD, 4, 1000 + n));
+        assert!(settles(|| {
+            client.poll(|done| panic!("{:?}", done.result.map(drop)));
+            desk.len() as u64 == held
+        }));
+        for n in 0..10 {
+            start(&mut client, procedure, len, n);
+            assert_eq!(ends(&mut client, n), Some(Ok(())), "call {n}");
+        }
+        desk.answer_all();
+        assert_eq!(ends(&mut client, 1000 + held - 1), Some(Ok(())));
+    });
 }
 
 /// A client holds more calls than its credit limit, which other clients have reduced. A call in parts that uses its
@@ -125,17 +116,13 @@ fn a_single_credit_goes_round() {
 #[test]
 fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
     const CREDITS: u32 = 12;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let (mut world, desk) = (World::new("shrunk"), Desk::default());
-        let (mut services, told) = telling_services();
-        desk.add_to(&mut services);
+    for scheme in SCHEMES_2 {
+        let (services, told) = telling_services();
         let shard = small().with(|c| {
-            c.limits.credits = CREDITS;
-            c.limits.max_credits = CREDITS;
-            c.memory.receives = 256;
+            (c.limits.credits, c.limits.max_credits, c.memory.receives) = (CREDITS, CREDITS, 256);
         });
-        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let client = small().with(|c| c.wire.credit_mode = scheme);
+        let (world, address, desk) = serving("shrunk", shard, services);
+        let client = in_mode(scheme);
         let mut forward = Client::connect(&address, serving_client(client.clone())).unwrap();
         forward.call(ClientCall::new(HELLO)).unwrap();
         let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
@@ -166,19 +153,10 @@ fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
 #[test]
 fn calls_that_wait_for_calls_the_other_way_are_answered() {
     for scheme in SCHEMES {
-        let (mut world, desk) = (World::new("nested"), Desk::default());
-        let (mut services, told) = telling_services();
-        desk.add_to(&mut services);
-        let shard = small().with(|c| {
-            c.limits.credits = 8;
-            c.limits.max_credits = 8;
-        });
-        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let client = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.limits.credits = 8;
-            c.limits.max_calls = 64;
-        });
+        let (services, told) = telling_services();
+        let shard = small().with(|c| (c.limits.credits, c.limits.max_credits) = (8, 8));
+        let (world, address, desk) = serving("nested", shard, services);
+        let client = in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_calls) = (8, 64));
         let mut forward = Client::connect(&address, serving_client(client)).unwrap();
         forward.call(ClientCall::new(HELLO)).unwrap();
         let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
@@ -198,30 +176,10 @@ fn calls_that_wait_for_calls_the_other_way_are_answered() {
     }
 }
 
-/// A server with a single buffer of each class of bulk and long memory.
-fn scarce(world: &mut World, desk: &Desk) -> rpcrdma::Address {
-    let mut services = services_with(4096, 64 << 10, false);
-    desk.add_to(&mut services);
-    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
-    world.serve_with(
-        ServerConfig {
-            shard: small().with(|c| {
-                c.memory.bulk_buffers = bulk_buffers;
-                c.memory.long_buffers = long_buffers;
-            }),
-            ..small_server()
-        },
-        services,
-    )
-}
-
 /// The call waits for a long buffer behind a call that waits for bulk memory, which stays held.
 #[test]
 fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
-    let (mut world, desk) = (World::new("past-bulk"), Desk::default());
-    let address = scarce(&mut world, &desk);
-    let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
-    clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
+    let (world, desk, mut clients) = clients("past-bulk", scarce(1, 1), 4, &small());
     let waits = || world.server().stats()[0].memory_waits;
     held_bulk(&mut clients[0], 0);
     assert!(settle(&mut clients, || desk.len() == 1));
@@ -251,24 +209,13 @@ fn settle(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) -> bool {
 /// A server with one bulk buffer and one long buffer, and three clients. `hold` occupies the bulk buffer. The last
 /// client's call with a chunk then waits for more than a second, and is answered.
 fn waits_while_held(scheme: CreditMode, max_deferred: u32, hold: impl Fn(&World, &Desk, &mut [LocalClient])) {
-    let (mut world, desk) = (World::new("waits-while-held"), Desk::default());
-    let mut services = services_with(4096, 64 << 10, false);
-    desk.add_to(&mut services);
-    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
-    let shard = small().with(|c| {
-        c.memory.bulk_buffers = bulk_buffers;
-        c.memory.long_buffers = long_buffers;
-        c.limits.max_deferred = max_deferred;
-    });
-    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-    let mut clients: Vec<_> =
-        (0..3).map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme))).collect();
-    clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
+    let server = scarce(1, 1).with(|c| c.limits.max_deferred = max_deferred);
+    let (world, desk, mut clients) = clients("waits-while-held", server, 3, &in_mode(scheme));
     hold(&world, &desk, &mut clients);
     store(&mut clients[2], 5);
     let waiting = || world.server().stats()[0].calls_waiting;
     assert!(settle(&mut clients, || waiting() == 1), "{scheme:?}");
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     assert!(settle(&mut clients, || begun.elapsed() > Duration::from_millis(1200)));
     assert_eq!(waiting(), 1, "{scheme:?}: it is refused, though what it needs is not kept");
     let mut ended = None;
@@ -310,26 +257,11 @@ fn a_call_that_is_not_handed_over_yet_is_waited_for() {
 #[test]
 fn a_call_that_needs_many_buffers_does_not_stop_others() {
     for scheme in SCHEMES {
-        let (mut world, desk) = (World::new("needs-many"), Desk::default());
-        let mut services = services_with(4096, 64 << 10, false);
-        desk.add_to(&mut services);
-        let shard = small().with(|c| {
-            c.memory.bulk_buffers = vec![(64 << 10, 4)];
-            c.memory.long_buffers = vec![(32 << 10, 1)];
-        });
-        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let mut clients: Vec<_> =
-            (0..3).map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme))).collect();
-        clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
+        let (world, desk, mut clients) = clients("needs-many", scarce(4, 1), 3, &in_mode(scheme));
         held_bulk(&mut clients[0], 0);
         assert!(settle(&mut clients, || desk.len() == 1));
-        let (mut call, first) = (clients[1].prepare(STORE, 4).unwrap(), clients[1].first());
-        call.args_mut().fill(0);
-        for n in 0..4 {
-            let memory = clients[1].alloc(first, 40_000).unwrap();
-            call = call.read_chunk(4 + 40_000 * n, memory);
-        }
-        clients[1].start(first, call, 7);
+        let call = clients[1].chunked(STORE, &[0; 4], &[40_000; 4], &[]);
+        clients[1].launch(call, 7);
         clients[1].flush();
         assert!(settle(&mut clients, || world.server().stats()[0].calls_waiting == 1));
         for token in 0..3 {
@@ -347,25 +279,12 @@ fn a_call_that_needs_many_buffers_does_not_stop_others() {
 fn held_calls_of_many_clients_leave_memory_to_others() {
     const CLIENTS: usize = 16;
     for scheme in SCHEMES {
-        let (mut world, desk) = (World::new("all-parked"), Desk::default());
-        let mut services = services_with(0, 64 << 10, false);
-        desk.add_to(&mut services);
-        let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
-        let receives = 512;
-        let shard = small().with(|c| {
-            c.limits.credits = 24;
-            c.limits.max_credits = 24;
-            c.memory.receives = receives;
-            c.memory.small_buffers = receives;
-            c.memory.message_buffers = 8;
-            c.memory.bulk_buffers = bulk_buffers;
-            c.memory.long_buffers = long_buffers;
+        let shard = scarce(1, 1).with(|c| {
+            (c.limits.credits, c.limits.max_credits) = (24, 24);
+            (c.memory.receives, c.memory.small_buffers, c.memory.message_buffers) = (512, 512, 8);
         });
-        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let config = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.limits.credits = 24;
-        });
+        let (world, address, desk) = serving("all-parked", shard, services_with(0, 64 << 10, false));
+        let config = in_mode(scheme).with(|c| c.limits.credits = 24);
         let mut witness = world.client(&address, config.clone());
         start(&mut witness, SINK, 4, 0);
         assert_eq!(ends(&mut witness, 0), Some(Ok(())));
@@ -402,11 +321,8 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
 
 /// A held call with a Read chunk.
 fn held_bulk(client: &mut LocalClient, token: u64) {
-    let (mut call, first) = (client.prepare(HELD_BULK, 4).unwrap(), client.first());
-    call.args_mut().fill(0);
-    let memory = client.alloc(first, 40_000).unwrap();
-    call = call.read_chunk(4, memory);
-    client.start(first, call, token);
+    let call = client.chunked(HELD_BULK, &[0; 4], &[40_000], &[]);
+    client.launch(call, token);
     client.flush();
 }
 
@@ -414,9 +330,7 @@ fn held_bulk(client: &mut LocalClient, token: u64) {
 /// of one connection share that second.
 #[test]
 fn buffers_kept_by_the_application_delay_parked_calls_by_one_second_at_most() {
-    let (mut world, desk) = (World::new("kept"), Desk::default());
     let mut services = services_with(4096, 64 << 10, false);
-    desk.add_to(&mut services);
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keep = {
         let kept = Arc::clone(&kept);
@@ -427,24 +341,16 @@ fn buffers_kept_by_the_application_delay_parked_calls_by_one_second_at_most() {
         }
     };
     services.add(PROGRAM, VERSION, 404, Procedure::new(keep).max_reply(0).read_chunks(1, 64 << 10).uncounted());
-    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
-    let shard = small().with(|c| {
-        c.memory.bulk_buffers = bulk_buffers;
-        c.memory.long_buffers = long_buffers;
-    });
-    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+    let (world, address, desk) = serving("kept", scarce(1, 1), services);
     let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 8)]));
     let mut other = world.client(&address, small());
     echo(&mut other, b"four").unwrap();
     start(&mut other, HELD, 4, 100);
     assert!(settles(|| desk.len() == 1));
-    let (mut call, first) = (client.prepare(404, 4).unwrap(), client.first());
-    call.args_mut().fill(0);
-    let memory = client.alloc(first, 40_000).unwrap();
-    call = call.read_chunk(4, memory);
-    client.start(first, call, 0);
+    let call = client.chunked(404, &[0; 4], &[40_000], &[]);
+    client.launch(call, 0);
     assert_eq!(ends(&mut client, 0), Some(Ok(())));
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     (1..=6).for_each(|token| store(&mut client, token));
     let mut refused = 0;
     let all = settles(|| {

@@ -1,13 +1,9 @@
 //! Connections of peers and their ends, as reported to the upper layer.
 
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
-
-use rpcrdma::client::LocalClient;
-use rpcrdma::server::{LocalServer, PeerEvent, PeerHook, ServerConfig, WorkerConfig};
+use rpcrdma::CloseReasonKind;
+use rpcrdma::server::{LocalServer, PeerEvent, PeerHook};
 use rpcrdma::service::Caller;
-use rpcrdma::{Address, CloseReasonKind, Procedure, Services};
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
 
@@ -43,19 +39,19 @@ impl Log {
     }
 
     /// A server that logs here. Its ECHO runs on a worker until the test sends a message.
-    fn serve(&self, world: &mut World) -> (Address, mpsc::Sender<()>) {
+    fn serve(&self, world: &mut World) -> (Address, Sender<()>) {
         self.serve_with(world, workers())
     }
 
     /// The same with this configuration.
-    fn serve_with(&self, world: &mut World, config: ServerConfig) -> (Address, mpsc::Sender<()>) {
-        let (open, gate) = mpsc::channel();
+    fn serve_with(&self, world: &mut World, config: ServerConfig) -> (Address, Sender<()>) {
+        let (open, gate) = channel();
         let (gate, calls, ends) = (Mutex::new(gate), self.clone(), self.clone());
         let echo = Procedure::new(move |call| {
             calls.add(Told::Begins(call.info().caller()));
             let opened = gate.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
             calls.add(Told::Ends(call.info().caller()));
-            opened.map_err(|_| rpcrdma::Refusal::SystemError)
+            opened.map_err(|_| Refusal::SystemError)
         });
         let hook = PeerHook::new(move |event| match event {
             PeerEvent::Established(peer) => ends.add(Told::Established(peer.caller())),
@@ -74,7 +70,7 @@ impl Log {
 
 fn begin_call(client: &mut LocalClient) {
     let call = client.prepare(ECHO, 0).expect("a buffer");
-    client.start(client.first(), call, 0);
+    client.launch(call, 0);
     client.poll(drop);
 }
 
@@ -85,8 +81,7 @@ fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let (address, open) = log.serve(&mut world);
     open.send(()).expect("it is there");
     let mut client = world.client(&address, small());
-    let call = client.prepare(ECHO, 0).expect("a buffer");
-    client.call(call).expect("it is served");
+    client.run(ECHO, b"").expect("it is served");
     let Told::Established(caller) = log.all()[0] else { panic!("{:?}", log.all()) };
     let mut other = world.client(&address, small());
     client.close(Duration::from_secs(5));
@@ -128,13 +123,12 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for ring_capacity in [256, 1] {
         let mut world = World::new("stops");
         let log = Log::default();
-        let pool = WorkerConfig { count: 2, ring_capacity, ..WorkerConfig::default() };
+        let pool = WorkerConfig { count: 2, ring_capacity, ..Default::default() };
         let (address, open) = log.serve_with(&mut world, ServerConfig { workers: Some(pool), ..workers() });
         let mut client = world.client(&address, small());
         open.send(()).expect("it is there");
         // Before the first reply there is credit for one call only.
-        let call = client.prepare(ECHO, 0).expect("a buffer");
-        client.call(call).expect("it is served");
+        client.run(ECHO, b"").expect("it is served");
         let Told::Established(busy) = log.all()[0] else { panic!("{:?}", log.all()) };
         (0..CALLS).for_each(|_| begin_call(&mut client));
         assert!(settles(|| {

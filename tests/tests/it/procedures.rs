@@ -1,15 +1,7 @@
 //! Statistics of a server's procedures.
 
-use std::time::Duration;
-
-use rpcrdma::client::LocalClient;
-use rpcrdma::server::ServerConfig;
 use rpcrdma::stats::{ProcedureStats, Refusals};
-use rpcrdma::{CallError, Procedure, Refusal, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
-
-use super::hostile_client::be;
+use rpcrdma_tests::prelude::*;
 
 /// Defers its calls and answers after [`WHILE`].
 const LATER: u32 = 50;
@@ -17,7 +9,7 @@ const WHILE: Duration = Duration::from_millis(20);
 
 fn services() -> Services {
     let mut services = standard_services();
-    let later = |mut call: rpcrdma::service::DeferredCall| {
+    let later = |mut call: DeferredCall| {
         drop(std::thread::spawn(move || {
             std::thread::sleep(WHILE);
             let answered = call.reply_writer().put(b"late").is_ok();
@@ -43,24 +35,20 @@ fn of(counted: &[ProcedureStats], procedure: u32) -> (u64, u64, u64) {
 }
 
 fn refused(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError {
-    let mut call = client.prepare(procedure, args.len()).unwrap();
-    call.args_mut().copy_from_slice(args);
+    let call = client.prepared(procedure, args);
     client.call(call).map(drop).expect_err("it is refused").error
 }
 
 #[test]
 fn all_calls_are_counted_by_procedure_where_all_are_timed() {
-    let mut world = World::new("procedures");
-    let shard = small().with(|c| c.poll.sample_latency = 1);
-    let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services());
-    let mut client = world.client(&address, small());
+    let (world, mut client) =
+        World::pair_with("procedures", small().with(|c| c.poll.sample_latency = 1), services(), small());
     for _ in 0..10 {
         echo(&mut client, &[7; 100]).unwrap();
     }
     store(&mut client, 1, &[5000, 800]).unwrap();
     load(&mut client, 2, &[(3000, 2000)]).unwrap();
-    let call = client.prepare(LATER, 0).unwrap();
-    client.call(call).unwrap();
+    client.run(LATER, b"").unwrap();
     let now = counted(&world);
     assert_eq!(of(&now, ECHO), (10, 1000, 1000));
     assert_eq!(of(&now, STORE), (1, 4 + 5000 + 800, 8));
@@ -78,10 +66,8 @@ fn all_calls_are_counted_by_procedure_where_all_are_timed() {
 #[test]
 fn refusals_are_counted_by_accept_status() {
     for sample_latency in [0, 64] {
-        let mut world = World::new("refusals");
-        let shard = small().with(|c| c.poll.sample_latency = sample_latency);
-        let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services());
-        let mut client = world.client(&address, small());
+        let (world, mut client) =
+            World::pair_with("refusals", small().with(|c| c.poll.sample_latency = sample_latency), services(), small());
         // GARBAGE_ARGS, SYSTEM_ERR, PROC_UNAVAIL, AUTH_ERROR, by the handler.
         for (kind, times) in [(0, 3), (1, 2), (2, 1), (3, 1)] {
             for _ in 0..times {
@@ -93,13 +79,9 @@ fn refusals_are_counted_by_accept_status() {
         refused(&mut client, 999, &[]);
         // The procedure declares no chunk: the client retransmits the call without it.
         let first = client.first();
-        let mut call = client.prepare(REFUSE, 4).unwrap();
-        call.args_mut().copy_from_slice(&be(&[0]));
+        let mut call = client.prepared(REFUSE, &be(&[0]));
         call = call.read_chunk(4, client.alloc(first, 100).unwrap());
-        assert_eq!(
-            client.call(call).map(drop).map_err(CallError::from),
-            Err(CallError::Refused(Refusal::GarbageArguments))
-        );
+        assert_eq!(client.outcome(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
         let stats = world.server().stats().swap_remove(0);
         let told = |of: &Refusals| {
             let Refusals { unavailable, garbage_arguments, system_errors, authentication, transport, .. } = *of;

@@ -1,12 +1,8 @@
 //! A server and a client that their owner polls twice a second, in simulated time.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use rpcrdma::client::{ClientConfig, Connection, Done, LocalClient};
+use rpcrdma::client::Done;
 use rpcrdma::shard::SimulatedTime;
-use rpcrdma::{Address, CallError};
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 /// Between two polls.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -1,23 +1,18 @@
 //! Protection of memory that a server exposes to a client (version 2 §10.1).
 //! Only that client reaches it, during the call, within its bounds.
 
-use std::sync::mpsc::Receiver;
-
-use rpcrdma::client::{ClientCall, Pending};
-use rpcrdma::fabric::RemoteMemory;
-use rpcrdma::wire::properties::{Properties, ReverseSupport};
-use rpcrdma::wire::{Body, Chunks, Flags, Revision, Segment, View, WriteList};
-use rpcrdma::{CallError, Client as Caller, FailedCall};
-use rpcrdma_tests::*;
+use rpcrdma::Client as Caller;
+use rpcrdma::client::Pending;
+use rpcrdma::wire::properties::ReverseSupport;
+use rpcrdma_tests::prelude::*;
 
 use super::reverse::{HELLO, telling_services};
-use super::rules_of_servers::Client;
 
 const LEN: usize = 500;
 
 /// A server that calls its client with a Read chunk and a Write chunk.
 struct Showing {
-    client: Client,
+    client: RawPeer,
     xid: u32,
     read: Segment,
     write: Segment,
@@ -30,11 +25,11 @@ fn at(segment: Segment, skip: i64) -> RemoteMemory {
 }
 
 impl Showing {
-    fn new(world: &World, address: &rpcrdma::Address, told: &Receiver<rpcrdma::service::Caller>) -> Self {
+    fn new(world: &World, address: &Address, told: &Receiver<rpcrdma::service::Caller>) -> Self {
         let mut peer = RawPeer::connect_silently(address);
         peer.offers = Properties { reverse_support: ReverseSupport::General, ..peer.offers };
         peer.introduce();
-        let mut client = Client { peer };
+        let mut client = peer;
         client.call(HELLO, Chunks::NONE, b"");
         client.answer();
         let caller = told.recv().expect("it was called");
@@ -43,8 +38,7 @@ impl Showing {
         pattern(1, &mut data);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(LEN as u32);
         let pending = reverse.start(call).expect("a slot");
-        let bytes = client.answer().bytes;
-        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+        let view = client.answer();
         let read = view.reads().next().expect("a Read chunk").target;
         let write = view.writes().flat_map(|chunk| chunk.segments()).next().expect("a Write chunk");
         let mut showing = Self { xid: view.xid(), client, read, write, pending, reverse };
@@ -54,18 +48,18 @@ impl Showing {
 
     /// Checks that the client can still read its data, so others could without protection.
     fn is_as_it_was(&mut self) {
-        let seen = self.client.peer.read(at(self.read, 0), LEN).expect("it was offered");
+        let seen = self.client.read(at(self.read, 0), LEN).expect("it was offered");
         assert!(patterned(1, &seen));
     }
 
     /// Answers the call with `written` in the Write chunk. Returns the bytes that the server's caller receives.
-    fn end(mut self, written: &[u8]) -> (Client, Caller, Vec<u8>) {
+    fn end(mut self, written: &[u8]) -> (RawPeer, Client, Vec<u8>) {
         if !written.is_empty() {
-            self.client.peer.write(written, at(self.write, 0));
+            self.client.write(written, at(self.write, 0));
         }
         let used = Segment { length: written.len() as u32, ..self.write };
         let chunks = Chunks { writes: WriteList { counts: &[1], segments: &[used] }, ..Chunks::NONE };
-        self.client.send(self.xid, Flags::RESPONSE, Body::Msg(chunks), &reply_bytes(self.xid, b""));
+        self.client.say(self.xid, Flags::RESPONSE, Body::Msg(chunks), &reply_bytes(self.xid, b""));
         let reply = self.pending.join().expect("a reply");
         let seen = reply.chunk(0).expect("the chunk").to_vec();
         (self.client, self.reverse, seen)
@@ -74,9 +68,8 @@ impl Showing {
 
 #[test]
 fn memory_registered_for_one_client_is_out_of_reach_of_others() {
-    let mut world = World::new("shown");
     let (services, told) = telling_services();
-    let address = world.serve_with(small_server(), services);
+    let (world, address) = World::serving("shown", small_server(), services);
     let mut showing = Showing::new(&world, &address, &told);
     // Other clients, with and without exposed memory of their own, try the accesses of the first.
     for shown in [false, true] {
@@ -88,7 +81,7 @@ fn memory_registered_for_one_client_is_out_of_reach_of_others() {
             // Two connections may have equal handles, each for its own memory.
             let own = other.as_ref().is_ok_and(|s| [s.read.handle, s.write.handle].contains(&segment.handle));
             let peer = match &mut other {
-                Ok(showing) => &mut showing.client.peer,
+                Ok(showing) => &mut showing.client,
                 Err(peer) => peer,
             };
             if own {
@@ -111,9 +104,8 @@ fn memory_registered_for_one_client_is_out_of_reach_of_others() {
 
 #[test]
 fn registered_memory_is_bounded_by_rights_length_and_time() {
-    let mut world = World::new("shown-bounds");
     let (services, told) = telling_services();
-    let address = world.serve_with(small_server(), services);
+    let (world, address) = World::serving("shown-bounds", small_server(), services);
     let len = LEN as i64;
     // Writes to the read-only window, reads of the other one, and accesses beyond the ends of both.
     for (of_read, write, skip, needs_bounds) in [
@@ -125,12 +117,12 @@ fn registered_memory_is_bounded_by_rights_length_and_time() {
         (false, true, -1, true),
     ] {
         let mut showing = Showing::new(&world, &address, &told);
-        if needs_bounds && !showing.client.peer.checks_window_bounds() {
+        if needs_bounds && !showing.client.checks_window_bounds() {
             showing.end(b"");
             continue;
         }
         let target = at(if of_read { showing.read } else { showing.write }, skip);
-        let peer = &mut showing.client.peer;
+        let peer = &mut showing.client;
         if write {
             peer.write(&[9; 2], target);
             peer.wait_until_over_or_failed();
@@ -148,10 +140,10 @@ fn registered_memory_is_bounded_by_rights_length_and_time() {
         let (mut client, reverse, _) = showing.end(&[3; LEN]);
         match write {
             true => {
-                client.peer.write(&[9; LEN], at(room, 0));
-                client.peer.wait_until_over_or_failed();
+                client.write(&[9; LEN], at(room, 0));
+                client.wait_until_over_or_failed();
             }
-            false => assert_eq!(client.peer.read(at(read, 0), LEN), None),
+            false => assert_eq!(client.read(at(read, 0), LEN), None),
         }
         drop((client, reverse));
     }

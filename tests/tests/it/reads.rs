@@ -3,41 +3,34 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use rpcrdma::client::{ClientCall, Connection};
+use rpcrdma::Reply;
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::testing::trace::{self, Trace};
 use rpcrdma::fabric::{Fabric, FabricAddress};
-use rpcrdma::server::{LocalServer, ServerConfig};
+use rpcrdma::server::LocalServer;
 use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
-use rpcrdma::{Config, LocalClient, Reply};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 /// Calls that arrive together, each with a chunk. Together they exceed the limit of a connection.
 const TOGETHER: u64 = 8;
 const CHUNK: usize = 4096;
 const ROUNDS: u64 = 4;
 
+/// A call on this connection with a Read chunk.
+fn store_on(client: &mut LocalClient, connection: Connection, seed: u32) -> ClientCall {
+    let mut data = client.alloc(connection, CHUNK).expect("memory");
+    pattern(seed, &mut data);
+    client.prepared(STORE, &be(&[seed])).read_chunk(4, data)
+}
+
 /// Number of calls that waited, in [`ROUNDS`] rounds of [`TOGETHER`].
 fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
-    let store = |client: &mut LocalClient, connection: Connection, seed: u32| {
-        let mut call = client.prepare(STORE, 4).expect("memory");
-        call.put_args(&seed.to_be_bytes()).expect("room");
-        let mut data = client.alloc(connection, CHUNK).expect("memory");
-        pattern(seed, &mut data);
-        call = call.read_chunk(4, data);
-        call
-    };
     let stored = |_: u32, reply: &Reply| assert_eq!(reply.results(), (CHUNK as u32).to_be_bytes());
     rounds(
-        small().with(|c| {
-            c.limits.max_reads = max_reads;
-            c.limits.max_read_bytes = max_read_bytes;
-        }),
-        store,
+        small().with(|c| (c.limits.max_reads, c.limits.max_read_bytes) = (max_reads, max_read_bytes)),
+        store_on,
         stored,
     )
     .read_waits
@@ -46,11 +39,8 @@ fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
 /// Number of replies that waited.
 fn write_waits(max_write_bytes: Option<usize>) -> u64 {
     let load = |client: &mut LocalClient, connection: Connection, seed: u32| {
-        let mut call = client.prepare(LOAD, 8).expect("memory");
-        call.put_args(&seed.to_be_bytes()).expect("room");
-        call.put_args(&(CHUNK as u32).to_be_bytes()).expect("room");
-        call = call.write_chunk_into(client.alloc(connection, CHUNK).expect("memory"));
-        call
+        let room = client.alloc(connection, CHUNK).expect("memory");
+        client.prepared(LOAD, &be(&[seed, CHUNK as u32])).write_chunk_into(room)
     };
     let loaded = |seed: u32, reply: &Reply| assert!(patterned(seed, reply.chunk(0).expect("its chunk")));
     rounds(small().with(|c| c.limits.max_write_bytes = max_write_bytes), load, loaded).write_waits
@@ -172,11 +162,7 @@ fn observed(max_reads: Option<usize>, connections: usize, together: usize) -> (R
         let mut under_way = 0;
         for _ in 0..together {
             for &connection in &all {
-                let mut call = client.prepare(STORE, 4).expect("memory");
-                call.put_args(&7_u32.to_be_bytes()).expect("room");
-                let mut data = client.alloc(connection, CHUNK).expect("memory");
-                pattern(7, &mut data);
-                call = call.read_chunk(4, data);
+                let call = store_on(&mut client, connection, 7);
                 client.start(connection, call, 0).expect("under way");
                 under_way += 1;
             }

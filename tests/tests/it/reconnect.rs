@@ -1,63 +1,40 @@
 //! Reconnection and retransmitted calls (RFC 5531 §4; RFC 8167 §5.4).
 
-use std::time::Duration;
-
-use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::{CallError, CreditMode, Procedure, Services};
-use rpcrdma_tests::{PROGRAM, VERSION, With, World, echo, load, settles, small, small_client, small_server, store};
+use rpcrdma_tests::prelude::*;
 
 use super::returned::{KEEP, keeping};
 
-const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
-
 fn persistent(scheme: CreditMode) -> ClientConfig {
-    small_client(small().with(|c| c.wire.credit_mode = scheme)).with(|c| {
+    small_client(in_mode(scheme)).with(|c| {
         c.connect.reconnect_attempts = 1000;
         c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
     })
 }
 
 /// Polls until `count` calls have ended.
-fn ends(client: &mut LocalClient, count: usize) -> Vec<(u64, Result<Vec<u8>, CallError>)> {
-    let mut ended = Vec::new();
-    assert!(settles(|| {
-        client.poll(|done| {
-            ended.push((done.token, done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from)));
-        });
-        ended.len() >= count
-    }));
-    ended
-}
-
 #[test]
 fn a_call_in_parts_is_kept_without_a_copy() {
     const SIZE: usize = 16 << 10;
-    let mut world = World::new("kept");
-    let address = world.serve_with(small_server(), again_services());
+    let (world, address) = World::serving("kept", small(), again_services());
     let config = small().with(|c| {
         c.memory.long_buffers = vec![(SIZE, 4)];
         c.memory.bulk_buffers = vec![(1 << 20, 5)];
     });
     let mut client = world.client(&address, small_client(config).with(|c| c.connect.retransmit = true));
-    let first = client.first();
-    let mut call = client.prepare(rpcrdma_tests::ECHO, 8000).unwrap();
-    call.args_mut().fill(7);
-    call = call.expect_reply(8000);
-    client.start(first, call, 0);
+    let call = client.prepared(ECHO, &[7; 8000]).expect_reply(8000);
+    client.launch(call, 0);
     client.flush();
     let classes = client.stats().pool.classes;
     let class = classes.iter().find(|class| class.size == SIZE).expect("the class");
     assert_eq!(class.outstanding, 1, "the message, and no copy of it");
-    assert!(ends(&mut client, 1) == [(0, Ok(vec![7; 8000]))]);
+    assert!(client.ends(1) == [(0, Ok(vec![7; 8000]))]);
 }
 
 #[test]
 fn calls_go_to_the_next_server_under_their_xids() {
     for scheme in SCHEMES {
-        let mut world = World::new("again");
-        let address = world.serve(small_server());
+        let (mut world, address) = World::standard("again", small_server());
         let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
-        let first = client.first();
         for round in 0..3u64 {
             echo(&mut client, b"before").unwrap();
             drop(world.take_server());
@@ -65,14 +42,14 @@ fn calls_go_to_the_next_server_under_their_xids() {
             // with chunks.
             for token in 0..20 {
                 let len = [4, 400, 6000][token as usize % 3];
-                let mut call = client.prepare(rpcrdma_tests::ECHO, len).unwrap();
+                let mut call = client.prepare(ECHO, len).unwrap();
                 call.args_mut().fill(token as u8);
                 call = call.expect_reply(len);
-                client.start(first, call, token);
+                client.launch(call, token);
                 client.poll(|done| panic!("{done:?} without a server"));
             }
             world.serve_at(&address, small_server(), again_services());
-            let mut ended = ends(&mut client, 20);
+            let mut ended = client.ends(20);
             ended.sort_by_key(|&(token, _)| token);
             for (n, (token, result)) in ended.into_iter().enumerate() {
                 let len = [4, 400, 6000][n % 3];
@@ -86,7 +63,7 @@ fn calls_go_to_the_next_server_under_their_xids() {
 }
 
 fn again_services() -> Services {
-    with_longer_echo(rpcrdma_tests::standard_services())
+    with_longer_echo(standard_services())
 }
 
 fn with_longer_echo(mut services: Services) -> Services {
@@ -95,21 +72,20 @@ fn with_longer_echo(mut services: Services) -> Services {
         call.reply_mut(args.len())?.copy_from_slice(&args);
         Ok(())
     });
-    services.add(PROGRAM, VERSION, rpcrdma_tests::ECHO, longer.max_reply(8000));
+    services.add(PROGRAM, VERSION, ECHO, longer.max_reply(8000));
     services
 }
 
 /// A call that is under way keeps the server from closing the connection. Others are refused meanwhile.
 #[test]
 fn calls_refused_by_a_draining_server_go_to_the_next_one() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let mut world = World::new("drain-again");
+    for scheme in SCHEMES_2 {
         let (services, kept) = keeping();
-        let address = world.serve_with(small_server(), with_longer_echo(services));
+        let (mut world, address) = World::serving("drain-again", small_server(), with_longer_echo(services));
         let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
         let first = client.first();
         let call = client.prepare(KEEP, 0).unwrap();
-        client.start(first, call, 0);
+        client.launch(call, 0);
         let (mut started, mut ended) = (1, 0);
         let mut check = |token: u64, result: Result<Vec<u8>, CallError>| {
             let len = if token == 0 { 0 } else { lens(token) };
@@ -131,7 +107,7 @@ fn calls_refused_by_a_draining_server_go_to_the_next_one() {
         // Refused calls are sent again on this connection, to be refused again.
         assert!(settles(|| {
             if started < 20 {
-                let mut call = client.prepare(rpcrdma_tests::ECHO, lens(started)).unwrap();
+                let mut call = client.prepare(ECHO, lens(started)).unwrap();
                 call.args_mut().fill(started as u8);
                 client.start(first, call.expect_reply(lens(started)), started);
                 started += 1;
@@ -158,46 +134,39 @@ fn lens(token: u64) -> usize {
 #[test]
 fn without_retransmission_an_error_states_if_the_call_may_have_run() {
     for scheme in SCHEMES {
-        let mut world = World::new("lost");
         let (services, kept) = keeping();
-        let address = world.serve_with(small_server(), services);
+        let (mut world, address) = World::serving("lost", small_server(), services);
         let mut client = world.client(&address, persistent(scheme));
         let call = client.prepare(KEEP, 0).unwrap();
-        let first = client.first();
-        client.start(first, call, 7);
+        client.launch(call, 7);
         assert!(settles(|| {
             client.poll(|done| panic!("{done:?}"));
             kept.lock().expect("no panic").len() == 1
         }));
         drop(world.take_server());
         kept.lock().expect("no panic").clear();
-        assert_eq!(ends(&mut client, 1), [(7, Err(CallError::ConnectionLost { sent: true }))], "{scheme:?}");
+        assert_eq!(client.ends(1), [(7, Err(CallError::ConnectionLost { sent: true }))], "{scheme:?}");
         // The client reconnects by itself, and sends a call that was started meanwhile.
-        let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
-        call.args_mut().copy_from_slice(b"four");
-        client.start(first, call, 8);
-        world.serve_at(&address, small_server(), rpcrdma_tests::standard_services());
-        assert_eq!(ends(&mut client, 1), [(8, Ok(b"four".to_vec()))], "{scheme:?}");
+        let call = client.prepared(ECHO, b"four");
+        client.launch(call, 8);
+        world.serve_at(&address, small_server(), standard_services());
+        assert_eq!(client.ends(1), [(8, Ok(b"four".to_vec()))], "{scheme:?}");
     }
 }
 
 #[test]
 fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
-    let mut world = World::new("in-vain");
-    let address = world.serve(small_server());
-    let config = persistent(CreditMode::V2Windowed).with(|c| {
-        c.connect.reconnect_attempts = 40;
-        c.connect.retransmit = true;
-    });
+    let (mut world, address) = World::standard("in-vain", small_server());
+    let config =
+        persistent(CreditMode::V2Windowed).with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (40, true));
     let mut client = LocalClient::connect(&address, config).unwrap();
     let first = client.first();
     drop(world.take_server());
-    let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
-    call = call.timeout(Duration::from_millis(20));
-    client.start(first, call, 1);
-    let call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
-    client.start(first, call, 2);
-    let ended = ends(&mut client, 2);
+    let call = client.prepare(ECHO, 4).unwrap().timeout(Duration::from_millis(20));
+    client.launch(call, 1);
+    let call = client.prepare(ECHO, 4).unwrap();
+    client.launch(call, 2);
+    let ended = client.ends(2);
     assert!(matches!(ended[0], (1, Err(CallError::TimedOut { .. }))), "{ended:?}");
     assert!(matches!(ended[1], (2, Err(CallError::ConnectionLost { .. }))), "{ended:?}");
     assert!(client.close_reason(first).is_some());

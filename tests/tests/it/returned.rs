@@ -1,14 +1,6 @@
 //! A failed call returns its buffers, unless its server can still reach them.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use rpcrdma::client::{Client, ClientCall, LocalClient};
-use rpcrdma::proto::Defect;
-use rpcrdma::service::{DeferredCall, MAX_CHUNKS};
-use rpcrdma::{Buf, CallError, CallResult, CreditMode, FailedCall, Procedure, Refusal, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::reverse::both_ways;
 use super::threads::block_on;
@@ -24,24 +16,35 @@ pub(super) type Kept = Arc<Mutex<Vec<DeferredCall>>>;
 /// The standard services, and a procedure that keeps its calls.
 pub(super) fn keeping() -> (Services, Kept) {
     let kept = Kept::default();
-    let (mut services, keep) = (standard_services(), Arc::clone(&kept));
+    let keep = Arc::clone(&kept);
     let keep = Procedure::deferred(move |call| keep.lock().expect("no panic").push(call));
-    services.add(PROGRAM, VERSION, KEEP, keep.read_chunks(1, LEN).uncounted().write_chunks(1, LEN));
-    (services, kept)
+    (standard_and([(KEEP, keep.read_chunks(1, LEN).uncounted().write_chunks(1, LEN))]), kept)
 }
 
-fn start(client: &mut LocalClient, procedure: u32, token: u64, deadline: Option<Duration>) {
-    let first = client.first();
-    let mut data = client.alloc(first, LEN).expect("memory");
-    pattern(token as u32, &mut data);
-    let room = client.alloc(first, LEN).expect("memory");
-    let mut call = client.prepare(procedure, 0).expect("memory");
-    call = call.read_chunk(0, data);
-    call = call.write_chunk_into(room);
-    if let Some(time) = deadline {
-        call = call.timeout(time);
-    }
-    client.start(first, call, token);
+/// A server that keeps calls, and its client.
+fn keeping_pair(name: &'static str, client: impl OfClient) -> (World, LocalClient, Kept) {
+    let (services, kept) = keeping();
+    let (world, client) = World::pair_with(name, small(), services, client);
+    (world, client, kept)
+}
+
+/// Waits until the server keeps so many calls.
+fn keeps(client: &mut LocalClient, kept: &Kept, calls: usize) {
+    assert!(settles(|| {
+        client.poll(|_| panic!("nobody answers"));
+        kept.lock().expect("no panic").len() == calls
+    }));
+}
+
+/// A call that sends and receives [`LEN`] bytes.
+fn with_buffers(client: &mut LocalClient, procedure: u32, seed: u32) -> ClientCall {
+    let data = client.pattern_buf(seed, LEN);
+    client.chunked(procedure, b"", &[], &[LEN]).read_chunk(0, data)
+}
+
+fn start(client: &mut LocalClient, procedure: u32, token: u64) {
+    let call = with_buffers(client, procedure, token as u32);
+    client.launch(call, token);
 }
 
 fn ended(client: &mut LocalClient) -> CallResult {
@@ -78,92 +81,66 @@ fn nothing(mut failed: FailedCall) -> CallError {
 
 #[test]
 fn a_call_that_is_refused_gives_its_buffers_back() {
-    let mut world = World::new("returned");
-    let (services, kept) = keeping();
-    let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
-    start(&mut client, MISSING, 1, None);
+    let (_world, mut client, kept) = keeping_pair("returned", small());
+    start(&mut client, MISSING, 1);
     let (error, sent, room) = whole(ended(&mut client), 1);
     assert_eq!(error, CallError::Refused(Refusal::ProcedureUnavailable));
     // The buffers are reusable.
-    let mut call = client.prepare(MIRROR, 4).expect("memory");
-    call.args_mut();
-    call = call.read_chunk(4, sent);
-    call = call.write_chunk_into(room);
+    let call = client.prepared(MIRROR, &[0; 4]).read_chunk(4, sent).write_chunk_into(room);
     assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
     // A reply holds the buffers of its call.
-    start(&mut client, KEEP, 2, None);
-    assert!(settles(|| {
-        client.poll(|_| panic!("nobody answers yet"));
-        kept.lock().expect("no panic").pop().map(|call| call.answer(Ok(()))).is_some()
-    }));
+    start(&mut client, KEEP, 2);
+    keeps(&mut client, &kept, 1);
+    kept.lock().expect("no panic").remove(0).answer(Ok(()));
     let mut reply = ended(&mut client).expect("a reply");
     assert!(patterned(2, &reply.take_sent().next().expect("what was sent")));
 }
 
 #[test]
 fn a_lost_connection_and_a_closed_one_give_buffers_back() {
-    let mut world = World::new("returned-lost");
-    let (services, kept) = keeping();
-    let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
-    start(&mut client, KEEP, 1, None);
-    assert!(settles(|| {
-        client.poll(|_| panic!("nobody answers"));
-        !kept.lock().expect("no panic").is_empty()
-    }));
-    let first = client.first();
-    let (mut late, room) = (client.alloc(first, LEN).expect("memory"), client.alloc(first, LEN).expect("memory"));
-    pattern(2, &mut late);
+    let (mut world, mut client, kept) = keeping_pair("returned-lost", small());
+    start(&mut client, KEEP, 1);
+    keeps(&mut client, &kept, 1);
+    let late = with_buffers(&mut client, KEEP, 2);
     drop(world.take_server());
     assert_eq!(whole(ended(&mut client), 1).0, CallError::ConnectionLost { sent: true });
-    let mut call = client.prepare(KEEP, 0).expect("memory");
-    call = call.read_chunk(0, late);
-    call = call.write_chunk_into(room);
-    client.start(first, call, 2);
+    client.launch(late, 2);
     assert_eq!(whole(ended(&mut client), 2).0, CallError::Closed);
     kept.lock().expect("no panic").clear();
 }
 
 #[test]
 fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
-    let mut world = World::new("returned-late");
     let (services, kept) = keeping();
-    let shard = small().with(|c| {
-        c.limits.credits = 4;
-        c.limits.max_credits = 4;
-    });
-    let address = world.serve_with(rpcrdma::server::ServerConfig { shard, ..small_server() }, services);
+    let config = small().with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
     // In version 1 an unanswered call holds a credit.
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
-    let away = || kept.lock().expect("no panic").len() as u64;
+    let (_world, mut client) = World::pair_with("returned-late", config, services, CreditMode::V1);
+    let away = || kept.lock().expect("no panic").len();
     // The first calls take all credits.
-    (0..6).for_each(|token| start(&mut client, KEEP, token, Some(Duration::from_millis(20))));
+    for token in 0..6 {
+        let call = with_buffers(&mut client, KEEP, token as u32).timeout(Duration::from_millis(20));
+        client.launch(call, token);
+    }
     let mut ends = Vec::new();
     assert!(settles(|| {
-        client.poll(|done| ends.push(done));
+        client.poll(|done| ends.push((done.token as u32, done.result)));
         ends.len() == 6
     }));
-    let was_sent = |end: &&rpcrdma::client::Done| {
-        matches!(end.result, Err(FailedCall { error: CallError::TimedOut { sent: true }, .. }))
-    };
-    let sent = ends.iter().filter(was_sent).count() as u64;
+    let timed_out = CallError::TimedOut { sent: true };
+    let is_sent = |end: &CallResult| end.as_ref().is_err_and(|failed| failed.error == timed_out);
+    let sent = ends.iter().filter(|(_, end)| is_sent(end)).count();
     assert!((1..6).contains(&sent), "{sent} of 6");
     assert!(settles(|| away() == sent), "{sent} were sent, {} have come", away());
-    for done in ends {
-        let seed = done.token as u32;
-        match done.result {
-            Err(FailedCall { error: CallError::TimedOut { sent: true }, .. }) => {
-                nothing(done.result.expect_err("it has failed"));
-            }
-            result => {
-                let error = whole(result, seed).0;
-                let held = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered as u64 == sent);
-                assert!(held, "{error:?}: the server holds all credits");
-            }
+    for (seed, end) in ends {
+        if is_sent(&end) {
+            nothing(end.expect_err("it has failed"));
+        } else {
+            let error = whole(end, seed).0;
+            let held = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered as usize == sent);
+            assert!(held, "{error:?}: the server holds all credits");
         }
     }
-    assert_eq!(client.stats().exposed_buffers, 2 * sent, "those that the server has");
+    assert_eq!(client.stats().exposed_buffers, 2 * sent as u64, "those that the server has");
     kept.lock().expect("no panic").clear();
     assert!(settles(|| {
         client.poll(|_| panic!("all have ended"));
@@ -171,15 +148,20 @@ fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
     }));
 }
 
+/// Memory of a client with a thread, with a pattern.
+fn data(client: &mut Client, seed: u32) -> Buf {
+    let mut data = client.alloc(LEN).expect("memory");
+    pattern(seed, &mut data);
+    data
+}
+
 #[test]
 fn a_client_with_a_thread_gives_them_back_too() {
-    let mut world = World::new("returned-thread");
     let (services, kept) = keeping();
-    let address = world.serve_with(small_server(), services);
+    let (mut world, address) = World::serving("returned-thread", small(), services);
     let mut client = Client::connect(&address, small_client(small())).expect("a connection");
     let call = |client: &mut Client, procedure: u32| {
-        let mut data = client.alloc(LEN).expect("memory");
-        pattern(7, &mut data);
+        let data = data(client, 7);
         client.start(ClientCall::new(procedure).read_chunk(0, data).write_chunk(LEN as u32)).expect("a slot")
     };
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
@@ -196,37 +178,25 @@ fn a_client_with_a_thread_gives_them_back_too() {
 
 #[test]
 fn a_call_that_is_waited_for_gives_them_back() {
-    let mut world = World::new("returned-waited");
-    let address = world.serve(small_server());
+    let (world, address) = World::standard("returned-waited", small());
     let mut client = world.client(&address, small());
-    let first = client.first();
-    let mut data = client.alloc(first, LEN).expect("memory");
-    pattern(3, &mut data);
-    let mut call = client.prepare(MISSING, 0).expect("memory");
-    call = call.read_chunk(0, data);
-    call = call.write_chunk_into(client.alloc(first, LEN).expect("memory"));
+    let call = with_buffers(&mut client, MISSING, 3);
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
     assert_eq!(whole(client.call(call), 3).0, refused);
     let mut client = Client::connect(&address, small_client(small())).expect("a connection");
-    let mut data = client.alloc(LEN).expect("memory");
-    pattern(4, &mut data);
-    let call = ClientCall::new(MISSING).read_chunk(0, data).write_chunk(LEN as u32);
+    let call = ClientCall::new(MISSING).read_chunk(0, data(&mut client, 4)).write_chunk(LEN as u32);
     assert_eq!(whole(client.call(call), 4).0, refused);
 }
 
 #[test]
 fn a_call_that_is_not_started_gives_them_back() {
-    let mut world = World::new("returned-unstarted");
     let (services, kept) = keeping();
-    let address = world.serve_with(small_server(), services);
+    let (_world, address) = World::serving("returned-unstarted", small(), services);
     let config = small_client(small().with(|c| c.limits.max_calls = 1));
     let mut client = Client::connect(&address, config).expect("a connection");
     let with = |client: &mut Client, chunks: u32| {
-        (0..chunks).fold(ClientCall::new(KEEP).write_chunk(LEN as u32), |call, seed| {
-            let mut data = client.alloc(LEN).expect("memory");
-            pattern(seed, &mut data);
-            call.read_chunk(seed as usize * LEN, data)
-        })
+        let add = |call: ClientCall, seed| call.read_chunk(seed as usize * LEN, data(client, seed));
+        (0..chunks).fold(ClientCall::new(KEEP).write_chunk(LEN as u32), add)
     };
     let first = with(&mut client, 1);
     let pending = client.start(first).expect("its slot");
@@ -249,8 +219,7 @@ fn a_call_that_is_not_started_gives_them_back() {
 fn a_call_of_a_stopped_shard_returns_its_buffers() {
     let mut world = World::new("returned-stopped");
     let (_forward, mut reverse) = both_ways(&mut world, small(), small());
-    let mut data = reverse.alloc(LEN).expect("memory");
-    pattern(5, &mut data);
+    let data = data(&mut reverse, 5);
     assert!(!reverse.is_closed());
     drop(world.take_server());
     let call = ClientCall::new(STORE).read_chunk(4, data);
@@ -260,21 +229,13 @@ fn a_call_of_a_stopped_shard_returns_its_buffers() {
 
 #[test]
 fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
-    let mut world = World::new("returned-again");
-    let (services, kept) = keeping();
-    let address = world.serve_with(small_server(), services);
-    let backoff = (Duration::from_millis(1), Duration::from_millis(10));
     let config = small_client(small()).with(|c| {
-        c.connect.retransmit = true;
-        c.connect.reconnect_attempts = 3;
-        c.connect.reconnect_backoff = backoff;
+        (c.connect.retransmit, c.connect.reconnect_attempts) = (true, 3);
+        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
     });
-    let mut client = world.client(&address, config);
-    (1..=3).for_each(|token| start(&mut client, KEEP, token, None));
-    assert!(settles(|| {
-        client.poll(|_| panic!("nobody answers"));
-        kept.lock().expect("no panic").len() == 3
-    }));
+    let (mut world, mut client, kept) = keeping_pair("returned-again", config);
+    (1..=3).for_each(|token| start(&mut client, KEEP, token));
+    keeps(&mut client, &kept, 3);
     drop(world.take_server());
     let mut ends = Vec::new();
     assert!(settles(|| {
@@ -282,8 +243,7 @@ fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
         ends.len() == 3
     }));
     for done in ends {
-        let seed = done.token as u32;
-        assert!(matches!(whole(done.result, seed).0, CallError::ConnectionLost { .. }));
+        assert!(matches!(whole(done.result, done.token as u32).0, CallError::ConnectionLost { .. }));
     }
     kept.lock().expect("no panic").clear();
 }

@@ -1,22 +1,13 @@
 //! Calls in the reverse direction (RFC 8167; version 2 §5.2.5).
 //! A server calls its client, on the connection that the client made.
 
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
-use rpcrdma::proto::Defect;
+use rpcrdma::CloseReasonKind;
 use rpcrdma::service::Caller;
 use rpcrdma::shard::CloseCause;
 use rpcrdma::wire::properties::ReverseSupport;
-use rpcrdma::{CallError, CloseReason, CloseReasonKind, Config, CreditMode, Procedure, Services};
-use rpcrdma_tests::{
-    ECHO, LOAD, PROGRAM, VERSION, With, World, settles, small, small_client, small_server, standard_services,
-};
+use rpcrdma_tests::prelude::*;
 
 pub(super) const HELLO: u32 = 100;
-const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
 /// The standard services, and a procedure that reports its caller.
 pub(super) fn telling_services() -> (Services, Receiver<Caller>) {
@@ -25,7 +16,7 @@ pub(super) fn telling_services() -> (Services, Receiver<Caller>) {
     let mut services = standard_services();
     let hello = Procedure::new(move |call| {
         let told = tell.lock().map(|tell| tell.send(call.info().caller()));
-        told.is_ok().then_some(()).ok_or(rpcrdma::Refusal::SystemError)
+        told.is_ok().then_some(()).ok_or(Refusal::SystemError)
     });
     services.add(PROGRAM, VERSION, HELLO, hello);
     (services, told)
@@ -38,8 +29,7 @@ pub(super) fn serving_client(shard: Config) -> ClientConfig {
 /// A client with services, and the server's handle to call it.
 pub(super) fn both_ways(world: &mut World, server: Config, client: Config) -> (Client, Client) {
     let (services, told) = telling_services();
-    let config = rpcrdma::server::ServerConfig { shard: server, ..small_server() };
-    let address = world.serve_with(config, services);
+    let address = world.serve_with(ServerConfig { shard: server, ..small_server() }, services);
     let mut forward = Client::connect(&address, serving_client(client)).unwrap();
     forward.call(ClientCall::new(HELLO)).unwrap();
     let caller = told.recv().unwrap();
@@ -66,7 +56,7 @@ fn a_client_with_services_has_reverse_credits() {
 fn both_directions_at_once_in_each_version() {
     for scheme in SCHEMES {
         let mut world = World::new("both-ways");
-        let config = small().with(|c| c.wire.credit_mode = scheme);
+        let config = in_mode(scheme);
         let (mut forward, mut reverse) = both_ways(&mut world, config.clone(), config);
         let other = std::thread::spawn(move || {
             for n in 0..2000u32 {
@@ -87,9 +77,9 @@ fn both_directions_at_once_in_each_version() {
 
 #[test]
 fn reverse_calls_of_any_length_and_with_chunks() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for scheme in SCHEMES_2 {
         let mut world = World::new("reverse-forms");
-        let config = small().with(|c| c.wire.credit_mode = scheme);
+        let config = in_mode(scheme);
         let (forward, mut reverse) = both_ways(&mut world, config.clone(), config);
         for len in [0, 4, 3000] {
             let args = vec![7; len];
@@ -122,9 +112,8 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
 
 #[test]
 fn a_client_without_services_is_not_called() {
-    let mut world = World::new("reverse-none");
     let (services, told) = telling_services();
-    let address = world.serve_with(small_server(), services);
+    let (world, address) = World::serving("reverse-none", small_server(), services);
     let mut forward = Client::connect(&address, small_client(small())).unwrap();
     forward.call(ClientCall::new(HELLO)).unwrap();
     let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
@@ -136,7 +125,6 @@ fn a_client_without_services_is_not_called() {
 #[test]
 fn a_handler_does_not_block_its_own_shard() {
     const BACK: u32 = 101;
-    let mut world = World::new("reverse-own-shard");
     let (mut services, told) = telling_services();
     let reverse: Arc<Mutex<Option<Client>>> = Arc::default();
     let held = Arc::clone(&reverse);
@@ -156,10 +144,10 @@ fn a_handler_does_not_block_its_own_shard() {
     let join = Procedure::new(move |_| {
         let mut reverse = blocking.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let started = reverse.as_mut().expect("set before").start(ClientCall::new(ECHO).args(b"four".to_vec()));
-        started.expect("a start").join().map(drop).map_err(|_| rpcrdma::Refusal::GarbageArguments)
+        started.expect("a start").join().map(drop).map_err(|_| Refusal::GarbageArguments)
     });
     services.add(PROGRAM, VERSION, BACK, back).add(PROGRAM, VERSION, BACK + 1, join);
-    let address = world.serve_with(small_server(), services);
+    let (world, address) = World::serving("reverse-own-shard", small_server(), services);
     let mut forward = Client::connect(&address, serving_client(small())).expect("a connection");
     forward.call(ClientCall::new(HELLO)).expect("a reply");
     let caller = told.recv().expect("the caller");
@@ -167,7 +155,7 @@ fn a_handler_does_not_block_its_own_shard() {
     assert_eq!(forward.call(ClientCall::new(BACK)).expect("a reply").results(), b"done");
     // A join there is the handler's panic.
     let failed = forward.call(ClientCall::new(BACK + 1)).expect_err("it would not end").error;
-    assert_eq!(failed, CallError::Refused(rpcrdma::Refusal::SystemError));
+    assert_eq!(failed, CallError::Refused(Refusal::SystemError));
     assert_eq!(echo(&mut forward, b"four").expect("the shard runs"), b"four");
     // Another thread may block for it.
     let mut reverse = reverse.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take().expect("set before");
@@ -179,13 +167,12 @@ fn a_handler_does_not_block_its_own_shard() {
 fn a_draining_server_calls_back_while_it_serves_calls() {
     const HOLD: u32 = 102;
     for scheme in SCHEMES {
-        let mut world = World::new("reverse-drain");
-        let shard = || small().with(|c| c.wire.credit_mode = scheme);
+        let shard = || in_mode(scheme);
         let (mut services, told) = telling_services();
         let (hold, held) = channel();
         services.add(PROGRAM, VERSION, HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")));
-        let config = rpcrdma::server::ServerConfig { shard: shard(), ..small_server() };
-        let address = world.serve_with(config, services);
+        let (mut world, address) =
+            World::serving("reverse-drain", ServerConfig { shard: shard(), ..small_server() }, services);
         let mut forward = Client::connect(&address, serving_client(shard())).expect("a connection");
         forward.call(ClientCall::new(HELLO)).expect("a reply");
         let caller = told.recv().expect("the caller");
@@ -225,9 +212,8 @@ fn reverse_calls_end_with_the_connection() {
 
 #[test]
 fn a_late_callback_gets_an_error() {
-    let mut world = World::new("reverse-late");
     let (services, told) = telling_services();
-    let address = world.serve_with(small_server(), services);
+    let (world, address) = World::serving("reverse-late", small_server(), services);
     let mut forward = Client::connect(&address, serving_client(small())).unwrap();
     forward.call(ClientCall::new(HELLO)).unwrap();
     drop(forward);

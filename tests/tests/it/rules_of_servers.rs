@@ -1,305 +1,156 @@
 //! Protocol rules of responders, observed from the other end.
 //! `engine/REQUIREMENTS.md` lists these tests.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rpcrdma::fabric::Access;
-use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::properties::{Builder, Property};
-use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{
-    Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
-};
-use rpcrdma::{Address, CreditMode, Procedure};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::{be, error_of, unharmed};
-
-pub(super) const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
-/// Bytes of the RPC header of these calls: the offset of their arguments.
-pub(super) const ARGS_AT: u32 = 40;
-pub(super) const XID: u32 = 0x0102_0304;
-
-/// A raw client with a credit mode.
-pub(super) struct Client {
-    pub(super) peer: RawPeer,
-}
-
-impl Client {
-    pub(super) fn connect(address: &Address, scheme: CreditMode, revision: Revision) -> Self {
-        let mut peer = RawPeer::connect_silently(address);
-        peer.revision = revision;
-        match scheme {
-            CreditMode::V1 => peer.version = Version::V1,
-            _ => peer.introduce(),
-        }
-        assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
-        Self { peer }
-    }
-
-    pub(super) fn send(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
-        let bytes = self.peer.message(xid, flags, body, payload);
-        self.peer.send(&bytes);
-    }
-
-    pub(super) fn call(&mut self, procedure: u32, chunks: Chunks<'_>, args: &[u8]) {
-        let call = call_bytes(XID, PROGRAM, VERSION, procedure, args);
-        self.send(XID, Flags::NONE, Body::Msg(chunks), &call);
-    }
-
-    /// The next message other than grants and properties.
-    pub(super) fn answer(&mut self) -> Message {
-        loop {
-            let message = self.peer.receive().expect("the connection goes on");
-            let view = View::check(&message.bytes, self.peer.revision).expect("a header");
-            let grant = view.htype() == HeaderType::Nomsg && view.xid() == 0;
-            if !grant && view.htype() != HeaderType::Connprop {
-                return message;
-            }
-        }
-    }
-
-    pub(super) fn error(&mut self) -> (u32, ErrorBody) {
-        error_of(&self.answer().bytes, self.peer.revision)
-    }
-
-    /// Checks that the connection is alive, and that no unexpected message has arrived.
-    pub(super) fn ping(&mut self) {
-        let call = call_bytes(7, PROGRAM, VERSION, ECHO, b"ping");
-        self.send(7, Flags::NONE, Body::Msg(Chunks::NONE), &call);
-        let message = self.answer();
-        let view = View::check(&message.bytes, self.peer.revision).expect("a header");
-        assert_eq!((view.xid(), view.payload()), (7, &reply_bytes(7, b"ping")[..]));
-    }
-}
-
-pub(super) fn server_of(scheme: CreditMode) -> ServerConfig {
-    ServerConfig { shard: small().with(|c| c.wire.credit_mode = scheme), ..small_server() }
-}
-
-/// A server and its client.
-pub(super) fn pair(name: &'static str, scheme: CreditMode) -> (World, Address, Client) {
-    let mut world = World::new(name);
-    let address = world.serve(server_of(scheme));
-    let client = Client::connect(&address, scheme, Revision::Ietf00);
-    (world, address, client)
-}
-
-pub(super) fn reads(list: &[ReadSegment]) -> Chunks<'_> {
-    Chunks { reads: list, ..Chunks::NONE }
-}
-
-pub(super) fn segment(length: u32) -> Segment {
-    Segment { handle: 1, length, offset: 0 }
-}
+use super::hostile_client::unharmed;
 
 #[test]
 fn replies_repeat_xid_and_version_and_have_no_read_list() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("replies", scheme);
-        let mut data = [0; 64];
-        pattern(0, &mut data);
-        let (read, _from) = client.peer.expose(&data, Access::REMOTE_READ);
-        let (write, _to) = client.peer.expose(&data, Access::REMOTE_WRITE);
-        let read = [ReadSegment { position: ARGS_AT + 4, target: read }];
-        let write = WriteList { counts: &[1], segments: &[write] };
+    with_raw("replies", SCHEMES, |client| {
+        let ((from, _from), (to, _to)) = (client.source(0, 64), client.room(64));
+        let (read, write) = (Lists::new().read(ARGS_AT + 4, [from]), Lists::new().write([to]));
+        let both = read.clone().write([to]);
         let cases: [(u32, Chunks<'_>, &[u8]); 6] = [
             (ECHO, Chunks::NONE, b"any"),
-            (STORE, reads(&read), &[0; 4]),
-            (LOAD, Chunks { writes: write, ..Chunks::NONE }, &[0, 0, 0, 0, 0, 0, 0, 64]),
-            (MIRROR, Chunks { reads: &read, writes: write, ..Chunks::NONE }, &[0; 4]),
+            (STORE, read.chunks(), &[0; 4]),
+            (LOAD, write.chunks(), &[0, 0, 0, 0, 0, 0, 0, 64]),
+            (MIRROR, both.chunks(), &[0; 4]),
             (REFUSE, Chunks::NONE, &[0; 4]),
             (999, Chunks::NONE, b""),
         ];
         for (procedure, chunks, args) in cases {
-            client.call(procedure, chunks, args);
-            let bytes = client.answer().bytes;
-            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-            assert_eq!((view.xid(), view.version()), (XID, client.peer.version), "{scheme:?} {procedure}");
-            let flags = match scheme {
-                CreditMode::V2Windowed => Flags::RESPONSE.with(Flags::RECEIVED),
-                CreditMode::V2Incremental => Flags::RESPONSE,
-                CreditMode::V1 => Flags::NONE,
+            let _row = row(procedure);
+            let answer = client.ask(procedure, chunks, args);
+            assert_eq!((answer.xid(), answer.version()), (XID, client.version));
+            let (flags, granted) = match client.scheme() {
+                CreditMode::V2Windowed => (Flags::RESPONSE.with(Flags::RECEIVED), answer.credit()),
+                CreditMode::V2Incremental => (Flags::RESPONSE, answer.credit() >> 16),
+                CreditMode::V1 => (Flags::NONE, answer.credit()),
             };
-            assert_eq!((view.htype(), view.flags()), (HeaderType::Msg, flags), "{scheme:?} {procedure}");
-            assert_eq!(view.reads().count(), 0, "{scheme:?} {procedure}");
-            assert_eq!(view.payload()[..8], be(&[XID, 1]), "{scheme:?} {procedure}: XID and REPLY");
-            let granted = match scheme {
-                CreditMode::V2Incremental => view.credit() >> 16,
-                _ => view.credit(),
-            };
-            assert_ne!(granted, 0, "{scheme:?} {procedure}");
+            assert_eq!((answer.htype(), answer.flags()), (HeaderType::Msg, flags));
+            assert_eq!((answer.reads().count(), &answer.payload()[..8]), (0, &be(&[XID, 1])[..]), "XID and REPLY");
+            assert_ne!(granted, 0);
         }
-    }
+    });
 }
 
 /// RFC 5531 §9.
 #[test]
 fn another_version_of_rpc_is_answered_with_the_range() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("rpcvers", scheme);
-        for rpcvers in [0, 1, 3, u32::MAX] {
-            let mut call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"");
-            call[8..12].copy_from_slice(&rpcvers.to_be_bytes());
-            let bytes = client.peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
-            client.peer.send(&bytes);
-            let bytes = client.answer().bytes;
-            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+    with_raw("rpcvers", SCHEMES, |client| {
+        for_each([0, 1, 3, u32::MAX], |rpcvers| {
+            client.msg(XID, Chunks::NONE, &with_word(&call_bytes(XID, PROGRAM, VERSION, ECHO, b""), 8, rpcvers));
             // REPLY, MSG_DENIED, RPC_MISMATCH, from 2 to 2.
-            assert_eq!(view.payload(), be(&[XID, 1, 1, 0, 2, 2]), "{scheme:?} {rpcvers}");
-        }
-    }
+            assert_eq!(client.answer().payload(), be(&[XID, 1, 1, 0, 2, 2]));
+        });
+    });
 }
 
 #[test]
 fn write_chunks_come_back_with_their_segments_and_true_lengths() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("written", scheme);
-        let (all, memory) = client.peer.expose(&[0xEE; 1000], Access::REMOTE_WRITE);
-        let (other, untouched) = client.peer.expose(&[0xEE; 100], Access::REMOTE_WRITE);
-        let part = |offset, length| Segment { length, offset: all.offset + offset, ..all };
-        let segments = [part(0, 300), part(300, 400), part(700, 300), other];
-        let writes = WriteList { counts: &[3, 1], segments: &segments };
+    with_raw("written", SCHEMES, |client| {
+        let ((all, memory), (other, untouched)) = (client.room(1000), client.room(100));
+        let segments = all.cut(&[300, 400, 300]);
         // 501 bytes, which XDR would pad to 504, and none.
-        client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&[9, 501, 0]));
-        let bytes = client.answer().bytes;
-        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-        let returned: Vec<Vec<Segment>> = view.writes().map(|chunk| chunk.segments().collect()).collect();
+        let answer = client.ask(LOAD, &Lists::new().write(&segments).write([other]), &be(&[9, 501, 0]));
         let with = |segment: Segment, length| Segment { length, ..segment };
-        let expected =
-            [vec![with(segments[0], 300), with(segments[1], 201), with(segments[2], 0)], vec![with(other, 0)]];
-        assert_eq!(returned, expected, "{scheme:?}");
-        let (mut now, mut rest) = ([0; 1000], [0; 100]);
-        assert!(memory.read_at(0, &mut now) && untouched.read_at(0, &mut rest));
-        assert!(patterned(9, &now[..501]), "{scheme:?}");
-        assert!(now[501..].iter().chain(&rest).all(|&byte| byte == 0xEE), "{scheme:?}: padding was written");
-    }
+        let first = vec![with(segments[0], 300), with(segments[1], 201), with(segments[2], 0)];
+        assert_eq!(answer.write_chunks(), [first, vec![with(other, 0)]]);
+        let now = contents(&memory, 1000);
+        assert!(patterned(9, &now[..501]));
+        assert!(filled(UNTOUCHED, &now[501..]) && filled(UNTOUCHED, &contents(&untouched, 100)), "padding was written");
+    });
 }
 
 #[test]
 fn read_chunks_of_several_segments_are_joined_in_order() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("joined", scheme);
-        let (mut first, mut second) = ([0; 1001], [0; 10]);
-        pattern(5, &mut first);
-        pattern(6, &mut second);
-        let (first, _one) = client.peer.expose(&first, Access::REMOTE_READ);
-        let (second, _two) = client.peer.expose(&second, Access::REMOTE_READ);
+    with_raw("joined", SCHEMES, |client| {
+        let ((first, _one), (second, _two)) = (client.source(5, 1001), client.source(6, 10));
         let position = ARGS_AT + 4;
-        let part = |offset, length| ReadSegment {
-            position,
-            target: Segment { length, offset: first.offset + offset, ..first },
-        };
         // The second chunk follows the first and its padding.
-        let behind = ReadSegment { position: position + 1004, target: second };
-        let list = [part(0, 1), part(1, 2), part(3, 997), part(1000, 1), behind];
-        client.call(STORE, reads(&list), &be(&[5]));
-        let bytes = client.answer().bytes;
-        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-        assert_eq!(view.payload(), reply_bytes(XID, &be(&[1001, 10])), "{scheme:?}");
-    }
+        let list = Lists::new().read(position, first.cut(&[1, 2, 997, 1])).read(position + 1004, [second]);
+        assert_eq!(client.ask(STORE, &list, &be(&[5])).payload(), reply_bytes(XID, &be(&[1001, 10])));
+    });
 }
 
 /// The error's maximum is that of the procedure, or 0.
 #[test]
 fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
     const TWO: u32 = 20;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let mut world = World::new("read-chunks");
-        let mut services = standard_services();
-        services.add(PROGRAM, VERSION, TWO, Procedure::new(|_| Ok(())).read_chunks(2, 64).uncounted());
-        let shard = small().with(|c| c.wire.credit_mode = scheme);
-        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
-        let (target, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_READ);
+    let services = standard_and([(TWO, Procedure::new(|_| Ok(())).read_chunks(2, 64).uncounted())]);
+    with_raw_of("read-chunks", SCHEMES_2, &services, |client| {
+        let (target, _memory) = client.expose(&[0; 64], Access::REMOTE_READ);
         let list = [0, 64, 128].map(|at| ReadSegment { position: ARGS_AT + at, target });
-        for (procedure, most) in [(TWO, 2), (ECHO, 0)] {
-            client.call(procedure, reads(&list), b"");
-            let error = error_of(&client.answer().bytes, Revision::Ietf00);
-            assert_eq!(error, (XID, ErrorBody::ReadChunks { max: most }), "{scheme:?} {procedure}");
+        for (procedure, max) in [(TWO, 2), (ECHO, 0)] {
+            let error = client.ask(procedure, reads(&list), b"").error();
+            assert_eq!(error, (XID, ErrorBody::ReadChunks { max }), "{procedure}");
         }
-        client.call(TWO, reads(&list[..2]), b"");
-        let bytes = client.answer().bytes;
-        assert_eq!(View::check(&bytes, Revision::Ietf00).expect("a header").htype(), HeaderType::Msg);
-    }
+        assert_eq!(client.ask(TWO, reads(&list[..2]), b"").htype(), HeaderType::Msg);
+    });
 }
 
 #[test]
 fn errors_have_the_response_flag() {
-    for revision in [Revision::Ietf00, Revision::Cel09] {
-        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-            let mut world = World::new("flagged");
-            let shard = small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.wire.revision = revision;
-            });
-            let address = world.serve(ServerConfig { shard, ..small_server() });
-            let mut client = Client::connect(&address, scheme, revision);
-            client.call(ECHO, reads(&[ReadSegment { position: ARGS_AT, target: segment(1) }]), b"");
-            let bytes = client.answer().bytes;
-            assert_eq!(error_of(&bytes, revision), (XID, ErrorBody::ReadChunks { max: 0 }));
-            let view = View::check(&bytes, revision).expect("a header");
-            assert_eq!(view.version(), Version::V2);
-            assert!(view.flags().contains(Flags::RESPONSE), "{revision:?} {scheme:?}");
+    for_each([Revision::Ietf00, Revision::Cel09], |revision| {
+        for_each(SCHEMES_2, |scheme| {
+            let (_world, address) = World::standard("flagged", in_mode(scheme).with(|c| c.wire.revision = revision));
+            let mut client = RawPeer::connect_with(&address, scheme, revision);
+            let answer = client.ask(ECHO, &Lists::new().read(ARGS_AT, [segment(1)]), b"");
+            assert_eq!(answer.error(), (XID, ErrorBody::ReadChunks { max: 0 }));
+            assert!(answer.version() == Version::V2 && answer.flags().contains(Flags::RESPONSE));
             client.ping();
-        }
-    }
+        });
+    });
 }
 
 #[test]
 fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let (_world, _, mut client) = pair("grants", scheme);
+    with_raw("grants", SCHEMES_2, |client| {
         client.ping();
         // Each message consumes a Receive and gets no answer. A grant is due after half the credits.
         for _ in 0..small().limits.credits - 1 {
-            client.send(XID, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(XID, b""));
+            client.part(XID, Flags::RESPONSE, &reply_bytes(XID, b""));
         }
-        let bytes = client.peer.receive().expect("a grant").bytes;
-        let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-        assert_eq!((view.htype(), view.xid(), view.has_chunks()), (HeaderType::Nomsg, 0, false), "{scheme:?}");
-        assert_eq!(view.flags().without(Flags::RECEIVED), Flags::NONE, "{scheme:?}");
-        assert_eq!((view.inv_handle(), view.payload_offset()), (0, bytes.len()), "{scheme:?}");
-    }
+        let grant = client.receive().expect("a grant");
+        assert_eq!((grant.htype(), grant.xid(), grant.has_chunks()), (HeaderType::Nomsg, 0, false));
+        assert_eq!(grant.flags().without(Flags::RECEIVED), Flags::NONE);
+        assert_eq!((grant.inv_handle(), grant.view().payload_offset()), (0, grant.len()));
+    });
 }
 
 #[test]
 fn an_operation_that_is_not_supported_gets_inval_htype() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let (_world, _, mut client) = pair("operations", scheme);
+    with_raw("operations", SCHEMES_2, |client| {
         client.ping();
+        let inval_htype = (XID, ErrorBody::InvalHtype);
         for opttype in [1, 2, 3, 4, 5, u32::MAX] {
-            client.send(XID, Flags::NONE, Body::Optional { opttype, optinfo: &[0; 8] }, b"");
-            assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {opttype}");
+            client.say(XID, Flags::NONE, Body::Optional { opttype, optinfo: &[0; 8] }, b"");
+            assert_eq!(client.error(), inval_htype, "{opttype}");
         }
         // Whatever the body is: none, one word, more opaque data than the message has, and bytes after its end.
-        let whole = client.peer.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
         let words: [&[u32]; 4] = [&[], &[1], &[1, 100, 0], &[1, 0, 7]];
         for body in words {
-            let mut bytes = whole[..whole.len() - 8].to_vec();
-            if client.peer.windowed {
-                bytes[20..24].copy_from_slice(&client.peer.received.to_be_bytes());
-            }
-            bytes.extend(be(body));
-            client.peer.send(&bytes);
-            assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {body:?}");
+            let whole = client.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
+            client.send(&[&whole[..whole.len() - 8], &be(body)].concat());
+            assert_eq!(client.error(), inval_htype, "{body:?}");
         }
         for htype in [2u32, 3, 6, 0xFFFF_FF04] {
-            let mut bytes = client.peer.message(XID, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
-            bytes[12..16].copy_from_slice(&htype.to_be_bytes());
-            client.peer.send(&bytes);
-            assert_eq!(client.error(), (XID, ErrorBody::InvalHtype), "{scheme:?} {htype}");
+            let nomsg = client.message(XID, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+            client.send(&with_word(&nomsg, 12, htype));
+            assert_eq!(client.error(), inval_htype, "{htype}");
         }
         client.ping();
-    }
+    });
 }
 
 #[test]
 fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
-    let (_world, address, _) = pair("properties", CreditMode::V2Windowed);
-    let size = 4096u32.to_be_bytes();
+    let (_world, address) = World::standard("properties", CreditMode::V2Windowed);
+    let connect = || RawPeer::connect_in(&address, CreditMode::V2Windowed);
+    let (size, most, count) = (4096u32.to_be_bytes(), be(&[1 << 20]), be(&[16]));
     let cases: [(&str, u32, &[u8], bool); 8] = [
         ("good", 2, &size, true),
         ("the default", 2, b"", true),
@@ -310,142 +161,100 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
         ("a boolean of 2", 0xFFFF_FF02, &[0, 0, 0, 2], false),
         ("opaque data beyond their own end", 6, &[0, 0, 0, 9, 1, 2, 3, 4], false),
     ];
-    for (name, which, data, good) in cases {
+    for_each(cases, |(_, which, data, good)| {
         // Each case stands between two valid properties.
-        let mut buffer = [0; 64];
-        let set = Builder::new(&mut buffer)
-            .uint32(3, 1 << 20)
-            .and_then(|set| set.property(Property { which, data }))
-            .and_then(|set| set.uint32(4, 16))
-            .expect("space")
-            .finish();
-        let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
-        client.send(XID, Flags::NONE, Body::Connprop(set), b"");
+        let mut client = connect();
+        client.send(&client.connprop(Flags::NONE, &[(3, &most), (which, data), (4, &count)]));
         if !good {
-            assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{name}");
+            client.bad_xdr("a property");
         }
         client.ping();
-    }
+    });
     // Data beyond the end of the message.
-    let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
-    let mut buffer = [0; 64];
-    let set = Builder::new(&mut buffer).uint32(2, 4096).expect("space").finish();
-    let bytes = client.peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
-    client.peer.send(&bytes[..bytes.len() - 4]);
-    assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
+    let mut client = connect();
+    let bytes = client.connprop(Flags::NONE, &[(2, &size)]);
+    client.send(&bytes[..bytes.len() - 4]);
+    client.bad_xdr("cut off");
     client.ping();
 }
 
 #[test]
 fn unknown_flags_of_a_connprop_get_inval_flag() {
-    for revision in [Revision::Ietf00, Revision::Cel09] {
-        // The older revision has this code in place of INVAL_FLAG. There, MORE is unknown, too.
-        let (error, flags) = match revision {
-            Revision::Ietf00 => (ErrorBody::InvalFlag, [0x80, 0x8000_0000]),
-            Revision::Cel09 => (ErrorBody::InvalHtype, [0x80, 2]),
-        };
-        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-            let mut world = World::new("connprop-flags");
-            let server = server_of(scheme).with(|c| c.shard.wire.revision = revision);
-            let address = world.serve(server);
+    let size: &[u8] = &be(&[4096]);
+    // The older revision has this code in place of INVAL_FLAG. There, MORE is unknown, too.
+    let revisions = [
+        (Revision::Ietf00, 2, ErrorBody::InvalFlag, [0x80, 0x8000_0000]),
+        (Revision::Cel09, 1, ErrorBody::InvalHtype, [0x80, 2]),
+    ];
+    for_each(revisions, |(revision, which, error, flags)| {
+        for_each(SCHEMES_2, |scheme| {
+            let config = in_mode(scheme).with(|c| c.wire.revision = revision);
+            let (_world, address) = World::standard("connprop-flags", config);
             for flag in flags {
-                let mut buffer = [0; 64];
-                let which = if revision == Revision::Cel09 { 1 } else { 2 };
-                let set = Builder::new(&mut buffer).uint32(which, 4096).expect("space").finish();
-                let mut client = Client::connect(&address, scheme, revision);
-                let mut bytes = client.peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
-                let said = u32::from_be_bytes(bytes[16..20].try_into().expect("a word")) | flag;
-                bytes[16..20].copy_from_slice(&said.to_be_bytes());
-                client.peer.send(&bytes);
-                assert_eq!(client.error(), (XID, error), "{revision:?} {scheme:?} {flag:#x}");
+                let mut client = RawPeer::connect_with(&address, scheme, revision);
+                let bytes = client.connprop(Flags::NONE, &[(which, size)]);
+                let said = u32::from_be_bytes(bytes[16..20].try_into().expect("a word"));
+                client.send(&with_word(&bytes, 16, said | flag));
+                assert_eq!(client.error(), (XID, error), "{flag:#x}");
                 client.ping();
             }
             // The received count before both ends have offered it.
             let mut peer = RawPeer::connect_silently(&address);
             (peer.revision, peer.windowed) = (revision, true);
-            let mut buffer = [0; 64];
-            let set = Builder::new(&mut buffer).uint32(9, 4096).expect("space").finish();
-            let bytes = peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
-            peer.send(&bytes);
-            assert_eq!(Client { peer }.error(), (XID, error), "{revision:?} {scheme:?}");
-        }
-    }
+            peer.send(&peer.connprop(Flags::NONE, &[(9, size)]));
+            assert_eq!(peer.error(), (XID, error));
+        });
+    });
 }
 
 /// Whatever else is wrong with the RPC header, and in a long call, too.
 #[test]
 fn differing_xids_get_bad_xdr_or_err_chunk() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("two-xids", scheme);
+    with_raw("two-xids", SCHEMES, |client| {
         client.ping();
-        let other = XID + 1;
-        let good = call_bytes(other, PROGRAM, VERSION, ECHO, b"four");
-        let with = |at: usize, word: u32| {
-            let mut bytes = good.clone();
-            bytes[at..at + 4].copy_from_slice(&word.to_be_bytes());
-            bytes
-        };
-        let payloads = [
-            good.clone(),
-            // Message type, RPC version, program, length of the credential.
-            with(4, 7),
-            with(8, 3),
-            with(12, 1),
-            with(28, 1000),
-            good[..4].to_vec(),
-            good[..8].to_vec(),
-            good[..20].to_vec(),
-        ];
-        let assert_refused = |client: &mut Client, what: &str| match scheme {
-            CreditMode::V1 => assert_err_chunk(client, what),
-            _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}: {what}"),
-        };
-        for payload in payloads {
-            client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &payload);
-            assert_refused(&mut client, &format!("{payload:?}"));
-            let (whole, _memory) = client.peer.expose(&payload, Access::REMOTE_READ);
-            client.send(XID, Flags::NONE, Body::Nomsg(reads(&[ReadSegment { position: 0, target: whole }])), b"");
-            assert_refused(&mut client, &format!("{payload:?} in a chunk"));
+        let good = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"four");
+        // Message type, RPC version, program, length of the credential.
+        let wrong = [(4, 7), (8, 3), (12, 1), (28, 1000)].map(|(at, word)| with_word(&good, at, word));
+        let cut = [good.len(), 4, 8, 20].map(|len| good[..len].to_vec());
+        for payload in wrong.into_iter().chain(cut) {
+            client.msg(XID, Chunks::NONE, &payload);
+            client.bad_xdr(&format!("{payload:?}"));
+            let (whole, _memory) = client.expose(&payload, Access::REMOTE_READ);
+            client.nomsg(XID, &Lists::new().read(0, [whole]));
+            client.bad_xdr(&format!("{payload:?} in a chunk"));
         }
         client.ping();
-    }
+    });
 }
 
 #[test]
 fn more_where_it_has_no_meaning_gets_inval_flag() {
-    let (_world, _, mut client) = pair("more", CreditMode::V2Windowed);
-    client.ping();
-    let write = WriteList { counts: &[1], segments: &[segment(8)] };
-    let bodies = [
-        Body::Nomsg(Chunks::NONE),
-        Body::Nomsg(Chunks { writes: write, ..Chunks::NONE }),
-        Body::Optional { opttype: 1, optinfo: b"" },
-    ];
-    for body in bodies {
-        client.send(XID, Flags::MORE, body, b"");
-        assert_eq!(client.error(), (XID, ErrorBody::InvalFlag), "{body:?}");
-    }
-    // Errors are never answered.
-    client.send(XID, Flags::MORE, Body::Error(ErrorBody::System), b"");
-    client.ping();
+    with_raw("more", [CreditMode::V2Windowed], |client| {
+        client.ping();
+        let write = Lists::new().write([segment(8)]);
+        let optional = Body::Optional { opttype: 1, optinfo: b"" };
+        for body in [Body::Nomsg(Chunks::NONE), Body::Nomsg(write.chunks()), optional] {
+            client.say(XID, Flags::MORE, body, b"");
+            assert_eq!(client.error(), (XID, ErrorBody::InvalFlag), "{body:?}");
+        }
+        // Errors are never answered.
+        client.say(XID, Flags::MORE, Body::Error(ErrorBody::System), b"");
+        client.ping();
+    });
 }
 
 #[test]
 fn a_call_that_the_transport_refuses_is_not_run() {
-    for scheme in SCHEMES {
-        let mut world = World::new("not-run");
-        let runs = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&runs);
-        let handler = move |_: &mut rpcrdma::ServerCall| {
-            count.fetch_add(1, Ordering::Relaxed);
-            Ok(())
-        };
-        let mut services = standard_services();
-        services.add(PROGRAM, VERSION, 20, Procedure::new(handler).read_chunks(1, 500).write_chunks(1, 500));
-        let address = world.serve_with(server_of(scheme), services);
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+    let runs = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&runs);
+    let handler = move |_: &mut ServerCall| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
+    let services = standard_and([(20, Procedure::new(handler).read_chunks(1, 500).write_chunks(1, 500))]);
+    with_raw_of("not-run", SCHEMES, &services, |client| {
         client.ping();
-        let read = |position, length| ReadSegment { position: ARGS_AT + position, target: segment(length) };
+        let read = |at, length| ReadSegment { position: ARGS_AT + at, target: segment(length) };
         let lists: [&[ReadSegment]; 6] = [
             &[read(2, 8)],
             &[read(400, 8)],
@@ -455,73 +264,59 @@ fn a_call_that_the_transport_refuses_is_not_run() {
             &[read(0, 8); 17],
         ];
         for list in lists {
-            client.call(20, reads(list), &[0; 8]);
-            let (xid, error) = client.error();
-            assert_eq!(xid, XID, "{scheme:?} {list:?}: {error}");
+            let (xid, error) = client.ask(20, reads(list), &[0; 8]).error();
+            assert_eq!(xid, XID, "{list:?}: {error}");
         }
-        let writes = WriteList { counts: &[1, 1], segments: &[segment(8); 2] };
-        client.call(20, Chunks { writes, ..Chunks::NONE }, &[0; 8]);
-        assert_eq!(client.error().0, XID, "{scheme:?}");
-        let call = call_bytes(XID + 1, PROGRAM, VERSION, 20, &[0; 8]);
-        client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
-        assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}");
-        assert_eq!(runs.load(Ordering::Relaxed), 0, "{scheme:?}");
-        client.call(20, Chunks::NONE, &[0; 8]);
-        client.answer();
-        assert_eq!(runs.load(Ordering::Relaxed), 1, "{scheme:?}: a good call is run");
-    }
+        let two = Lists::new().write([segment(8)]).write([segment(8)]);
+        assert_eq!(client.ask(20, &two, &[0; 8]).error().0, XID);
+        client.msg(XID, Chunks::NONE, &call_bytes(XID + 1, PROGRAM, VERSION, 20, &[0; 8]));
+        assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
+        assert_eq!(runs.swap(0, Ordering::Relaxed), 0);
+        client.ask(20, Chunks::NONE, &[0; 8]);
+        assert_eq!(runs.swap(0, Ordering::Relaxed), 1, "a good call is run");
+    });
 }
 
 #[test]
 fn a_server_invalidates_only_handles_of_the_call() {
-    for remote_invalidate in [true, false] {
-        let mut world = World::new("offered");
-        let shard = small().with(|c| c.wire.remote_invalidate = remote_invalidate);
-        let address = world.serve(ServerConfig { shard, ..small_server() });
-        let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
+    for_each([true, false], |remote_invalidate| {
+        let config = small().with(|c| c.wire.remote_invalidate = remote_invalidate);
+        let (_world, address) = World::standard("offered", config);
+        let mut client = RawPeer::connect_in(&address, CreditMode::V2Windowed);
         let mut load = |offer: bool, position: Option<u32>| {
-            let (write, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
-            let inv_handle = if offer { write.handle } else { 0 };
-            let writes = WriteList { counts: &[1], segments: &[write] };
-            let bad = position.map(|position| ReadSegment { position, target: segment(8) });
-            let chunks = Chunks { inv_handle, reads: bad.as_slice(), writes, reply: None };
-            client.call(if bad.is_some() { MIRROR } else { LOAD }, chunks, &be(&[0, 64]));
-            let message = client.answer();
-            (message.invalidated.is_some(), message.invalidated.is_none_or(|key| key == write.handle))
+            let (write, _memory) = client.room(64);
+            let lists = Lists::new().offer(if offer { write.handle } else { 0 }).write([write]);
+            let answer = match position {
+                Some(position) => client.ask(MIRROR, &lists.read(position, [segment(8)]), &be(&[0, 64])),
+                None => client.ask(LOAD, &lists, &be(&[0, 64])),
+            };
+            (answer.invalidated.is_some(), answer.invalidated.is_none_or(|key| key == write.handle))
         };
         assert_eq!(load(true, None), (remote_invalidate, true));
         assert_eq!(load(false, None), (false, true), "nothing was offered");
         assert_eq!(load(true, Some(41)), (false, true), "errors revoke nothing");
         assert_eq!(load(true, None), (remote_invalidate, true));
-    }
-}
-
-/// The only error of version 1: XID, version, credits, ERROR, ERR_CHUNK.
-pub(super) fn assert_err_chunk(client: &mut Client, what: &str) {
-    let bytes = client.answer().bytes;
-    assert_eq!(bytes.len(), 20, "{what}");
-    assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]), "{what}");
-    assert_ne!(bytes[8..12], [0; 4], "{what}: no credits");
+    });
 }
 
 #[test]
 fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
-    let (world, address, mut client) = pair("err-chunk", CreditMode::V1);
-    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
+    let (world, address, mut client) = World::raw_at("err-chunk", CreditMode::V1);
+    let mut witness = world.client(&address, CreditMode::V1);
     client.ping();
-    let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"");
+    let call = |xid| call_bytes(xid, PROGRAM, VERSION, ECHO, b"");
     let cases: [(&str, Vec<u8>); 7] = [
         ("an unknown procedure", be(&[XID, 1, 9, 9, 0, 0, 0])),
         ("a type of version 2", be(&[XID, 1, 9, 5, 0, 0, 0])),
         ("NOMSG without chunks", be(&[XID, 1, 9, 1, 0, 0, 0])),
         ("a boolean of 2", be(&[XID, 1, 9, 0, 2, 0, 0])),
         ("a list that is cut off", be(&[XID, 1, 9, 0, 1, 40, 1])),
-        ("MSGP", [be(&[XID, 1, 9, 2, 4, 1024, 0, 0, 0]), call].concat()),
-        ("two XIDs", [be(&[XID, 1, 9, 0, 0, 0, 0]), call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"")].concat()),
+        ("MSGP", [be(&[XID, 1, 9, 2, 4, 1024, 0, 0, 0]), call(XID)].concat()),
+        ("two XIDs", [be(&[XID, 1, 9, 0, 0, 0, 0]), call(XID + 1)].concat()),
     ];
     for (what, bytes) in cases {
-        client.peer.send(&bytes);
-        assert_err_chunk(&mut client, what);
+        client.send(&bytes);
+        client.err_chunk(what);
         client.ping();
         unharmed(&mut witness);
     }
@@ -529,34 +324,39 @@ fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
 
 #[test]
 fn version_1_refuses_undeclared_chunks_with_err_chunk() {
-    let (_world, _, mut client) = pair("undeclared", CreditMode::V1);
-    client.ping();
-    let read = |n: u32| ReadSegment { position: ARGS_AT + 4 + 8 * n, target: segment(8) };
-    client.call(ECHO, reads(&[read(0)]), &[0; 4]);
-    assert_err_chunk(&mut client, "an argument that may not be reduced");
-    let five: Vec<_> = (0..5).map(read).collect();
-    client.call(STORE, reads(&five), &[0; 4]);
-    assert_err_chunk(&mut client, "more arguments than may be reduced");
-    let writes = WriteList { counts: &[1], segments: &[segment(8)] };
-    client.call(ECHO, Chunks { writes, ..Chunks::NONE }, &[0; 4]);
-    assert_err_chunk(&mut client, "a result that may not be reduced");
-    client.ping();
+    with_raw("undeclared", [CreditMode::V1], |client| {
+        client.ping();
+        let read = |count: u32| {
+            let add = |lists: Lists, n| lists.read(ARGS_AT + 4 + 8 * n, [segment(8)]);
+            (0..count).fold(Lists::new(), add)
+        };
+        for (procedure, lists, what) in [
+            (ECHO, read(1), "an argument that may not be reduced"),
+            (STORE, read(5), "more arguments than may be reduced"),
+            (ECHO, Lists::new().write([segment(8)]), "a result that may not be reduced"),
+        ] {
+            client.call(procedure, &lists, &[0; 4]);
+            client.err_chunk(what);
+        }
+        client.ping();
+    });
 }
 
 #[test]
 fn version_1_servers_drop_done_and_error_in_silence() {
-    let (_world, _, mut client) = pair("dropped", CreditMode::V1);
-    client.ping();
-    for words in [&[XID, 1, 9, 3, 0, 0, 0][..], &[XID, 1, 9, 4, 2, 0, 0], &[XID, 1, 9, 4, 1, 1, 1]] {
-        client.peer.send(&be(words));
+    with_raw("dropped", [CreditMode::V1], |client| {
         client.ping();
-    }
+        for words in [&[XID, 1, 9, 3, 0, 0, 0][..], &[XID, 1, 9, 4, 2, 0, 0], &[XID, 1, 9, 4, 1, 1, 1]] {
+            client.send(&be(words));
+            client.ping();
+        }
+    });
 }
 
 #[test]
 fn version_1_drops_messages_shorter_than_28_bytes() {
-    let (world, address, mut client) = pair("too-short", CreditMode::V1);
-    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
+    let (world, address, mut client) = World::raw_at("too-short", CreditMode::V1);
+    let mut witness = world.client(&address, CreditMode::V1);
     client.ping();
     // The claimed type does not matter.
     let mut sent = 0;
@@ -567,7 +367,7 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
             if htype == 3 && len >= 16 || htype == 4 && len >= 20 {
                 continue;
             }
-            client.peer.send(&whole[..len]);
+            client.send(&whole[..len]);
             client.ping();
             sent += 1;
         }
@@ -579,81 +379,60 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
 /// Order alone distinguishes calls for a server: it runs and answers each.
 #[test]
 fn calls_that_share_an_xid_are_all_answered() {
-    for scheme in SCHEMES {
-        let mut world = World::new("shared-xid");
-        let workers = Some(rpcrdma::server::WorkerConfig { count: 1, ..Default::default() });
-        let address = world.serve(ServerConfig { workers, ..server_of(scheme) });
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+    for_each(SCHEMES, |scheme| {
+        let workers = Some(WorkerConfig { count: 1, ..Default::default() });
+        let (_world, address) = World::standard("shared-xid", ServerConfig { workers, ..scheme.of_server() });
+        let mut client = RawPeer::connect_in(&address, scheme);
         client.ping();
         for procedure in [ECHO, WORKER_ECHO] {
-            for n in 0..10 {
-                client.call(procedure, Chunks::NONE, &be(&[n]));
-            }
-            let mut answers: Vec<_> = (0..10)
-                .map(|_| {
-                    let bytes = client.answer().bytes;
-                    let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-                    assert_eq!(view.xid(), XID);
-                    view.payload().to_vec()
-                })
-                .collect();
+            (0..10).for_each(|n| client.call(procedure, Chunks::NONE, &be(&[n])));
+            let mut answers: Vec<_> =
+                (0..10).map(|_| client.answer()).map(|it| (it.xid(), it.payload().to_vec())).collect();
             answers.sort();
-            let expected: Vec<_> = (0..10).map(|n| reply_bytes(XID, &be(&[n]))).collect();
-            assert_eq!(answers, expected, "{scheme:?}");
+            let expected: Vec<_> = (0..10).map(|n| (XID, reply_bytes(XID, &be(&[n])))).collect();
+            assert_eq!(answers, expected);
         }
-    }
+    });
 }
 
 #[test]
 fn version_1_garbage_arguments_are_answered_by_rpc() {
-    let (_world, _, mut client) = pair("garbage", CreditMode::V1);
-    client.call(STORE, Chunks::NONE, b"");
-    let bytes = client.answer().bytes;
-    let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-    assert_eq!((view.xid(), view.htype()), (XID, HeaderType::Msg));
-    let (reply, _) = ReplyHeader::parse(view.payload()).expect("an RPC reply");
-    assert_eq!(reply.body, ReplyBody::accepted(AcceptStat::GarbageArgs));
-    client.ping();
+    with_raw("garbage", [CreditMode::V1], |client| {
+        let answer = client.ask(STORE, Chunks::NONE, b"");
+        assert_eq!((answer.xid(), answer.htype()), (XID, HeaderType::Msg));
+        assert_eq!(answer.reply_body(), ReplyBody::accepted(AcceptStat::GarbageArgs));
+        client.ping();
+    });
 }
 
 /// Every program has procedure 0, which any caller may run (RFC 5531 §12.1). AUTH_NONE differs from every other flavor
 /// (§10).
 #[test]
 fn the_null_procedure_asks_for_no_authentication() {
-    use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth};
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("null", scheme);
+    with_raw("null", SCHEMES, |client| {
         client.ping();
         for (flavor, body) in [(0, &b""[..]), (1, b"malformed..."), (6, &[7; 20]), (0x1234_5678, &[0; 400])] {
-            let credential = OpaqueAuth { flavor, body };
-            let (program, version) = (PROGRAM, VERSION);
-            let verifier = OpaqueAuth::NONE;
-            let header = CallHeader { xid: XID, program, version, procedure: 0, credential, verifier };
-            let mut call = vec![0; header.encoded_len()];
-            header.emit(&mut call).expect("as long as it says");
-            client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
-            let bytes = client.answer().bytes;
-            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-            assert_eq!(view.payload(), reply_bytes(XID, b""), "{scheme:?} {flavor}");
+            let call = call_bytes_as(OpaqueAuth { flavor, body }, XID, PROGRAM, VERSION, 0, b"");
+            client.msg(XID, Chunks::NONE, &call);
+            assert_eq!(client.answer().payload(), reply_bytes(XID, b""), "{flavor}");
         }
-    }
+    });
 }
 
 /// A Position Zero Read chunk would be a second RPC message.
 #[test]
 fn a_call_behind_its_header_has_no_position_zero_read_chunk() {
-    for scheme in SCHEMES {
-        let (_world, _, mut client) = pair("twice", scheme);
+    with_raw("twice", SCHEMES, |client| {
         client.ping();
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
-        let (whole, _memory) = client.peer.expose(&call, Access::REMOTE_READ);
+        let (whole, _memory) = client.expose(&call, Access::REMOTE_READ);
         for procedure in [ECHO, STORE] {
-            client.call(procedure, reads(&[ReadSegment { position: 0, target: whole }]), &[0; 4]);
-            match scheme {
-                CreditMode::V1 => assert_err_chunk(&mut client, "MSG with a Position Zero Read chunk"),
-                _ => assert_eq!(client.error().0, XID, "{scheme:?}"),
+            client.call(procedure, &Lists::new().read(0, [whole]), &[0; 4]);
+            match client.version {
+                Version::V1 => client.err_chunk("MSG with a Position Zero Read chunk"),
+                Version::V2 => assert_eq!(client.error().0, XID),
             }
             client.ping();
         }
-    }
+    });
 }

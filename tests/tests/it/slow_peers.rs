@@ -2,18 +2,10 @@
 //! The test advances the server's clock.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
-use rpcrdma::fabric::Access;
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
 use rpcrdma::fabric::testing::loopback_address;
-use rpcrdma::server::ServerConfig;
-use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Segment, Version};
-use rpcrdma::{Address, Config, CreditMode, LocalClient, Server};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
-
-use super::hostile_client::ping;
+use rpcrdma_tests::prelude::*;
 
 /// Time-out of peers that owe progress. A server checks at each eighth of it.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -32,10 +24,7 @@ const POSITION: u32 = 44;
 
 fn config() -> Config {
     let least_rate = LEAST as u64 * (1000 / LOOK.as_millis() as u64);
-    small().with(|c| {
-        c.timeouts.progress = PROGRESS;
-        c.limits.min_rate = least_rate;
-    })
+    small().with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, least_rate))
 }
 
 fn serve(config: Config) -> (Address, TimedServer) {
@@ -46,8 +35,7 @@ fn serve(config: Config) -> (Address, TimedServer) {
 
 /// Exposes the content of a Read chunk.
 fn expose(peer: &mut RawPeer) -> Segment {
-    let mut data = vec![0; CHUNK];
-    pattern(SEED, &mut data);
+    let data = data_of(SEED, CHUNK);
     peer.expose(&data, Access::REMOTE_READ).0
 }
 
@@ -56,9 +44,7 @@ fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
     let length = CHUNK / segments;
     let segment = |n| Segment { length: length as u32, offset: whole.offset + (n * length) as u64, ..whole };
     let chunk: Vec<_> = (0..segments).map(|n| ReadSegment { position: POSITION, target: segment(n) }).collect();
-    let call = call_bytes(xid, PROGRAM, VERSION, STORE, &SEED.to_be_bytes());
-    let message = peer.message(xid, Flags::NONE, Body::Msg(Chunks { reads: &chunk, ..Chunks::NONE }), &call);
-    peer.send(&message);
+    peer.call_as(xid, STORE, Chunks { reads: &chunk, ..Chunks::NONE }, &SEED.to_be_bytes());
 }
 
 /// A peer of version 1 and its cable, which moves nothing from now on. The server has `calls` calls of the peer, each
@@ -72,7 +58,7 @@ fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> R
     let cable = Cable::new(server, from);
     let mut peer = RawPeer::try_connect(cable.address(), b"")?;
     peer.version = Version::V1;
-    ping(&mut peer, 1);
+    peer.ping();
     cable.hold();
     let whole = expose(&mut peer);
     (2..2 + calls).for_each(|xid| send_call(&mut peer, xid, whole, segments));
@@ -159,20 +145,16 @@ fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
 #[test]
 fn a_client_that_takes_some_replies_each_second_is_not_ended() {
     const CALLS: u64 = 64;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
+    for scheme in SCHEMES {
         let world = World::new("some-replies");
         let address = world.address();
         let server = TimedServer::start(&address, small(), services_with(4096, 32 << 10, false));
-        let config = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.limits.credits = 4;
-            c.limits.max_credits = 4;
-        });
+        let config = in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
         let mut client = LocalClient::connect(&address, small_client(config)).expect("a server");
         echo(&mut client, b"four").expect("an answer");
         for token in 0..CALLS {
-            let (call, first) = (client.prepare(ECHO, 4).expect("a buffer"), client.first());
-            client.start(first, call, token);
+            let call = client.prepared(ECHO, &[0; 4]);
+            client.launch(call, token);
         }
         client.flush();
         let (mut ended, mut seconds) = (0, 0);
@@ -193,10 +175,7 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
 #[test]
 fn a_host_that_is_never_idle_locks_no_other_host_out() {
     let _world = World::new("never-idle");
-    let shard = config().with(|c| {
-        c.memory.receives = 256;
-        c.timeouts.progress = Duration::MAX;
-    });
+    let shard = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
     let (address, server) = serve(shard);
     let mut slow = Vec::new();
     while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
@@ -209,7 +188,7 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
             server.pass(Duration::from_secs(1));
             let cable = Cable::new(&address, OTHER);
             let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
-            ping(&mut peer, 1);
+            peer.ping();
             (cable, peer)
         })
         .collect();
@@ -223,10 +202,7 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
 #[test]
 fn busy_connections_end_for_other_hosts_one_in_a_second() {
     let _world = World::new("one-a-second");
-    let shard = config().with(|c| {
-        c.memory.receives = 256;
-        c.timeouts.progress = Duration::MAX;
-    });
+    let shard = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
     let (address, server) = serve(shard);
     let mut slow = Vec::new();
     while let Ok(one) = try_reads(&address, SLOW, 1, 1) {

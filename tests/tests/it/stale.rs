@@ -2,18 +2,11 @@
 //! Handlers and callers leave parts of their buffers unwritten.
 
 use std::future::poll_fn;
-use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
 
-use rpcrdma::client::{ClientCall, LocalClient};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::server::WorkerConfig;
-use rpcrdma::service::DeferredCall;
 use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
-use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, Version, View};
-use rpcrdma::{CallError, Client, Config, CreditMode, Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma::wire::NoSpace;
+use rpcrdma_tests::prelude::*;
 
 use super::landing::{PAGES, page_of};
 use super::own_memory::{PAGE, own_arena};
@@ -31,7 +24,6 @@ const SLOPPY: u32 = 500;
 const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
 /// Bytes of results in Write chunks.
 const CHUNKS: [usize; 3] = [5000, 60_000, 1_000_000];
-const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
 type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
 
@@ -180,36 +172,31 @@ fn services() -> Services {
 }
 
 fn server(shard: Config) -> ServerConfig {
-    ServerConfig { shard, workers: Some(WorkerConfig { count: 1, ..WorkerConfig::default() }), ..small_server() }
+    ServerConfig { shard, workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() }
 }
 
 /// A call with the secret in all that it sends, and in all that it receives.
 fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCall {
-    let first = client.first();
     let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("not too long");
-    let mut call = client.prepare(procedure, args).unwrap();
-    call.args_mut().fill(SECRET);
-    call = call.expect_reply(args);
-    if chunk > 0 {
-        let mut data = client.alloc(first, chunk).unwrap();
-        data.full_mut().fill(SECRET);
-        call = call.read_chunk(args, data);
-        call = call.write_chunk_into(client.alloc(first, chunk).unwrap());
+    let call = client.prepared(procedure, &vec![SECRET; args]).expect_reply(args);
+    if chunk == 0 {
+        return call;
     }
-    call
+    let mut data = client.alloc(client.first(), chunk).unwrap();
+    data.full_mut().fill(SECRET);
+    call.read_chunk(args, data).write_chunk_into(client.alloc(client.first(), chunk).unwrap())
 }
 
 /// Fills the memory of both ends with the secret. It covers as many buffers of each size as calls hold at a time, up to
 /// the size for results of `len` bytes.
 fn fill_with_secrets(client: &mut LocalClient, len: usize) {
-    let first = client.first();
     let sizes =
         [(60, 0, 40), (3000, 0, 40), (8000, 0, 4), (19_000, 0, 4), (64, 5000, 4), (64, 60_000, 4), (64, 1 << 20, 2)];
     // The largest calls take as long as all others, and most results are far shorter.
     for (args, chunk, calls) in sizes.into_iter().filter(|&(_, chunk, _)| chunk <= 60_000 || len > 60_000) {
         for token in 0..calls {
             let call = secret_call(client, args, chunk);
-            client.start(first, call, token);
+            client.launch(call, token);
         }
         let mut ended = 0;
         assert!(settles(|| {
@@ -232,38 +219,41 @@ fn expected(len: usize, ones: usize) -> Vec<u8> {
     bytes
 }
 
+/// A server of these services, and two clients.
+fn two_clients(name: &'static str, scheme: CreditMode, services: Services) -> (World, Address, [LocalClient; 2]) {
+    let (world, address) = World::serving(name, server(in_mode(scheme)), services);
+    let clients = [0; 2].map(|_| world.client(&address, scheme));
+    (world, address, clients)
+}
+
+/// Room for a result, untouched.
+fn room(client: &mut LocalClient, len: usize) -> Buf {
+    let mut room = client.alloc(client.first(), len).unwrap();
+    room.fill(UNTOUCHED);
+    room
+}
+
 #[test]
 fn results_that_nobody_wrote_are_zero() {
-    for scheme in SCHEMES {
-        let mut world = World::new("unwritten-results");
-        let config = small().with(|c| c.wire.credit_mode = scheme);
-        let address = world.serve_with(server(config.clone()), services());
-        let mut victim = world.client(&address, config.clone());
-        let mut other = world.client(&address, config);
-        let first = other.first();
+    for_each(SCHEMES, |scheme| {
+        let (_world, _, [mut victim, mut other]) = two_clients("unwritten-results", scheme, services());
         for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
+            let _row = row((number, len));
             fill_with_secrets(&mut victim, len);
-            let mut call = other.prepare(number, 0).unwrap();
+            let call = other.prepared(number, b"");
             if direct {
-                let mut room = other.alloc(first, len + 100).unwrap();
-                room.fill(0xEE);
-                call = call.write_chunk_into(room);
-            } else {
-                call = call.expect_reply(len);
-            }
-            let mut reply = other.call(call).unwrap();
-            let what = format!("{scheme:?}, procedure {number}, {len} bytes");
-            if direct {
-                assert!(reply.results().is_empty(), "{what}");
+                let call = call.write_chunk_into(room(&mut other, len + 100));
+                let mut reply = other.call(call).unwrap();
+                assert!(reply.results().is_empty());
                 let mut chunk = reply.take_chunks().next().unwrap();
-                assert!(chunk[..] == expected(len, ones), "{what}");
+                assert!(chunk[..] == expected(len, ones));
                 chunk.set_window(0, len + 100);
-                assert!(filled(0xEE, &chunk[len..]), "{what}: behind the result");
+                assert!(filled(UNTOUCHED, &chunk[len..]), "behind the result");
             } else {
-                assert!(reply.results() == expected(len, ones), "{what}");
+                assert_eq!(other.outcome(call.expect_reply(len)), Ok(expected(len, ones)));
             }
         }
-    }
+    });
 }
 
 /// A refused or dropped call sends neither its written results nor earlier content.
@@ -299,38 +289,25 @@ fn results_that_are_given_up_are_not_sent() {
             dropped(call);
         }),
     ];
-    for scheme in SCHEMES {
-        let mut world = World::new("unwritten-given-up");
+    for_each(SCHEMES, |scheme| {
         let mut services = services();
         for (number, procedure) in (GIVEN_UP..).zip(all.clone()) {
             services.add(PROGRAM, VERSION, number, procedure.max_reply(LEN).write_chunks(1, 1 << 16));
         }
-        let config = small().with(|c| c.wire.credit_mode = scheme);
-        let address = world.serve_with(server(config.clone()), services);
-        let mut victim = world.client(&address, config.clone());
-        let mut other = world.client(&address, config);
-        let version = if scheme == CreditMode::V1 { Version::V1 } else { Version::V2 };
-        let mut peer = RawPeer::connect_as(&address, version);
+        let (_world, address, [mut victim, mut other]) = two_clients("unwritten-given-up", scheme, services);
+        let mut peer = RawPeer::connect_in(&address, scheme);
         for (number, _) in (GIVEN_UP..).zip(&all) {
             fill_with_secrets(&mut victim, LEN);
-            let call = call_bytes(number, PROGRAM, VERSION, number, &[]);
-            peer.send(&peer.message(number, Flags::NONE, Body::Msg(Chunks::NONE), &call));
-            let message = peer.receive().expect("a reply").bytes;
-            let view = View::check(&message, Revision::Ietf00).expect("a header");
+            peer.call_as(number, number, Chunks::NONE, &[]);
             // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and no results.
-            let system_err: Vec<u8> = [number, 1, 0, 0, 0, 5].iter().flat_map(|word| word.to_be_bytes()).collect();
-            assert_eq!(view.payload(), system_err, "{scheme:?}, procedure {number}");
-            let mut call = other.prepare(number, 0).unwrap();
-            let mut room = other.alloc(other.first(), LEN).unwrap();
-            room.fill(0xEE);
-            call = call.write_chunk_into(room);
+            assert_eq!(peer.answer().payload(), be(&[number, 1, 0, 0, 0, 5]));
+            let call = other.prepared(number, b"").write_chunk_into(room(&mut other, LEN));
             let mut failed = other.call(call).unwrap_err();
             assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
             let room = failed.returned.take_chunks().next().expect("it comes back");
-            assert!(filled(0xEE, &room), "{scheme:?}, procedure {number}: nothing was written there");
+            assert!(filled(UNTOUCHED, &room), "procedure {number}: nothing was written there");
         }
-        drop((victim, other, peer));
-    }
+    });
 }
 
 /// A short chunk lands in a page of the application's cache that held another client's long chunk.
@@ -349,28 +326,17 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
         let mut services = services();
         let stored = stored.results_from_handler().place_reads_in(move |_, _, _| page_of(&own));
         services.add(PROGRAM, VERSION, STORED, stored);
-        let shard = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.memory.arenas = vec![arena];
-        });
-        let address = world.serve_with(server(shard), services);
-        let config = small().with(|c| c.wire.credit_mode = scheme);
-        let mut victim = world.client(&address, config.clone());
-        let mut other = world.client(&address, config);
+        let address = world.serve_with(server(in_mode(scheme).with(|c| c.memory.arenas = vec![arena])), services);
+        let [mut victim, mut other] = [0; 2].map(|_| world.client(&address, scheme));
         let store = |client: &mut LocalClient, byte: u8, len: usize| {
-            let first = client.first();
-            let mut call = client.prepare(STORED, 4).unwrap();
-            let mut data = client.alloc(first, len).unwrap();
+            let mut data = client.alloc(client.first(), len).unwrap();
             data.fill(byte);
-            call = call.read_chunk(4, data);
-            let mut room = client.alloc(first, PAGE).unwrap();
-            room.fill(0xEE);
-            call = call.write_chunk_into(room);
-            let mut reply = client.call(call).unwrap();
-            let mut page = reply.take_chunks().next().unwrap();
+            let call = client.prepared(STORED, &[0; 4]).read_chunk(4, data);
+            let call = call.write_chunk_into(room(client, PAGE));
+            let mut page = client.call(call).unwrap().take_chunks().next().unwrap();
             assert!(page[..] == vec![byte; len], "{scheme:?}, {len} bytes");
             page.set_window(0, PAGE);
-            assert!(filled(0xEE, &page[len..]), "{scheme:?}, {len} bytes: behind them");
+            assert!(filled(UNTOUCHED, &page[len..]), "{scheme:?}, {len} bytes: behind them");
         };
         for len in [1, 3, 100, 4093] {
             // The server uses its pages in turn, or one page repeatedly.
@@ -384,12 +350,8 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
 /// Both replies are clean, and the cache keeps nothing beyond the results.
 #[test]
 fn replies_that_are_kept_have_nothing_of_others() {
-    let mut world = World::new("unwritten-kept");
-    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
-        entries: 64,
-        bytes: 1 << 20,
-        ..DuplicateRequestCacheConfig::default()
-    }));
+    let config = DuplicateRequestCacheConfig { entries: 64, bytes: 1 << 20, ..Default::default() };
+    let cache = Arc::new(DuplicateRequestCache::new(config));
     let mut services = services();
     let lengths = [100, 3000];
     for (number, (handler, _)) in (400..).step_by(2).zip(INLINE) {
@@ -399,18 +361,16 @@ fn replies_that_are_kept_have_nothing_of_others() {
             services.add(PROGRAM, VERSION, number, procedure);
         }
     }
-    let address = world.serve_with(server(small()), services);
+    let (world, address) = World::serving("unwritten-kept", server(small()), services);
     let mut victim = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
     for (number, (_, ones)) in (400..).step_by(2).zip(INLINE) {
         for (number, len) in (number..).zip(lengths) {
             for _ in 0..2 {
                 fill_with_secrets(&mut victim, len);
-                let call = call_bytes(number, PROGRAM, VERSION, number, &[]);
-                peer.send(&peer.message(number, Flags::NONE, Body::Msg(Chunks::NONE), &call));
-                let message = peer.receive().expect("a reply").bytes;
-                let view = View::check(&message, Revision::Ietf00).expect("a header");
-                assert!(view.payload() == reply_bytes(number, &expected(len, ones)), "procedure {number}");
+                peer.call_as(number, number, Chunks::NONE, &[]);
+                let reply = reply_bytes(number, &expected(len, ones));
+                assert!(peer.receive().expect("a reply").payload() == reply, "procedure {number}");
             }
         }
     }
@@ -424,7 +384,7 @@ fn replies_that_are_kept_have_nothing_of_others() {
 fn unwritten_bytes_of_a_clients_buffer_are_zero() {
     for scheme in SCHEMES {
         let mut world = World::new("unwritten-arguments");
-        let config = small().with(|c| c.wire.credit_mode = scheme);
+        let config = in_mode(scheme);
         let one = world.serve_with(server(config.clone()), services());
         let other = world.serve_with(server(config.clone()), services());
         let mut client = world.client(&one, config);
@@ -460,13 +420,13 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
 
 #[test]
 fn reverse_replies_that_nobody_wrote_are_zero() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for scheme in SCHEMES_2 {
         let mut world = World::new("unwritten-reverse");
-        let config = small().with(|c| c.wire.credit_mode = scheme);
+        let config = in_mode(scheme);
         let one = world.serve_with(server(config.clone()), services());
         let (told, other) = telling(&mut world, config.clone());
         // The client has no workers, so their procedures run on its shard, too.
-        let mut client = rpcrdma::client::ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
+        let mut client = ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
         client.shard.limits.max_calls = 200;
         let mut client = LocalClient::connect(&one, client).unwrap();
         let second = client.add_connection(&other).unwrap();
@@ -485,7 +445,7 @@ fn reverse_replies_that_nobody_wrote_are_zero() {
     }
 }
 
-fn telling(world: &mut World, config: Config) -> (mpsc::Receiver<rpcrdma::service::Caller>, rpcrdma::Address) {
+fn telling(world: &mut World, config: Config) -> (Receiver<rpcrdma::service::Caller>, Address) {
     let (services, told) = telling_services();
     (told, world.serve_with(server(config), services))
 }

@@ -4,15 +4,10 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, mpsc};
-use std::time::Duration;
 
 use rpcrdma::StartError;
-use rpcrdma::server::ServerConfig;
 use rpcrdma::stats::{FORMAT, Snapshot};
-use rpcrdma::{Procedure, Refusal, Server, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 use rustix::fs::{FlockOperation, Uid};
 use tempfile::TempDir;
 
@@ -58,9 +53,8 @@ fn shard(snapshot: &Snapshot) -> &rpcrdma::stats::ShardStats {
 #[test]
 fn a_reader_gets_the_servers_counters() {
     const CALLS: u64 = 50;
-    let mut world = World::new("told");
     let (_directory, path) = place();
-    let address = world.serve(ServerConfig { shards: 2, ..telling(&path) });
+    let (world, address) = World::standard("told", ServerConfig { shards: 2, ..telling(&path) });
     assert_eq!(std::fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
     let mut client = world.client(&address, small());
     for _ in 0..CALLS {
@@ -100,9 +94,8 @@ fn a_reader_gets_the_servers_counters() {
 #[test]
 fn a_snapshot_lists_some_connections_and_counts_all() {
     const CONNECTIONS: usize = 4;
-    let mut world = World::new("told-peers");
     let (_directory, path) = place();
-    let address = world.serve(telling(&path));
+    let (world, address) = World::standard("told-peers", telling(&path));
     let clients: Vec<_> = (0..CONNECTIONS).map(|_| world.client(&address, small())).collect();
     let stats = world.server().stats_with_connections(3);
     assert_eq!((stats[0].peers.len(), stats[0].connections), (3, CONNECTIONS as u64));
@@ -113,10 +106,8 @@ fn a_snapshot_lists_some_connections_and_counts_all() {
 
 #[test]
 fn readers_change_nothing_that_others_see() {
-    let mut world = World::new("told-many");
     let (_directory, path) = place();
-    let address = world.serve(telling(&path));
-    let mut client = world.client(&address, small());
+    let (_world, mut client) = World::pair("told-many", telling(&path), small());
     for _ in 0..20 {
         echo(&mut client, &[1]).expect("an echo");
     }
@@ -138,9 +129,8 @@ fn readers_change_nothing_that_others_see() {
 
 #[test]
 fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
-    let mut world = World::new("told-stuck");
     let (_directory, path) = place();
-    let (open, gate) = mpsc::channel::<()>();
+    let (open, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let stands = Procedure::new(move |_| {
         let opened = gate.lock().expect("no panic").recv_timeout(Duration::from_secs(60));
@@ -148,10 +138,9 @@ fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
     });
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, ECHO, stands);
-    let address = world.serve_with(telling(&path), services);
-    let mut client = world.client(&address, small());
+    let (_world, mut client) = World::pair_with("told-stuck", telling(&path), services, small());
     let call = client.prepare(ECHO, 0).expect("a buffer");
-    client.start(client.first(), call, 0);
+    client.launch(call, 0);
     assert!(settles(|| {
         client.poll(drop);
         snapshot(&path).shards[0].stats.is_none()

@@ -2,17 +2,12 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Duration;
 
-use rpcrdma::client::{Client, ClientCall};
 use rpcrdma::fabric::Disconnect;
 use rpcrdma::shard::CloseCause;
-use rpcrdma::{CallError, CloseReason, Config, FailedCall, IdlePolicy, Knob, Refusal};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
 use super::lifecycle::{GATED, Gate, gated};
@@ -39,20 +34,18 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn connect(world: &World, address: &rpcrdma::Address, config: Config) -> Client {
+fn connect(world: &World, address: &Address, config: Config) -> Client {
     let _ = world;
     Client::connect(address, small_client(config)).expect("a connection")
 }
 
 #[test]
 fn blocking_calls_futures_and_polls() {
-    let mut world = World::new("client");
-    let address = world.serve(workers());
+    let (world, address) = World::standard("client", workers());
     for idle in [IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event] {
         let mut client = connect(&world, &address, small().with(|c| c.poll.idle = idle));
         for len in [0, 1, 64, 191, 192, 193, 1000, 3900] {
-            let mut args = vec![0; len];
-            pattern(len as u32, &mut args);
+            let args = data_of(len as u32, len);
             let reply = client.call(ClientCall::new(ECHO).args(args.clone())).unwrap();
             assert_eq!(reply.results(), args);
             let pending = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
@@ -83,8 +76,7 @@ fn blocking_calls_futures_and_polls() {
 
 #[test]
 fn futures_that_are_dropped_harm_nobody() {
-    let mut world = World::new("dropped");
-    let address = world.serve(workers());
+    let (world, address) = World::standard("dropped", workers());
     let mut client = connect(&world, &address, small());
     for round in 0..20 {
         let mut kept = Vec::new();
@@ -106,8 +98,7 @@ fn futures_that_are_dropped_harm_nobody() {
 
 #[test]
 fn chunks_through_the_ring() {
-    let mut world = World::new("client-chunks");
-    let address = world.serve(small_server());
+    let (world, address) = World::standard("client-chunks", small_server());
     let mut client = connect(&world, &address, small());
     for seed in 0..50u32 {
         let mut data = client.alloc(10_001).unwrap();
@@ -129,8 +120,7 @@ fn chunks_through_the_ring() {
 
 #[test]
 fn many_threads_share_one_connection() {
-    let mut world = World::new("another");
-    let address = world.serve(workers());
+    let (world, address) = World::standard("another", workers());
     let client = connect(&world, &address, small());
     std::thread::scope(|scope| {
         for thread in 0..6u32 {
@@ -166,10 +156,9 @@ fn many_threads_share_one_connection() {
 
 #[test]
 fn deadlines_limits_and_the_end() {
-    let mut world = World::new("client-limits");
     let (gate, shut) = (Gate::default(), Gate::default());
     let _open = (gate.opens(), shut.opens());
-    let address = world.serve_with(workers(), gated(&gate, true));
+    let (mut world, address) = World::serving("client-limits", workers(), gated(&gate, true));
     let mut client = connect(&world, &address, small().with(|c| c.limits.max_calls = 4));
     let slow = || ClientCall::new(GATED);
     let failed = client.call(slow().timeout(Duration::from_millis(1))).unwrap_err();
@@ -204,8 +193,7 @@ fn deadlines_limits_and_the_end() {
 
 #[test]
 fn a_lost_server_ends_waiting_calls() {
-    let mut world = World::new("client-lost");
-    let address = world.serve(workers());
+    let (mut world, address) = World::standard("client-lost", workers());
     let mut client = connect(&world, &address, small());
     let slow = || ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes());
     let pending: Vec<_> = (0..20).map(|_| client.start(slow()).unwrap()).collect();
@@ -259,8 +247,7 @@ fn a_lost_connection_has_a_reason() {
 
 #[test]
 fn calls_started_before_a_close_complete() {
-    let mut world = World::new("client-close-order");
-    let address = world.serve(small_server());
+    let (world, address) = World::standard("client-close-order", small_server());
     for _ in 0..50 {
         let mut client = connect(&world, &address, small());
         let mut other = client.clone();
@@ -276,8 +263,7 @@ fn calls_started_before_a_close_complete() {
 
 #[test]
 fn a_closed_connection_reports_its_reason() {
-    let mut world = World::new("client-closed");
-    let address = world.serve(small_server());
+    let (world, address) = World::standard("client-closed", small_server());
     let mut client = connect(&world, &address, small());
     client.call(ClientCall::new(ECHO)).unwrap();
     assert_eq!(client.close_reason(), None);
@@ -304,12 +290,9 @@ fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
 /// A reply that nobody takes does not keep its receive: the server's next replies would find none.
 #[test]
 fn calls_that_nobody_joins_take_no_receives() {
-    let mut world = World::new("unjoined");
-    let address = world.serve(small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1)));
-    let config = small().with(|c| {
-        c.limits.max_calls = 4096;
-        c.memory.small_buffers = 4096;
-    });
+    let (world, address) =
+        World::standard("unjoined", small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1)));
+    let config = small().with(|c| (c.limits.max_calls, c.memory.small_buffers) = (4096, 4096));
     let mut client = connect(&world, &address, config);
     let args = |n: u32| [n.to_be_bytes(), [7; 4]].concat();
     let call = |n| client.start(ClientCall::new(ECHO).args(args(n))).expect("a slot");
@@ -324,8 +307,7 @@ fn calls_that_nobody_joins_take_no_receives() {
 /// Requests for memory are served in order. None waits for memory of a closed connection.
 #[test]
 fn futures_of_memory_wait_for_a_free_buffer_in_order() {
-    let mut world = World::new("memory-later");
-    let address = world.serve(small_server());
+    let (_world, address) = World::standard("memory-later", small_server());
     let config = small().with(|c| c.memory.bulk_buffers = vec![(4096, 1)]);
     let mut client = Client::connect(&address, small_client(config)).unwrap();
     let held = client.alloc(4096).expect("the only one");

@@ -1,23 +1,15 @@
 //! Typed services: a bulk item is the same to handlers and callers, whichever way it travels.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rpcrdma::binding::Binding;
-use rpcrdma::client::{Client, ClientCall, ClientConfig, Connection, LocalClient};
-use rpcrdma::fabric::Access;
-use rpcrdma::proto::Defect;
-use rpcrdma::server::{ServerConfig, WorkerConfig};
-use rpcrdma::service::{DeferredCall, MAX_CHUNKS, MAX_PROCEDURE};
+use rpcrdma::service::MAX_PROCEDURE;
 use rpcrdma::typed::{Answer, Cache, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call};
-use rpcrdma::wire::{Body, Chunks, Flags, Revision, View, WriteList};
 use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace};
-use rpcrdma::{CallError, CreditMode, Refusal, Services};
-use rpcrdma_tests::*;
+use rpcrdma_tests::prelude::*;
 
 use super::reverse::{HELLO, telling_services};
-use super::rules_of_servers::{Client as Peer, SCHEMES, XID, server_of};
 use protocol::typed_v1::{self, Count, Fetch, FetchAsync, FetchLater, PROGRAM, Store, VERSION};
 use protocol::{Blob, Found, Numbers, Pair, Wanted, typed_names};
 
@@ -133,28 +125,62 @@ impl typed_v1::Server for Arc<Blobs> {
     }
 }
 
-/// A server of the program.
-fn serve(world: &mut World) -> (rpcrdma::Address, Arc<Blobs>) {
-    let blobs = Arc::new(Blobs::default());
-    let mut services = Services::new();
+/// Services of the program, and their store.
+fn services() -> (Services, Arc<Blobs>) {
+    let (mut services, blobs) = (Services::new(), Arc::new(Blobs::default()));
     typed_v1::add(&mut services, &Arc::new(Arc::clone(&blobs)));
-    let config = ServerConfig { workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() };
-    (world.serve_with(config, services), blobs)
+    (services, blobs)
+}
+
+fn with_worker() -> ServerConfig {
+    ServerConfig { workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() }
+}
+
+/// A world with a server of the program.
+fn serving(name: &'static str) -> (World, Address, Arc<Blobs>) {
+    let (services, blobs) = services();
+    let (world, address) = World::serving(name, with_worker(), services);
+    (world, address, blobs)
+}
+
+/// A client of the program on the test's thread.
+type Typed<'a> = typed_v1::Client<(&'a mut LocalClient, Connection)>;
+
+/// Runs a test with a client of the program in each version.
+fn with_clients(world: &World, address: &Address, mut test: impl FnMut(&mut Typed<'_>)) {
+    for config in configs() {
+        let _row = row(config.shard.wire.credit_mode);
+        let mut client = world.client(address, config);
+        let connection = client.first();
+        test(&mut typed_v1::Client((&mut client, connection)));
+    }
+}
+
+/// The value of a reply.
+fn value<P: Signature, T>(response: Result<Response<P>, Error>) -> T
+where
+    P: for<'a> Signature<Results<'a> = T>,
+{
+    response.expect("a reply").results().expect("results")
+}
+
+/// Memory of a client with this content.
+fn lent(client: &mut LocalClient, data: &[u8]) -> Buf {
+    let mut lent = client.alloc(client.first(), data.len()).expect("a buffer");
+    lent.copy_from_slice(data);
+    lent
+}
+
+fn blob<'a>(name: &'a [u8], data: &'a [u8]) -> Blob<'a> {
+    Blob { name, data: data.into(), checksum: sum(data) }
 }
 
 /// A client of the program, in versions 1 and 2.
 fn configs() -> [ClientConfig; 2] {
     [CreditMode::V1, CreditMode::V2Windowed].map(|mode| {
-        let shard = small().with(|config| config.wire.credit_mode = mode);
-        ClientConfig { shard, bindings: Some(Arc::new(typed_v1::bindings())), ..ClientConfig::new(PROGRAM, VERSION) }
+        let bindings = Some(Arc::new(typed_v1::bindings()));
+        ClientConfig { shard: in_mode(mode), bindings, ..ClientConfig::new(PROGRAM, VERSION) }
     })
-}
-
-/// Bytes of a seed.
-fn data_of(seed: u32, len: usize) -> Vec<u8> {
-    let mut data = vec![0; len];
-    pattern(seed, &mut data);
-    data
 }
 
 /// Ways of a client's room for a result.
@@ -196,24 +222,18 @@ fn fetched<P>(
 
 #[test]
 fn bulk_items_are_the_same_by_every_way() {
-    let mut world = World::new("typed");
-    let (address, blobs) = serve(&mut world);
-    for config in configs() {
-        let mut client = world.client(&address, config);
-        let connection = client.first();
+    let (world, address, blobs) = serving("typed");
+    with_clients(&world, &address, |of| {
         for (n, len) in LENS.into_iter().enumerate() {
             let (name, data) = (vec![b'n'; n], data_of(n as u32, len));
-            let mut of = typed_v1::Client((&mut client, connection));
-            let blob = Blob { name: &name, data: data[..].into(), checksum: sum(&data) };
+            let blob = blob(&name, &data);
             // In the message, or in a long one.
-            let stored = of.store(&blob).expect("a reply").results().expect("a checksum");
-            assert_eq!(stored, sum(&data), "{len} bytes");
-            assert_eq!(of.sum(&blob).expect("a reply").results().expect("a checksum"), sum(&data));
+            assert_eq!(value(of.store(&blob)), sum(&data), "{len} bytes");
+            assert_eq!(value(of.sum(&blob)), sum(&data));
             // In a Read chunk.
-            let mut lent = of.0.0.alloc(connection, len).expect("a buffer");
-            lent.copy_from_slice(&data);
             let placed = Blob { data: Bulk::placed(len), ..blob };
-            let stored = of.store_with(&placed, Request::new().lend(lent)).expect("a reply");
+            let request = Request::new().lend(lent(of.0.0, &data));
+            let stored = of.store_with(&placed, request).expect("a reply");
             assert_eq!(stored.results().expect("a checksum"), sum(&data));
             assert_eq!(stored.into_reply().take_sent().count(), len.min(1), "the buffer comes back");
             for room in [Room::Inline, Room::Chunk, Room::Buf] {
@@ -229,122 +249,88 @@ fn bulk_items_are_the_same_by_every_way() {
                 });
             }
         }
-        let mut of = typed_v1::Client((&mut client, connection));
         for request in [Request::new(), Request::new().room(5000)] {
             let missing = of.fetch_later_with(&Wanted { name: b"nobody", most: 9 }, request).expect("a reply");
             assert_eq!(missing.results().expect("results"), Found::Missing(LENS.len() as u32));
         }
-    }
+    });
     blobs.threads.lock().expect("no panic").drain(..).for_each(|thread| thread.join().expect("no panic"));
 }
 
 #[test]
 fn several_bulk_items_keep_their_order() {
-    let mut world = World::new("typed-pair");
-    let (address, _) = serve(&mut world);
-    for config in configs() {
-        let mut client = world.client(&address, config);
-        let connection = client.first();
-        let (long, short) = (data_of(1, 70_001), data_of(2, 1003));
-        for (first, second) in [(&long, &short), (&short, &long)] {
-            for lends in 0..4 {
-                for rooms in 0..3 {
-                    let mut request = Request::new();
-                    let mut item = |is_lent: bool, data: &[u8]| {
-                        if !is_lent {
-                            return None;
-                        }
-                        let mut buf = client.alloc(connection, data.len()).expect("a buffer");
-                        buf.copy_from_slice(data);
-                        Some(buf)
-                    };
-                    let bufs = [item(lends & 1 > 0, first), item(lends & 2 > 0, second)];
-                    let bulk =
-                        |buf: &Option<_>, data| if buf.is_some() { Bulk::placed(len_of(data)) } else { data.into() };
-                    let pair = Pair { first: bulk(&bufs[0], &first[..]), second: bulk(&bufs[1], &second[..]) };
-                    for buf in bufs.into_iter().flatten() {
-                        request = request.lend(buf);
-                    }
-                    for _ in 0..rooms {
-                        request = request.room(70_001);
-                    }
-                    let mut of = typed_v1::Client((&mut client, connection));
-                    let response = of.swap_with(&pair, request).expect("a reply");
-                    let swapped = response.results().expect("a pair");
-                    assert!(swapped.first.bytes() == &second[..] && swapped.second.bytes() == &first[..]);
+    let (world, address, _) = serving("typed-pair");
+    let (long, short) = (data_of(1, 70_001), data_of(2, 1003));
+    with_clients(&world, &address, |of| {
+        for_each(pairs(pairs([false, true], 0..4), 0..3), |((swapped, lends), rooms)| {
+            let (first, second) = if swapped { (&short, &long) } else { (&long, &short) };
+            let mut request = Request::new();
+            let mut item = |is_lent: bool, data| {
+                if !is_lent {
+                    return Bulk::from(data);
                 }
-            }
-        }
-    }
-}
-
-fn len_of(data: &[u8]) -> usize {
-    data.len()
+                request = std::mem::take(&mut request).lend(lent(of.0.0, data));
+                Bulk::placed(data.len())
+            };
+            let pair = Pair { first: item(lends & 1 > 0, first), second: item(lends & 2 > 0, second) };
+            let request = (0..rooms).fold(request, |request, _| request.room(70_001));
+            let response = of.swap_with(&pair, request).expect("a reply");
+            let swapped = response.results().expect("a pair");
+            assert!(swapped.first.bytes() == &second[..] && swapped.second.bytes() == &first[..]);
+        });
+    });
 }
 
 #[test]
 fn an_empty_write_chunk_of_a_typed_result_brings_it_inline() {
     let opaque = |data: &[u8]| {
-        let mut bytes = [&(data.len() as u32).to_be_bytes(), data].concat();
+        let mut bytes = [&be(&[data.len() as u32]), data].concat();
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
     };
-    for scheme in SCHEMES {
-        let mut world = World::new("typed-empty-write");
-        let mut services = standard_services();
-        typed_v1::add(&mut services, &Arc::new(Arc::new(Blobs::default())));
-        let config = ServerConfig { workers: Some(WorkerConfig::default()), ..server_of(scheme) };
-        let address = world.serve_with(config, services);
-        let mut client = Peer::connect(&address, scheme, Revision::Ietf00);
-        let (room, memory) = client.peer.expose(&[0; 100], Access::REMOTE_WRITE);
+    for_each(SCHEMES, |scheme| {
+        let services = services().0;
+        let config = ServerConfig { workers: Some(WorkerConfig::default()), ..scheme.of_server() };
+        let (_world, address) = World::serving("typed-empty-write", config, services);
+        let mut client = RawPeer::connect_in(&address, scheme);
+        let (room, memory) = client.room(100);
         let args = [opaque(&[1; 100]), opaque(&[2; 5])].concat();
         let call = call_bytes(XID, PROGRAM, VERSION, typed_v1::Swap::NUMBER, &args);
-        let segments = [room];
         let both = [opaque(&[2; 5]), opaque(&[1; 100])].concat();
-        let first_inline = [opaque(&[2; 5]), 100_u32.to_be_bytes().to_vec()].concat();
-        for (counts, segments, results) in [(&[0, 1][..], &segments[..], first_inline), (&[0, 0], &[], both)] {
-            let chunks = Chunks { writes: WriteList { counts, segments }, ..Chunks::NONE };
-            client.send(XID, Flags::NONE, Body::Msg(chunks), &call);
-            let bytes = client.answer().bytes;
-            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
-            let returned: Vec<_> = view.writes().map(|chunk| chunk.len() as u32).collect();
-            assert_eq!(returned, counts, "{scheme:?}");
-            assert_eq!(view.payload(), reply_bytes(XID, &results), "{scheme:?}");
+        let first_inline = [opaque(&[2; 5]), be(&[100])].concat();
+        for (counts, segments, results) in [([0, 1], &[room][..], first_inline), ([0, 0], &[], both)] {
+            client.msg(XID, &Lists::new().write([]).write(segments), &call);
+            let answer = client.answer();
+            assert!(answer.writes().map(|chunk| chunk.len()).eq(counts));
+            assert_eq!(answer.payload(), reply_bytes(XID, &results));
         }
-        let mut now = [0; 100];
-        assert!(memory.read_at(0, &mut now) && now == [1; 100]);
-    }
+        assert_eq!(contents(&memory, 100), [1; 100]);
+    });
 }
 
 #[test]
 fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
-    let mut world = World::new("typed-errors");
-    let (address, _) = serve(&mut world);
-    for config in configs() {
-        let mut client = world.client(&address, config.clone());
-        let connection = client.first();
-        let mut of = typed_v1::Client((&mut client, connection));
-        assert_eq!(of.add(&(i32::MAX, 1)).expect("a reply").results().expect("a sum"), i32::MIN);
+    let (world, address, _) = serving("typed-errors");
+    with_clients(&world, &address, |of| {
+        assert_eq!(value(of.add(&(i32::MAX, 1))), i32::MIN);
         // Unimplemented.
         let absent = of.absent().expect_err("no such procedure");
         assert!(matches!(absent, Error::Refused(Refusal::ProcedureUnavailable)));
         let untyped = of.0.call(ClientCall::new(typed_v1::Absent::NUMBER)).expect_err("no such procedure");
         assert_eq!(absent.to_string(), untyped.to_string(), "both forms have one text");
         // The handler refuses.
-        let blob = Blob { name: b"n", data: b"data"[..].into(), checksum: 0 };
-        assert!(matches!(of.store(&blob), Err(Error::Refused(Refusal::GarbageArguments))));
+        let wrong = Blob { checksum: 0, ..blob(b"n", b"data") };
+        assert!(matches!(of.store(&wrong), Err(Error::Refused(Refusal::GarbageArguments))));
         // A client of another program is not used.
-        let mut names = typed_names::Client((&mut *of.0.0, connection));
+        let mut names = typed_names::Client((&mut *of.0.0, of.0.1));
         let refused = names.send(&1).expect_err("another version");
         assert!(matches!(refused, Error::Call(failed) if failed.error == Defect::OtherProgram.into()));
         // A name longer than its bound is not sent.
-        let long = Blob { name: &[0; 65], ..blob };
-        assert!(matches!(of.store(&long), Err(Error::Encode(_))));
+        assert!(matches!(of.store(&blob(&[0; 65], b"data")), Err(Error::Encode(_))));
         // Arguments that are none do not reach the handler: too few, too many, a name too long.
         let short = ClientCall::new(Store::NUMBER).args(vec![0; 8]);
         let more = ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 12]);
-        let mut name = 65_u32.to_be_bytes().to_vec();
-        name.resize(4 + 68 + 8, 0);
+        let name = [be(&[65]), vec![0; 68 + 8]].concat();
         let named = ClientCall::new(FetchLater::NUMBER).args(name.clone());
         let future = ClientCall::new(FetchAsync::NUMBER).args(name);
         for call in [short, more, named, future] {
@@ -352,42 +338,36 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
             assert_eq!(failed, CallError::Refused(Refusal::GarbageArguments));
         }
         // A chunk where no item is.
-        let lent = of.0.0.alloc(connection, 64).expect("a buffer");
-        let mut args = vec![0; 12];
-        args[7] = 64;
-        let misplaced = ClientCall::new(Store::NUMBER).args(args).read_chunk(0, lent);
+        let misplaced = ClientCall::new(Store::NUMBER).args(be(&[0, 64, 0])).read_chunk(0, lent(of.0.0, &[0; 64]));
         assert!(of.0.call(misplaced).is_err());
         // A buffer that no argument names is not sent.
-        let lent = of.0.0.alloc(connection, 64).expect("a buffer");
-        let inline = Blob { name: b"n", data: b"data"[..].into(), checksum: sum(b"data") };
-        assert!(matches!(of.store_with(&inline, Request::new().lend(lent)), Err(Error::Encode(_))));
+        let request = Request::new().lend(lent(of.0.0, &[0; 64]));
+        assert!(matches!(of.store_with(&blob(b"n", b"data"), request), Err(Error::Encode(_))));
         // Results of another type.
         let reply = of.0.call(ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 8])).expect("a reply");
         assert!(matches!(Response::<Fetch>::of(reply).results(), Err(Error::Decode(_))));
-        // The engine's own.
-        drop(client);
+    });
+    // The engine's own.
+    for config in configs() {
         let client = Client::connect(&address, config).expect("a connection");
         client.close();
         assert!(settles(|| client.is_closed()));
-        let mut of = typed_v1::Client(client);
-        assert!(matches!(of.add(&(1, 2)), Err(Error::Call(_))));
+        assert!(matches!(typed_v1::Client(client).add(&(1, 2)), Err(Error::Call(_))));
     }
 }
 
 #[test]
 fn a_deferred_call_reports_that_its_connection_has_closed() {
-    let mut world = World::new("typed-closed");
-    let (hold, held) = std::sync::mpsc::channel();
-    let mut services = standard_services();
-    let deferred = rpcrdma::Procedure::deferred(move |call| {
+    let (hold, held) = channel();
+    let mut services = Services::new();
+    let deferred = Procedure::deferred(move |call| {
         rpcrdma::typed::take::<FetchLater>(call, |call| hold.send(call).expect("a test"));
     });
     services.add(FetchLater::PROGRAM, FetchLater::VERSION, FetchLater::NUMBER, deferred);
-    let address = world.serve_with(small_server(), services);
+    let (world, address) = World::serving("typed-closed", small_server(), services);
     let [config, _] = configs();
     let mut client = world.client(&address, config);
-    let connection = client.first();
-    client.start(connection, ClientCall::new(FetchLater::NUMBER).args(vec![0; 8]), 0);
+    client.launch(ClientCall::new(FetchLater::NUMBER).args(vec![0; 8]), 0);
     let mut call = None;
     assert!(settles(|| {
         client.poll(|_| {});
@@ -404,17 +384,13 @@ fn a_deferred_call_reports_that_its_connection_has_closed() {
 /// it.
 #[test]
 fn results_beyond_the_declared_length_are_refused() {
-    let mut world = World::new("typed-declared");
-    let (address, _) = serve(&mut world);
-    for config in configs() {
-        let mut client = world.client(&address, config);
-        let connection = client.first();
-        let mut of = typed_v1::Client((&mut client, connection));
+    let (world, address, _) = serving("typed-declared");
+    with_clients(&world, &address, |of| {
         assert_eq!(of.count(&100).expect("a reply").results().expect("numbers").0.len(), 100);
         for most in [101, 10_001] {
             assert!(matches!(of.count(&most), Err(Error::Refused(Refusal::SystemError))), "{most}");
         }
-    }
+    });
 }
 
 /// Arguments that announce more bytes than they write.
@@ -452,33 +428,26 @@ impl Signature for ShortAdd {
 
 #[test]
 fn unwritten_arguments_are_sent_as_zeroes() {
-    let mut world = World::new("typed-short");
-    let (address, _) = serve(&mut world);
-    for config in configs() {
-        let mut client = world.client(&address, config);
-        let connection = client.first();
+    let (world, address, _) = serving("typed-short");
+    with_clients(&world, &address, |of| {
         for n in 0..50 {
             // Fills the buffers.
-            let mut of = typed_v1::Client((&mut client, connection));
-            let data = [0xA5; 300];
-            let blob = Blob { name: &[0xA5; 64], data: data[..].into(), checksum: sum(&data) };
-            of.store(&blob).expect("a reply");
+            of.store(&blob(&[0xA5; 64], &[0xA5; 300])).expect("a reply");
             let short = call::<ShortAdd, _>(&mut of.0, Request::new(), &Short).expect("a reply");
             assert_eq!(short.results().expect("a sum"), 0, "{n}");
         }
-    }
+    });
 }
 
 #[test]
 fn one_way_procedures_run_and_have_no_reply() {
-    let mut world = World::new("typed-one-way");
-    let (address, blobs) = serve(&mut world);
+    let (_world, address, blobs) = serving("typed-one-way");
     let [v1, v2] = configs();
     let mut of = typed_v1::Client(Client::connect(&address, v2).expect("a connection"));
     let responses = [of.note(&1).expect("sent").into_reply(), of.note_later(&2).expect("sent").into_reply()];
     assert!(responses.iter().all(|reply| reply.results().is_empty()));
     // Its reply arrives behind the calls.
-    assert_eq!(of.add(&(1, 2)).expect("a reply").results().expect("a sum"), 3);
+    assert_eq!(value(of.add(&(1, 2))), 3);
     assert!(settles(|| blobs.notes.lock().expect("no panic").len() == 2));
     let mut notes = blobs.notes.lock().expect("no panic").clone();
     notes.sort_unstable();
@@ -491,13 +460,12 @@ fn one_way_procedures_run_and_have_no_reply() {
 
 #[test]
 fn a_client_of_threads_makes_the_same_calls() {
-    let mut world = World::new("typed-threads");
-    let (address, _) = serve(&mut world);
+    let (_world, address, _) = serving("typed-threads");
     for config in configs() {
         let mut of = typed_v1::Client(Client::connect(&address, config).expect("a connection"));
         let data = data_of(3, 20_000);
-        let blob = Blob { name: b"threads", data: data[..].into(), checksum: sum(&data) };
-        assert_eq!(of.store(&blob).expect("a reply").results().expect("a checksum"), sum(&data));
+        let blob = blob(b"threads", &data);
+        assert_eq!(value(of.store(&blob)), sum(&data));
         let mut lent = of.0.alloc(data.len()).expect("a buffer");
         lent.copy_from_slice(&data);
         let placed = Blob { data: Bulk::placed(data.len()), ..blob };
@@ -518,20 +486,19 @@ fn a_server_calls_its_client_by_the_same_types() {
         let (services, told) = telling_services();
         let address = world.serve_with(small_server(), services);
         // The client serves the program, and its server calls it.
-        let mut callbacks = Services::new();
-        typed_v1::add(&mut callbacks, &Arc::new(Arc::new(Blobs::default())));
-        let forward = ClientConfig { services: Some(Arc::new(callbacks)), ..small_client(config.shard.clone()) };
+        let callbacks = Some(Arc::new(self::services().0));
+        let forward = ClientConfig { services: callbacks, ..small_client(config.shard.clone()) };
         let mut forward = Client::connect(&address, forward).expect("a connection");
         forward.call(ClientCall::new(HELLO)).expect("a reply");
         let caller = told.recv().expect("the caller");
         let has_chunks = config.shard.wire.credit_mode != CreditMode::V1;
         let reverse = world.server().call_back(caller, config).expect("a client of this server");
         let mut of = typed_v1::Client(reverse);
-        assert_eq!(of.add(&(2, 3)).expect("a reply").results().expect("a sum"), 5);
+        assert_eq!(value(of.add(&(2, 3))), 5);
         assert!(matches!(of.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
         // Version 1 has no chunks in this direction.
         let data = data_of(4, if has_chunks { 30_000 } else { 500 });
-        let blob = Blob { name: b"back", data: data[..].into(), checksum: sum(&data) };
+        let blob = blob(b"back", &data);
         let (blob, store, fetch) = if has_chunks {
             let mut lent = of.0.alloc(data.len()).expect("a buffer");
             lent.copy_from_slice(&data);
@@ -540,8 +507,7 @@ fn a_server_calls_its_client_by_the_same_types() {
         } else {
             (blob, Request::new(), Request::new())
         };
-        let stored = of.store_with(&blob, store).expect("a reply").results().expect("a checksum");
-        assert_eq!(stored, sum(&data));
+        assert_eq!(value(of.store_with(&blob, store)), sum(&data));
         let response = of.fetch_with(&Wanted { name: b"back", most: 1 << 20 }, fetch).expect("a reply");
         let Found::Found(found) = response.results().expect("results") else { panic!("it is there") };
         assert!(found.data.bytes() == data);
@@ -606,7 +572,7 @@ fn procedures_may_have_the_names_of_the_languages_traits() {
         services
     };
     // A thread of the application runs what answers at once.
-    let (submit, submitted) = std::sync::mpsc::channel::<DeferredCall>();
+    let (submit, submitted) = channel::<DeferredCall>();
     let thread = std::thread::spawn(move || {
         for mut call in submitted {
             let outcome = typed_names::run(&Names, &mut call);
@@ -616,8 +582,7 @@ fn procedures_may_have_the_names_of_the_languages_traits() {
     let mut deferred = on_shards.clone();
     typed_names::add_deferred(&mut deferred, move |call| submit.send(call).expect("a thread"), &cache);
     for services in [on_shards, deferred] {
-        let config = ServerConfig { workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() };
-        let address = world.serve_with(config, services);
+        let address = world.serve_with(with_worker(), services);
         let config = ClientConfig::new(PROGRAM, typed_names::VERSION);
         let mut of = typed_names::Client(Client::connect(&address, config).expect("a connection"));
         assert_eq!(call_names(&mut of), [1, 2, 3, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 6, 5, 4]);

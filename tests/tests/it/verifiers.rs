@@ -1,21 +1,12 @@
 //! Verifiers of replies (RFC 5531 §8.2; version 2 §10.2.2.2; RFC 8166 §8.2.2.2).
 //! Servers set them, and clients reserve room for them.
 
-use std::sync::Arc;
-
-use rpcrdma::client::{ClientCall, ClientConfig, Credential, LocalClient};
-use rpcrdma::server::ServerConfig;
-use rpcrdma::server::WorkerConfig;
+use rpcrdma::client::Credential;
 use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
-use rpcrdma::wire::rpc::{AcceptStat, MAX_AUTH_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
-use rpcrdma::{CallResult, Client, CreditMode, Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma::wire::NoSpace;
+use rpcrdma::wire::rpc::MAX_AUTH_LEN;
+use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::be;
-
-const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 /// An unknown flavor.
 const FLAVOR: u32 = 77;
 /// Arguments: bytes of the verifier and of the results. Results: that many bytes, and 100 in the first Write chunk.
@@ -31,8 +22,7 @@ const SHORT: usize = 400;
 const LONGEST: usize = 20_000;
 
 fn body(len: usize) -> Vec<u8> {
-    let mut body = vec![0; len];
-    pattern(3, &mut body);
+    let body = data_of(3, len);
     body
 }
 
@@ -75,20 +65,19 @@ fn services(cache: &Arc<DuplicateRequestCache>) -> Services {
     services
 }
 
-fn serve(world: &mut World, scheme: CreditMode) -> (rpcrdma::Address, Arc<DuplicateRequestCache>) {
+fn serve(world: &mut World, scheme: CreditMode) -> (Address, Arc<DuplicateRequestCache>) {
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
         entries: 64,
         bytes: 1 << 20,
         ..DuplicateRequestCacheConfig::default()
     }));
-    let shard = small().with(|c| c.wire.credit_mode = scheme);
-    let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
-    let config = ServerConfig { shard, workers, ..small_server() };
-    (world.serve_with(config, services(&cache)), cache)
+    let shard = in_mode(scheme);
+    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
+    (world.serve_with(ServerConfig { shard, workers, ..small_server() }, services(&cache)), cache)
 }
 
 fn signing(scheme: CreditMode, credential: Credential) -> ClientConfig {
-    ClientConfig { credential, ..small_client(small().with(|c| c.wire.credit_mode = scheme)) }
+    ClientConfig { credential, ..small_client(in_mode(scheme)) }
 }
 
 fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str) {
@@ -169,14 +158,12 @@ fn refusals_and_replies_that_are_kept_have_their_verifier() {
     let mut peer = RawPeer::connect(&address);
     let mut ask = |xid, procedure, verifier: usize, results: usize| {
         let args = be(&[verifier as u32, results as u32]);
-        let call = call_bytes(xid, PROGRAM, VERSION, procedure, &args);
-        peer.send(&peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+        peer.call_as(xid, procedure, Chunks::NONE, &args);
         let mut whole = Vec::new();
         loop {
-            let message = peer.receive().expect("a reply").bytes;
-            let view = View::check(&message, Revision::Ietf00).expect("a header");
+            let view = peer.receive().expect("a reply");
             whole.extend_from_slice(view.payload());
-            if view.xid() == xid && !view.flags().contains(Flags::MORE) {
+            if view.xid() == xid && !view.more() {
                 return whole;
             }
         }

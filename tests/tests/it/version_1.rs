@@ -1,21 +1,7 @@
 //! RFC 8166 rules of both ends of version 1: credits and chunks.
 
-use rpcrdma::client::LocalClient;
-use rpcrdma::fabric::Access;
 use rpcrdma::wire::xdr::padded;
-use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList};
-use rpcrdma::{CallError, CreditMode, Procedure, Refusal};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
-
-use super::hostile_client::be;
-use super::hostile_server::{Server, plain, reply};
-use super::rules_of_clients::next;
-use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, reads, server_of};
-
-fn view(bytes: &[u8]) -> View<'_> {
-    View::check(bytes, Revision::Ietf00).expect("a header")
-}
+use rpcrdma_tests::prelude::*;
 
 /// A client with more calls than credits and a raw server, in turns on one thread. A message that has not arrived after
 /// [`LONG_ENOUGH`] turns of both will not arrive.
@@ -37,11 +23,7 @@ impl Bench {
     fn new(name: &'static str, calls: u64) -> Self {
         let world = World::new(name);
         let address = world.address();
-        let config = small().with(|c| {
-            c.wire.credit_mode = CreditMode::V1;
-            c.limits.credits = CREDITS;
-            c.limits.max_credits = CREDITS;
-        });
+        let config = in_mode(CreditMode::V1).with(|c| (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS));
         let mut listener = Some(Box::new(RawListener::bind(&address)));
         let fabric = address.open(&config).expect("a device");
         let mut client = LocalClient::open(fabric, small_client(config)).expect("a client");
@@ -75,7 +57,7 @@ impl Bench {
         });
         self.server.turn();
         while let Some(message) = self.server.take_message() {
-            let view = view(&message.bytes);
+            let view = message.view();
             assert_eq!((view.version(), view.htype()), (Version::V1, HeaderType::Msg));
             assert_eq!(view.credit(), CREDITS, "what the client asks for");
             self.open.push(view.xid());
@@ -108,8 +90,7 @@ impl Bench {
 
     fn say(&mut self, xid: u32) {
         let body = Body::Msg(Chunks::NONE);
-        let bytes = self.server.message(xid, Flags::NONE, body, &reply_bytes(xid, &[0; 4]));
-        self.server.send(&bytes);
+        self.server.say(xid, Flags::NONE, body, &reply_bytes(xid, &[0; 4]));
     }
 }
 
@@ -171,17 +152,12 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 /// A client that uses each grant in full at once finds a Receive for every call, while the server's grants grow.
 #[test]
 fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
-    let world = World::new("v1-receives");
-    let shard = small().with(|c| {
-        c.wire.credit_mode = CreditMode::V1;
-        c.limits.credits = 4;
-        c.limits.max_credits = 64;
-        c.memory.receives = 1024;
-    });
+    let shard =
+        in_mode(CreditMode::V1).with(|c| (c.limits.credits, c.limits.max_credits, c.memory.receives) = (4, 64, 1024));
     // The server reviews each credit limit once in that time.
     let looks = 8 * shard.poll.control_interval;
-    let (address, server) = world.serve_timed(shard);
-    let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
+    let (_world, address, server) = World::timed("v1-receives", shard);
+    let mut client = RawPeer::connect_in(&address, CreditMode::V1);
     let (mut open, mut granted) = (0, 1);
     let grown = settles(|| {
         for _ in 0..500 {
@@ -189,7 +165,7 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
                 client.call(ECHO, Chunks::NONE, b"four");
                 open += 1;
             }
-            granted = view(&client.answer().bytes).credit();
+            granted = client.answer().credit();
             assert!((4..=64).contains(&granted), "{granted} granted");
             open -= 1;
         }
@@ -199,7 +175,7 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
     assert!(grown, "no more than {granted} are granted");
     let stats = server.stats();
     assert_eq!((stats.fabric.receiver_not_ready, stats.peer_faults), (0, 0));
-    assert_eq!(client.peer.failures, []);
+    assert_eq!(client.failures, []);
 }
 
 /// Each item goes into its own chunk with its own length, whether or not it would fit inline. The message does not
@@ -207,218 +183,155 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
 #[test]
 fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
     const ROOM: u32 = 5000;
-    for scheme in SCHEMES {
-        let mut world = World::new("short-results");
-        let address = world.serve(server_of(scheme));
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
-        let (room, memory) = client.peer.expose(&[0xEE; 3 * ROOM as usize], Access::REMOTE_WRITE);
-        let part = |n: u32| Segment { offset: room.offset + u64::from(n * ROOM), length: ROOM, ..room };
-        let segments = [part(0), part(1), part(2)];
-        let mut before = vec![0xEE; 3 * ROOM as usize];
-        for lens in [[1, 2, 3], [4, 5, 6], [7, 1, 1], [500, 0, 1], [999, 1000, 1001], [4999, 5000, 1]] {
-            let writes = WriteList { counts: &[1, 1, 1], segments: &segments };
-            let args: Vec<u32> = std::iter::once(9).chain(lens).collect();
-            client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&args));
-            let bytes = client.answer().bytes;
-            let view = view(&bytes);
-            assert_eq!(view.payload(), reply_bytes(XID, &be(&[ROOM; 3])), "{scheme:?} {lens:?}");
-            let used: Vec<Segment> = view.writes().flat_map(|chunk| chunk.segments()).collect();
-            let expected: Vec<_> =
-                segments.iter().zip(lens).map(|(&segment, length)| Segment { length, ..segment }).collect();
-            assert_eq!(used, expected, "{scheme:?}");
+    with_raw("short-results", SCHEMES, |client| {
+        let (room, memory) = client.room(3 * ROOM as usize);
+        let segments = room.cut(&[ROOM; 3]);
+        let mut before = contents(&memory, 3 * ROOM as usize);
+        for_each([[1, 2, 3], [4, 5, 6], [7, 1, 1], [500, 0, 1], [999, 1000, 1001], [4999, 5000, 1]], |lens| {
+            let lists = segments.iter().fold(Lists::new(), |lists, &segment| lists.write([segment]));
+            let answer = client.ask(LOAD, &lists, &be(&[&[9], &lens[..]].concat()));
+            assert_eq!(answer.payload(), reply_bytes(XID, &be(&[ROOM; 3])));
+            let used = segments.iter().zip(lens).map(|(&segment, length)| Segment { length, ..segment });
+            assert_eq!(answer.write_chunks().concat(), used.collect::<Vec<_>>());
             // The server writes nothing beyond the items: neither their padding nor another item.
-            let mut now = vec![0; 3 * ROOM as usize];
-            assert!(memory.read_at(0, &mut now));
+            let now = contents(&memory, 3 * ROOM as usize);
             for (n, len) in lens.into_iter().enumerate() {
                 let (at, len) = (n * ROOM as usize, len as usize);
-                assert!(patterned(9 + n as u32, &now[at..at + len]), "{scheme:?} {lens:?}: item {n}");
+                assert!(patterned(9 + n as u32, &now[at..at + len]), "item {n}");
                 before[at..at + len].copy_from_slice(&now[at..at + len]);
             }
-            assert!(now == before, "{scheme:?} {lens:?}: more was written than the items");
-        }
-    }
+            assert!(now == before, "more was written than the items");
+        });
+    });
 }
 
 /// The procedure takes items far longer than these. Arguments: a count, the item, a count, the item, a word.
 #[test]
 fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() {
-    for scheme in SCHEMES {
-        let mut world = World::new("short-arguments");
-        let mut services = standard_services();
-        let check = |call: &mut rpcrdma::ServerCall| {
-            let word = |n: usize| call.args().get(4 * n..4 * n + 4).ok_or(Refusal::GarbageArguments);
-            let mut at = 4;
-            for n in 0..2 {
-                let count = u32::from_be_bytes(word(n)?.try_into().expect("a word")) as usize;
-                let data = call.read_chunk(n).ok_or(Refusal::SystemError)?;
-                let whole = data.len() == count || data.len() == padded(count);
-                if !whole || !patterned(n as u32, &data[..count]) || call.read_chunk_at(n) != Some(at) {
-                    return Err(Refusal::GarbageArguments);
-                }
-                at += padded(count) + 4;
-            }
-            if call.args().len() != 12 || word(2)? != b"last" {
+    let check = |call: &mut ServerCall| {
+        let word = |n: usize| call.args().get(4 * n..4 * n + 4).ok_or(Refusal::GarbageArguments);
+        let mut at = 4;
+        for n in 0..2 {
+            let count = u32::from_be_bytes(word(n)?.try_into().expect("a word")) as usize;
+            let data = call.read_chunk(n).ok_or(Refusal::SystemError)?;
+            let whole = data.len() == count || data.len() == padded(count);
+            if !whole || !patterned(n as u32, &data[..count]) || call.read_chunk_at(n) != Some(at) {
                 return Err(Refusal::GarbageArguments);
             }
-            Ok(())
-        };
-        services.add(PROGRAM, VERSION, 20, Procedure::new(check).read_chunks(2, 1 << 20));
-        let address = world.serve_with(server_of(scheme), services);
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
-        for len in [1, 2, 3, 4, 5, 6, 7, 8, 501, 4095] {
-            let whole = padded(len);
-            let mut targets = Vec::new();
-            for n in 0..2 {
-                let mut data = vec![0xFF; whole];
-                pattern(n, &mut data[..len]);
-                targets.push(client.peer.expose(&data, Access::REMOTE_READ));
-            }
-            let position = |n: u32| ARGS_AT + 4 + n * (whole as u32 + 4);
-            for sent in [[len, len], [whole, len], [len, whole], [whole, whole]] {
-                let target = |n: usize| Segment { length: sent[n] as u32, ..targets[n].0 };
-                let list = [0, 1].map(|n| ReadSegment { position: position(n), target: target(n as usize) });
-                let args = [be(&[len as u32, len as u32]), b"last".to_vec()].concat();
-                client.call(20, reads(&list), &args);
-                let bytes = client.answer().bytes;
-                assert_eq!(view(&bytes).payload(), reply_bytes(XID, b""), "{scheme:?} {len} as {sent:?}");
+            at += padded(count) + 4;
+        }
+        let good = call.args().len() == 12 && word(2)? == b"last";
+        if good { Ok(()) } else { Err(Refusal::GarbageArguments) }
+    };
+    let services = standard_and([(20, Procedure::new(check).read_chunks(2, 1 << 20))]);
+    with_raw_of("short-arguments", SCHEMES, &services, |client| {
+        for_each([1, 2, 3, 4, 5, 6, 7, 8, 501, 4095], |len: u32| {
+            let whole = padded(len as usize) as u32;
+            let mut item = |n| {
+                let data = [data_of(n, len as usize), vec![0xFF; (whole - len) as usize]].concat();
+                client.expose(&data, Access::REMOTE_READ)
+            };
+            let ((first, _one), (second, _two)) = (item(0), item(1));
+            let args = [be(&[len, len]), b"last".to_vec()].concat();
+            let mut is_taken = |one: &[u32], two: &[u32]| {
+                let lists = Lists::new().read(ARGS_AT + 4, first.cut(one));
+                let lists = lists.read(ARGS_AT + 4 + whole + 4, second.cut(two));
+                assert_eq!(client.ask(20, &lists, &args).payload(), reply_bytes(XID, b""), "{one:?}, {two:?}");
+            };
+            for (one, two) in [(len, len), (whole, len), (len, whole), (whole, whole)] {
+                is_taken(&[one], &[two]);
             }
             // The padding has a segment of its own.
             if whole > len {
-                let target = targets[0].0;
-                let (item, rest) = (len as u32, (whole - len) as u32);
-                let padding = Segment { offset: target.offset + len as u64, length: rest, ..target };
-                let list = [
-                    ReadSegment { position: position(0), target: Segment { length: item, ..target } },
-                    ReadSegment { position: position(0), target: padding },
-                    ReadSegment { position: position(1), target: Segment { length: item, ..targets[1].0 } },
-                ];
-                let args = [be(&[item, item]), b"last".to_vec()].concat();
-                client.call(20, reads(&list), &args);
-                let bytes = client.answer().bytes;
-                assert_eq!(view(&bytes).payload(), reply_bytes(XID, b""), "{scheme:?} {len}");
+                is_taken(&[len, whole - len], &[len]);
             }
-        }
-    }
+        });
+    });
 }
 
 /// One chunk, in each list, with the maximum number of segments and with one more.
 #[test]
 fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
-    use rpcrdma::wire::ErrorBody;
     const MOST: u32 = 16;
-    for scheme in SCHEMES {
-        let mut world = World::new("segments");
-        let address = world.serve(server_of(scheme));
-        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+    with_raw("segments", SCHEMES, |client| {
         for count in [MOST, MOST + 1] {
-            let answer = |client: &mut Client, what: &str| match (count, scheme) {
-                (MOST, _) => {
-                    let bytes = client.answer().bytes;
-                    assert_ne!(view(&bytes).htype(), HeaderType::Error, "{scheme:?}: {what}");
-                }
-                (_, CreditMode::V1) => super::rules_of_servers::assert_err_chunk(client, what),
-                _ => assert_eq!(client.error(), (XID, ErrorBody::Segments { max: MOST }), "{what}"),
+            let answered = |client: &mut RawPeer, what: &str| match count {
+                MOST => assert_ne!(client.answer().htype(), HeaderType::Error, "{what}"),
+                _ => client.refusal(ErrorBody::Segments { max: MOST }, what),
             };
             // The length of an item grows with the number of segments.
-            let len = 8 * count;
+            let (len, lens) = (8 * count, vec![8; count as usize]);
             let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &vec![0; len as usize - 40]);
-            let (from, _from) = client.peer.expose(&call, Access::REMOTE_READ);
-            let (to, _to) = client.peer.expose(&vec![0; len as usize], Access::REMOTE_WRITE);
-            let cut = |all: Segment| -> Vec<Segment> {
-                let part = |n| Segment { offset: all.offset + 8 * u64::from(n), length: 8, ..all };
-                (0..count).map(part).collect()
-            };
-            let read =
-                |position| -> Vec<_> { cut(from).into_iter().map(|target| ReadSegment { position, target }).collect() };
-            client.call(MIRROR, reads(&read(ARGS_AT + 4)), &be(&[0]));
-            answer(&mut client, "a Read chunk");
-            client.send(XID, Flags::NONE, Body::Nomsg(reads(&read(0))), b"");
-            answer(&mut client, "a Position Zero Read chunk");
-            let (counts, segments) = ([count], cut(to));
-            let writes = WriteList { counts: &counts, segments: &segments };
-            client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&[9, len]));
-            answer(&mut client, "a Write chunk");
-            client.call(ECHO, Chunks { reply: Some(&segments), ..Chunks::NONE }, b"four");
-            answer(&mut client, "a Reply chunk");
+            let (from, _from) = client.expose(&call, Access::REMOTE_READ);
+            let (to, _to) = client.room(len as usize);
+            client.call(MIRROR, &Lists::new().read(ARGS_AT + 4, from.cut(&lens)), &be(&[0]));
+            answered(client, "a Read chunk");
+            client.nomsg(XID, &Lists::new().read(0, from.cut(&lens)));
+            answered(client, "a Position Zero Read chunk");
+            client.call(LOAD, &Lists::new().write(to.cut(&lens)), &be(&[9, len]));
+            answered(client, "a Write chunk");
+            client.call(ECHO, &Lists::new().reply(to.cut(&lens)), b"four");
+            answered(client, "a Reply chunk");
             client.ping();
         }
-    }
+    });
+}
+
+/// A client that would make a call again after a loss.
+fn persistent() -> ClientConfig {
+    CreditMode::V1.of_client().with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (5, true))
 }
 
 /// RFC 8267 §6.7.2: a message before a disconnect counts.
 #[test]
 fn err_chunk_before_a_disconnect_ends_its_call_without_retransmission() {
-    let world = World::new("err-chunk-disconnect");
-    let address = world.address();
-    let server = Server::listen(&address, |mut listener| {
+    let server = RawServer::listen("err-chunk-disconnect", |mut listener| {
         let mut peer = listener.accept_next();
         peer.version = Version::V1;
-        let bytes = next(&mut peer).expect("a call");
-        let refused = view(&bytes).xid();
+        let refused = peer.next_call().xid();
         peer.send(&be(&[refused, 1, CREDITS, 4, 2]));
         drop(peer);
         let mut peer = listener.accept_next();
         peer.version = Version::V1;
-        while let Some(bytes) = next(&mut peer) {
-            let xid = view(&bytes).xid();
-            assert_ne!(xid, refused, "a call that was refused comes again");
-            reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+        while let Some(call) = peer.next_message() {
+            assert_ne!(call.xid(), refused, "a call that was refused comes again");
+            peer.reply(call.xid(), b"fine");
         }
     });
-    let config = small_client(small().with(|c| c.wire.credit_mode = CreditMode::V1)).with(|c| {
-        c.connect.reconnect_attempts = 5;
-        c.connect.retransmit = true;
-    });
-    let mut client = world.client(&address, config);
-    let first = client.first();
-    let mut call = client.prepare(MIRROR, 4).expect("a buffer");
-    call = call.read_chunk(4, client.alloc(first, 100).expect("a buffer"));
-    let result = client.call(call).map(drop).map_err(CallError::from);
+    let mut client = server.client(persistent());
+    let call = client.chunked(MIRROR, &[0; 4], &[100], &[]);
+    let result = client.outcome(call);
     assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
-    assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
-    drop(client);
-    server.join();
+    goes_on(&mut client, 1);
 }
 
 /// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2). The call ends without
 /// retransmission.
 #[test]
 fn err_chunk_ends_its_call_without_retransmission() {
-    let world = World::new("err-chunk-ends");
-    let address = world.address();
-    let server = Server::start_silently(&address, |peer| {
-        peer.version = Version::V1;
+    let server = RawServer::start_in(CreditMode::V1, "err-chunk-ends", |peer| {
         let mut before = 0;
-        while let Some(bytes) = next(peer) {
-            let xid = view(&bytes).xid();
-            assert_ne!(xid, before, "a call that was refused comes again");
-            before = xid;
-            match view(&bytes).has_chunks() {
-                true => peer.send(&be(&[xid, 1, CREDITS, 4, 2])),
-                false => reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None),
+        while let Some(call) = peer.next_message() {
+            assert_ne!(call.xid(), before, "a call that was refused comes again");
+            before = call.xid();
+            match call.has_chunks() {
+                true => peer.send(&be(&[before, 1, CREDITS, 4, 2])),
+                false => peer.reply(before, b"fine"),
             }
         }
     });
-    let config = small_client(small().with(|c| c.wire.credit_mode = CreditMode::V1)).with(|c| {
-        c.connect.reconnect_attempts = 5;
-        c.connect.retransmit = true;
-    });
-    let mut client = world.client(&address, config);
-    let first = client.first();
+    let mut client = server.client(persistent());
     for form in 0..4 {
-        let mut call = client.prepare(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");
-        call = match form {
-            0 => call.read_chunk(4, client.alloc(first, 100).expect("a buffer")),
-            1 => call.write_chunk(100),
-            2 => call.expect_reply(10_000),
-            _ => call,
+        let call = match form {
+            0 => client.chunked(MIRROR, &[0; 4], &[100], &[]),
+            1 => client.prepared(MIRROR, &[0; 4]).write_chunk(100),
+            2 => client.prepared(MIRROR, &[0; 4]).expect_reply(10_000),
+            _ => client.prepared(MIRROR, &[0; 5000]),
         };
-        let result = client.call(call).map(drop).map_err(CallError::from);
+        let result = client.outcome(call);
         assert!(matches!(result, Err(CallError::Transport(_))), "{form}: {result:?}");
         assert_eq!(client.stats().exposed_buffers, 0);
-        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+        goes_on(&mut client, 1);
     }
     assert_eq!(client.stats().calls_retransmitted, 0);
-    drop(client);
-    server.join();
 }

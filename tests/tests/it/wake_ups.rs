@@ -4,15 +4,11 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
 use std::task::Poll;
-use std::time::{Duration, Instant};
 
-use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
-use rpcrdma::service::{Application, DeferredCall, LocalProcedure, LocalServices, ShardSetup, ShardTask};
-use rpcrdma::{Address, IdlePolicy, LocalClient, Procedure, Server};
-use rpcrdma_tests::With;
-use rpcrdma_tests::*;
+use rpcrdma::server::LocalServer;
+use rpcrdma::service::{Application, LocalProcedure, LocalServices, ShardSetup, ShardTask};
+use rpcrdma_tests::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -83,8 +79,7 @@ fn and(procedure: LocalProcedure) -> LocalServices {
 fn in_time(client: &mut LocalClient) {
     let start = Instant::now();
     for round in 0..ROUNDS {
-        let mut call = client.prepare(WOKEN, 0).expect("memory");
-        call = call.timeout(IN_TIME);
+        let call = client.prepare(WOKEN, 0).expect("memory").timeout(IN_TIME);
         client.call(call).expect("a reply");
         assert!(start.elapsed() < IN_TIME, "{round} of {ROUNDS} rounds in {:?}", start.elapsed());
     }
@@ -93,13 +88,13 @@ fn in_time(client: &mut LocalClient) {
 #[test]
 fn a_shard_that_sleeps_wakes_for_its_task() {
     let world = World::new("wakes");
-    let (asleep, (tell, told)) = (Asleep::default(), mpsc::channel());
-    let (hold, held) = mpsc::channel();
+    let (asleep, (tell, told)) = (Asleep::default(), channel());
+    let (hold, held) = channel();
     let shard_sleeps = Arc::clone(&asleep);
     let (address, server) = sleeper(&world, move |_| {
         let may = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         tell.send(may.try_clone().expect("one more")).expect("the test waits for it");
-        let (taken, calls) = mpsc::channel::<DeferredCall>();
+        let (taken, calls) = channel::<DeferredCall>();
         let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
         let take = move |call| {
             taken.send(call).expect("the task is there");
@@ -135,7 +130,7 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
 #[test]
 fn any_thread_wakes_a_shard_for_its_task() {
     let world = World::new("waker");
-    let (asleep, (tell, told)) = (Asleep::default(), mpsc::channel());
+    let (asleep, (tell, told)) = (Asleep::default(), channel());
     let (work, worked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (given, counted, shard_sleeps) = (Arc::clone(&work), Arc::clone(&worked), Arc::clone(&asleep));
     let (_, server) = sleeper(&world, move |setup| {
@@ -166,7 +161,7 @@ fn any_thread_wakes_a_shard_for_its_task() {
 fn an_answer_wakes_a_sleeping_shard() {
     let world = World::new("answer-wakes");
     let asleep = Asleep::default();
-    let (hold, held) = mpsc::channel::<DeferredCall>();
+    let (hold, held) = channel::<DeferredCall>();
     let shard_sleeps = Arc::clone(&asleep);
     let (address, server) = sleeper(&world, move |_| {
         let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
@@ -194,7 +189,7 @@ fn an_answer_wakes_a_sleeping_shard() {
 fn a_woken_future_wakes_its_shard() {
     let world = World::new("future-wakes");
     let asleep = Asleep::default();
-    let (wait, waiting) = mpsc::channel();
+    let (wait, waiting) = channel();
     let shard_sleeps = Arc::clone(&asleep);
     let (address, server) = sleeper(&world, move |_| {
         let (asleep, wait) = (Arc::clone(&shard_sleeps), wait.clone());
@@ -238,8 +233,8 @@ fn a_worker_wakes_the_loop_of_its_server() {
     let world = World::new("worker-wakes");
     let address = world.address();
     let (asleep, token) = (Asleep::default(), Arc::new(()));
-    let (hold, held) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
+    let (hold, held) = channel();
+    let (release, released) = channel::<()>();
     let (released, end) = (Mutex::new(released), Arc::new(AtomicBool::new(false)));
     let (loop_sleeps, through) = (Arc::clone(&asleep), Arc::clone(&end));
     let mut services = standard_services();
@@ -260,7 +255,7 @@ fn a_worker_wakes_the_loop_of_its_server() {
     });
     services.add(PROGRAM, VERSION, WOKEN, woken.on_workers()).add(PROGRAM, VERSION, HELD, slow.on_workers());
     let shard = small().with(|c| c.poll.idle = IdlePolicy::Event);
-    let workers = Some(WorkerConfig { count: 2, idle: IdlePolicy::Event, ..WorkerConfig::default() });
+    let workers = Some(WorkerConfig { count: 2, idle: IdlePolicy::Event, ..Default::default() });
     let config = ServerConfig { shard, workers, ..ServerConfig::default() };
     let mut server = LocalServer::start(&address, services, &config).expect("a server");
     let caller = std::thread::spawn(move || {

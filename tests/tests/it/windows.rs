@@ -1,15 +1,9 @@
 //! Credit limits that follow the load, and grants that keep connections alive.
 
-use std::time::{Duration, Instant};
-
-use rpcrdma::client::LocalClient;
-use rpcrdma::server::ServerConfig;
-use rpcrdma::{CreditMode, Procedure, ServerCall};
-use rpcrdma_tests::{ECHO, PROGRAM, VERSION, With, World, echo, settles, small, standard_services};
+use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
 use super::lifecycle::Gate;
-use super::rules_of_servers::SCHEMES;
 
 /// Connections that use most of the server's Receives.
 const OTHERS: u64 = 85;
@@ -18,7 +12,6 @@ const KEEP_ALIVE: Duration = Duration::from_millis(20);
 
 /// Makes `calls` calls with `depth` outstanding; all must succeed.
 fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
-    let first = client.first();
     let (mut started, mut ended) = (0, 0);
     // The time-out bounds each completion, not their total.
     while ended < calls {
@@ -29,7 +22,7 @@ fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
                 while started < calls && started - ended < depth {
                     let Ok(mut call) = client.prepare(ECHO, 4) else { break };
                     call.args_mut().fill(1);
-                    client.start(first, call, started);
+                    client.launch(call, started);
                     started += 1;
                 }
                 let busy = client.poll(|done| {
@@ -49,7 +42,7 @@ fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
 
 #[test]
 fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for scheme in SCHEMES_2 {
         let world = World::new("credit-limits");
         let shard = small().with(|c| {
             c.limits.credits = 8;
@@ -61,10 +54,7 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
         let looks = 8 * shard.poll.control_interval;
         let (address, server) = world.serve_timed(shard);
         let promised = || server.stats().receives_promised;
-        let config = small().with(|c| {
-            c.wire.credit_mode = scheme;
-            c.limits.credits = 64;
-        });
+        let config = in_mode(scheme).with(|c| c.limits.credits = 64);
         let mut busy = world.client(&address, config.clone());
         echo(&mut busy, b"four").unwrap();
         assert_eq!(promised(), 9, "{scheme:?}");
@@ -98,10 +88,9 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
 
 #[test]
 fn a_pure_grant_keeps_a_quiet_connection_alive() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let world = World::new("keep-alive");
-        let (address, server) = world.serve_timed(small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
-        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
+    for scheme in SCHEMES_2 {
+        let (world, address, server) = World::timed("keep-alive", small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+        let mut client = world.client(&address, scheme);
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
         // More grants than the client has credit for. It acknowledges them now and then; acknowledgments are not
@@ -119,9 +108,8 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
 
 #[test]
 fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
-    let world = World::new("keep-alive-1");
-    let (address, server) = world.serve_timed(small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
+    let (world, address, server) = World::timed("keep-alive-1", small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+    let mut client = world.client(&address, CreditMode::V1);
     echo(&mut client, b"four").unwrap();
     let before = server.stats();
     // More than the send queue holds, so they must complete.
@@ -171,10 +159,7 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
         c.memory.small_buffers = 2000;
     });
     let address = world.serve_with(ServerConfig { shard, ..workers() }, services);
-    let config = small().with(|c| {
-        c.wire.credit_mode = scheme;
-        c.limits.credits = 64;
-    });
+    let config = in_mode(scheme).with(|c| c.limits.credits = 64);
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, config.clone())).collect();
     let mut other = world.client(&address, config);
     // The first reply grants a client its credits.
@@ -183,10 +168,9 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
     let mut go_on = |goal: &dyn Fn(&[u64]) -> bool| {
         let done = settles(|| {
             for (n, client) in clients.iter_mut().enumerate() {
-                let first = client.first();
                 while started[n] < CALLS && started[n] - ended[n] < 64 {
                     let Ok(call) = client.prepare(GATED, 0) else { break };
-                    client.start(first, call, started[n]);
+                    client.launch(call, started[n]);
                     started[n] += 1;
                 }
                 client.poll(|done| {
@@ -201,8 +185,8 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
     let stats = || world.server().stats()[0].clone();
     go_on(&|_| stats().receives_posted < stats().receives_promised);
     for n in 0..CALLS {
-        let (call, first) = (other.prepare(0, 0).unwrap(), other.first());
-        other.start(first, call, n);
+        let call = other.prepared(0, b"");
+        other.launch(call, n);
         let mut answered = false;
         let settled = settles(|| {
             other.poll(|done| answered |= done.result.is_ok());
