@@ -1,6 +1,6 @@
 //! Calls of a client on the test's thread, each in one step.
 
-use rpcrdma::client::{CallId, ClientCall, LocalClient};
+use rpcrdma::client::{CallId, ClientCall, Done, LocalClient};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::{Buf, CallError};
 
@@ -35,8 +35,17 @@ pub trait Calls {
         self.outcome(call)
     }
 
+    /// Polls until `count` calls have ended, and checks each.
+    fn each_end(&mut self, count: usize, check: impl FnMut(Done));
+
     /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of completion.
     fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)>;
+
+    /// Polls until `holds`; calls may end meanwhile. Panics after the time limit.
+    fn poll_until(&mut self, holds: impl FnMut(&mut Self) -> bool);
+
+    /// Polls until `holds`; no call may end meanwhile. Panics after the time limit.
+    fn quiet_until(&mut self, holds: impl FnMut(&mut Self) -> bool);
 
     /// Polls until a call has ended.
     fn end(&mut self) -> (u64, Outcome) {
@@ -78,16 +87,42 @@ impl<F: Fabric> Calls for LocalClient<F> {
         self.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
     }
 
-    fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
-        let mut ends = Vec::new();
+    #[track_caller]
+    fn poll_until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
+        assert!(settles(|| {
+            self.poll(drop);
+            holds(self)
+        }));
+    }
+
+    #[track_caller]
+    fn quiet_until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
+        assert!(settles(|| {
+            self.poll(|done| panic!("{done:?}"));
+            holds(self)
+        }));
+    }
+
+    #[track_caller]
+    fn each_end(&mut self, count: usize, mut check: impl FnMut(Done)) {
+        let mut ended = 0;
         let all = settles(|| {
             self.poll(|done| {
-                let results = done.result.map(|reply| reply.results().to_vec());
-                ends.push((done.token, results.map_err(CallError::from)));
+                check(done);
+                ended += 1;
             });
-            ends.len() >= count
+            ended >= count
         });
-        assert!(all, "{} of {count} calls have ended: {ends:?}", ends.len());
+        assert!(all, "{ended} of {count} calls have ended");
+    }
+
+    #[track_caller]
+    fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
+        let mut ends = Vec::new();
+        self.each_end(count, |done| {
+            let results = done.result.map(|reply| reply.results().to_vec());
+            ends.push((done.token, results.map_err(CallError::from)));
+        });
         ends
     }
 }

@@ -116,15 +116,10 @@ fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
             let call = client.chunked(MIRROR, &[0; 4], &[1000; MAX_CHUNKS], &[1000; MAX_CHUNKS]);
             client.launch(call, token);
         }
-        let mut ended = 0;
-        assert!(settles(|| {
-            client.poll(|done| {
-                let reply = done.result.unwrap();
-                assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32, reply.chunk(n).unwrap())));
-                ended += 1;
-            });
-            ended == 2
-        }));
+        client.each_end(2, |done| {
+            let reply = done.result.unwrap();
+            assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32, reply.chunk(n).unwrap())));
+        });
     }
 }
 
@@ -268,17 +263,12 @@ fn results_of_the_handlers_own_memory_are_shared() {
         let call = client.chunked(20, b"", &[], &[60_001; 2]);
         client.launch(call, token);
     }
-    let mut ended = 0;
-    assert!(settles(|| {
-        client.poll(|done| {
-            let reply = done.result.unwrap();
-            for (n, len) in [60_001, 77].into_iter().enumerate() {
-                assert!(patterned(5, reply.chunk(n).unwrap()) && reply.chunk(n).unwrap().len() == len);
-            }
-            ended += 1;
-        });
-        ended == 8
-    }));
+    client.each_end(8, |done| {
+        let reply = done.result.unwrap();
+        for (n, len) in [60_001, 77].into_iter().enumerate() {
+            assert!(patterned(5, reply.chunk(n).unwrap()) && reply.chunk(n).unwrap().len() == len);
+        }
+    });
     // The client retransmits the first call with the rest of the chunk's buffer as room.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
     for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {
@@ -389,10 +379,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
             assert!(client.end().1.is_err());
             assert_eq!(client.stats().exposed_buffers, 2, "the server may still write");
             go.send(()).unwrap();
-            assert!(settles(|| {
-                client.poll(|_| panic!("it ends once"));
-                client.stats().exposed_buffers == 0
-            }));
+            client.quiet_until(|client| client.stats().exposed_buffers == 0);
         }
         mirror(&mut client, 3, &[5000]).unwrap();
     }

@@ -66,20 +66,14 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     let mut other = world.client(&address, small());
     for client in [&mut victim, &mut other] {
         start(client, HELD, 0);
-        assert!(settles(|| {
-            client.poll(drop);
-            desk.len() > held
-        }));
+        client.poll_until(|_| desk.len() > held);
         desk.take().expect("the last one").answer(Ok(()));
         assert_eq!(ends(client, 0), Some(Ok(())));
     }
     // The greedy host waits for its own calls.
     let waited = stats(&world).backpressure;
     let (_cable, mut client) = greedy(&address, HELD);
-    assert!(settles(|| {
-        client.poll(drop);
-        stats(&world).backpressure >= waited + CALLS / 2
-    }));
+    client.poll_until(|_| stats(&world).backpressure >= waited + CALLS / 2);
     assert_eq!(desk.len(), held, "it has its share");
     let mut answered = 0;
     assert!(settles(|| {
@@ -116,8 +110,7 @@ impl Gate {
             drop(gate.opened.wait_while(open, |open| !*open).expect("nobody panics with it"));
             Ok(())
         };
-        let mut services = standard_services();
-        services.add(PROGRAM, VERSION, GATED, Procedure::new(pass).on_workers().max_reply(0));
+        let services = standard_and([(GATED, Procedure::new(pass).on_workers().max_reply(0))]);
         serve(world, ServerConfig { workers: Some(WorkerConfig::default()), ..small_server() }, services)
     }
 }
@@ -137,10 +130,7 @@ fn workers_skip_the_calls_of_closed_connections() {
     }
     assert!(settles(|| stats(&world).connections == 1 && gate.came() == 1), "a worker runs one of them");
     start(&mut victim, GATED, 0);
-    assert!(settles(|| {
-        victim.poll(drop);
-        stats(&world).worker_queue_depth == 3 * CALLS + 1
-    }));
+    victim.poll_until(|_| stats(&world).worker_queue_depth == 3 * CALLS + 1);
     gate.open();
     assert_eq!(ends(&mut victim, 0), Some(Ok(())));
     assert_eq!(gate.came(), 2, "nobody awaits the others");
@@ -152,10 +142,7 @@ fn the_end_of_a_server_does_not_wait_for_queued_calls() {
     let address = gate.serve(&mut world);
     let mut client = world.client(&address, small());
     (0..CALLS).for_each(|n| start(&mut client, GATED, n));
-    assert!(settles(|| {
-        client.poll(drop);
-        stats(&world).worker_queue_depth == CALLS && gate.came() == 1
-    }));
+    client.poll_until(|_| stats(&world).worker_queue_depth == CALLS && gate.came() == 1);
     let server = world.take_server();
     std::thread::scope(|scope| {
         scope.spawn(|| drop(server));

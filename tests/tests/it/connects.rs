@@ -82,10 +82,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
     // This connection closes early: the reasons of a thousand others displace its own.
     let lost = client.begin_connect(&address).expect("it begins");
     client.begin_close(lost);
-    assert!(settles(|| {
-        client.poll(|_| {});
-        client.close_reason(lost).is_some()
-    }));
+    client.poll_until(|client| client.close_reason(lost).is_some());
     assert_eq!(client.close_reason(lost), Some(&LocalClose::Requested.into()));
     for _ in 0..1100 {
         let connection = match client.begin_connect(&nowhere) {
@@ -94,10 +91,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
             Err(_) => client.begin_connect(&address).expect("it begins"),
         };
         client.begin_close(connection);
-        assert!(settles(|| {
-            client.poll(|_| {});
-            client.close_reason(connection).is_some()
-        }));
+        client.poll_until(|client| client.close_reason(connection).is_some());
     }
     assert_eq!(client.close_reason(lost), Some(&CloseCause::Before.into()));
     assert_eq!((client.close_reason(first), client.is_established(first)), (None, true));
@@ -107,8 +101,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
 fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
     const HOLD: u32 = 102;
     let (hold, held) = channel();
-    let mut services = standard_services();
-    services.add(PROGRAM, VERSION, HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")));
+    let services = standard_and([(HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")))]);
     let (_world, mut client) = World::pair_with("closing", small_server(), services, small());
     let first = client.first();
     let call = client.prepare(HOLD, 0).expect("a buffer");

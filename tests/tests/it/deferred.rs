@@ -11,7 +11,7 @@ use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_tests::prelude::*;
 
 use super::lifecycle::draining;
-use super::reverse::{HELLO, telling_services};
+use super::reverse::{call_back, telling_services};
 
 /// A procedure whose calls the test holds.
 const HELD: u32 = 400;
@@ -449,15 +449,12 @@ fn a_client_may_answer_its_server_later() {
         let own = Arc::new(self::services(Way::Thread, &desk));
         let config = ClientConfig { services: Some(own), ..scheme.of_client() };
         let mut forward = Client::connect(&address, config).expect("a connection");
-        forward.call(ClientCall::new(HELLO)).expect("a reply");
-        let caller = told.recv().expect("it was called");
-        let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
+        let mut reverse = call_back(&world, &mut forward, &told);
         let pending: Vec<_> =
             (0..8u32).map(|n| reverse.start(ClientCall::new(ECHO).args(n.to_be_bytes())).expect("a slot")).collect();
         for (n, mut pending) in (0u32..).zip(pending) {
             assert_eq!(pending.join().expect("a reply").results(), n.to_be_bytes());
         }
-        drop((reverse, forward));
     });
 }
 

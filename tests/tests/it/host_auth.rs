@@ -9,7 +9,6 @@ use rpcrdma_tests::prelude::*;
 const WHO: u32 = 40;
 
 fn services() -> Services {
-    let mut services = standard_services();
     let who = Procedure::new(|call| {
         let name = call.info().peer_identity().unwrap_or_default().to_owned();
         call.reply_mut(name.len()).expect("a short name").copy_from_slice(name.as_bytes());
@@ -17,9 +16,7 @@ fn services() -> Services {
     })
     .read_chunks(1, 64)
     .uncounted();
-    services.add(PROGRAM, VERSION, WHO, who.clone());
-    services.add(PROGRAM, VERSION, WHO + 1, who.on_workers());
-    services
+    standard_and([(WHO, who.clone()), (WHO + 1, who.on_workers())])
 }
 
 fn with(host_auth: AuthPolicy) -> Config {
@@ -31,6 +28,16 @@ fn serve(world: &mut World, shard: Config) -> Address {
     world.serve_with(ServerConfig { shard, workers, ..small_server() }, services())
 }
 
+fn serving(name: &'static str, policy: AuthPolicy) -> (World, Address) {
+    let mut world = World::new(name);
+    let address = serve(&mut world, with(policy));
+    (world, address)
+}
+
+fn required(name: &str) -> AuthPolicy {
+    AuthPolicy::Required(key(name))
+}
+
 fn key(name: &str) -> Arc<PreSharedKey> {
     Arc::new(PreSharedKey::new(name, name.repeat(8).as_bytes()).expect("a key"))
 }
@@ -39,13 +46,8 @@ fn key(name: &str) -> Arc<PreSharedKey> {
 fn who(client: &mut LocalClient) -> [String; 2] {
     [WHO, WHO + 1].map(|procedure| {
         let [plain, chunk] = [false, true].map(|chunk| {
-            let mut call = client.prepare(procedure, 0).expect("memory");
-            if chunk {
-                let data = client.alloc(client.first(), 64).expect("memory");
-                call = call.read_chunk(0, data);
-            }
-            let reply = client.call(call).expect("a reply");
-            String::from_utf8(reply.results().to_vec()).expect("a name")
+            let call = client.chunked(procedure, b"", if chunk { &[64] } else { &[] }, &[]);
+            String::from_utf8(client.outcome(call).expect("a reply")).expect("a name")
         });
         assert_eq!(plain, chunk);
         plain
@@ -135,12 +137,11 @@ fn host_authentication_takes_several_messages() {
 
 #[test]
 fn both_hosts_know_each_other_by_the_key_that_they_share() {
-    let mut world = World::new("psk");
     let keys = PreSharedKey::new("blue", "blue".repeat(8).as_bytes()).expect("a key");
     let keys = keys.and("red", "red".repeat(8).as_bytes()).expect("a key");
-    let address = serve(&mut world, with(AuthPolicy::Required(Arc::new(keys))));
+    let (world, address) = serving("psk", AuthPolicy::Required(Arc::new(keys)));
     for name in ["red", "blue"] {
-        let mut client = world.client(&address, with(AuthPolicy::Required(key(name))));
+        let mut client = world.client(&address, with(required(name)));
         assert_eq!(who(&mut client), [name; 2]);
         drop(client);
         // The server reuses the boxes of served calls for any later connection.
@@ -148,17 +149,16 @@ fn both_hosts_know_each_other_by_the_key_that_they_share() {
     }
     let stats = &world.server().stats()[0];
     assert_eq!(stats.peer_faults, 0);
-    let stranger = LocalClient::connect(&address, small_client(with(AuthPolicy::Required(key("green")))));
+    let stranger = LocalClient::connect(&address, small_client(with(required("green"))));
     assert!(refusal(stranger).contains(&AuthError::KeyRefused.to_string()));
     assert!(settles(|| world.server().stats()[0].peer_faults == 1), "the fault is counted");
 }
 
 #[test]
 fn a_wrong_key_ends_the_connection_at_the_end_that_finds_out() {
-    let mut world = World::new("wrong-key");
     let impostor = Arc::new(PreSharedKey::new("blue", &[9; 32]).expect("a key"));
-    let address = serve(&mut world, with(AuthPolicy::Optional(impostor)));
-    for policy in [AuthPolicy::Required(key("blue")), AuthPolicy::Optional(key("blue"))] {
+    let (_world, address) = serving("wrong-key", AuthPolicy::Optional(impostor));
+    for policy in [required("blue"), AuthPolicy::Optional(key("blue"))] {
         let reason = refusal(LocalClient::connect(&address, small_client(with(policy))));
         assert!(reason.contains(&AuthError::WrongProof.to_string()), "{reason}");
     }
@@ -167,8 +167,7 @@ fn a_wrong_key_ends_the_connection_at_the_end_that_finds_out() {
 #[test]
 fn policy_decides_about_an_unauthenticated_peer() {
     let mut world = World::new("policy");
-    let (off, optional, required) =
-        (AuthPolicy::Off, AuthPolicy::Optional(key("blue")), AuthPolicy::Required(key("blue")));
+    let (off, optional, required) = (AuthPolicy::Off, AuthPolicy::Optional(key("blue")), required("blue"));
     let missing = AuthError::Missing.to_string();
     // Policies of server and client; then the client's name at the server, or the end that closes the connection.
     for (server, client, outcome) in [
@@ -230,22 +229,18 @@ fn connprop(peer: &RawPeer, message: &[u8]) -> Vec<u8> {
 
 #[test]
 fn calls_before_the_end_of_authentication_are_refused() {
-    let mut world = World::new("too-early");
-    let address = serve(&mut world, with(AuthPolicy::Required(key("blue"))));
+    let (world, address) = serving("too-early", required("blue"));
     let mut peer = RawPeer::connect_silently(&address);
     let opening = [&[1, 1, 4][..], b"blue", &[5; 32]].concat();
     peer.send(&connprop(&peer, &opening));
     let challenge = peer.receive().expect("a CONNPROP");
-    let view = challenge.view();
     assert!(challenge.len() <= 1024, "a client that has not been heard has Receives of unknown size");
-    let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
-    let properties = Properties::from_set(&set, Revision::Ietf00).expect("properties");
+    let properties = challenge.properties();
     assert_eq!(properties.host_auth.map(<[u8]>::len), Some(65), "message 2");
     peer.windowed = properties.windowed_credits;
 
     peer.call_as(1, ECHO, Chunks::NONE, b"now!");
-    let view = peer.receive().expect("an error");
-    assert!(matches!(view.body(), ViewBody::Error(ErrorBody::System)) && view.xid() == 1, "{view}");
+    assert_eq!(peer.receive().expect("an error").error(), (1, ErrorBody::System));
     assert_eq!(world.server().stats()[0].peer_faults, 0, "it may still authenticate");
 
     // A third message that is invalid.
@@ -256,8 +251,7 @@ fn calls_before_the_end_of_authentication_are_refused() {
 
 #[test]
 fn a_client_without_the_key_learns_it_at_its_first_attempt() {
-    let mut world = World::new("no-key");
-    let address = serve(&mut world, with(AuthPolicy::Required(key("blue"))));
+    let (world, address) = serving("no-key", required("blue"));
     let mut config = small_client(with(AuthPolicy::Off));
     config.connect.reconnect_attempts = 10;
     let reason = refusal(LocalClient::connect(&address, config.clone()));
@@ -277,21 +271,12 @@ fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
     echo(&mut client, b"once").expect("a reply");
     drop(world.take_server());
     let first = client.first();
-    assert!(settles(|| {
-        client.poll(|done| panic!("{done:?}"));
-        !client.is_established(first)
-    }));
+    client.quiet_until(|client| !client.is_established(first));
     assert!(client.close_reason(first).is_none(), "it reconnects");
-    let call = client.prepare(ECHO, 0).expect("memory");
+    let call = client.prepared(ECHO, b"");
     client.launch(call, 7);
-    let required = ServerConfig { shard: with(AuthPolicy::Required(key("blue"))), ..small_server() };
-    world.serve_at(&address, required, standard_services());
-    let mut ended = None;
-    assert!(settles(|| {
-        client.poll(|done| ended = Some((done.token, done.result.map(drop).map_err(CallError::from))));
-        ended.is_some()
-    }));
-    assert_eq!(ended, Some((7, Err(CallError::NotAuthenticated))));
+    world.serve_at(&address, with(required("blue")), standard_services());
+    assert_eq!(client.end(), (7, Err(CallError::NotAuthenticated)));
     assert_eq!(client.close_reason(first).map(|reason| reason.kind()), Some(CloseReasonKind::NotAuthenticated));
     assert_eq!(world.server().stats()[0].peer_faults, 1, "it was refused once");
 }

@@ -83,23 +83,17 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
         let page = latest.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
         Ok(call.set_result(0, page)?)
     };
-    let mut services = standard_services();
-    services
-        .add(PROGRAM, VERSION, STORES[0], land(Procedure::new(handler.clone())))
-        .add(PROGRAM, VERSION, STORES[1], land(Procedure::new(handler).on_workers()))
-        .add(PROGRAM, VERSION, STORES[2], land(Procedure::deferred(later)))
-        .add(PROGRAM, VERSION, STORES[3], Procedure::new(usual).read_chunks(1, PAGE).place_reads_in(|_, _, _| None))
-        .add(PROGRAM, VERSION, LATEST, Procedure::new(give).write_chunks(1, PAGE).results_from_handler());
-    services
+    standard_and([
+        (STORES[0], land(Procedure::new(handler.clone()))),
+        (STORES[1], land(Procedure::new(handler).on_workers())),
+        (STORES[2], land(Procedure::deferred(later))),
+        (STORES[3], Procedure::new(usual).read_chunks(1, PAGE).place_reads_in(|_, _, _| None)),
+        (LATEST, Procedure::new(give).write_chunks(1, PAGE).results_from_handler()),
+    ])
 }
 
 fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Result<(), CallError> {
-    let first = client.first();
-    let mut call = client.prepare(procedure, 4)?;
-    call.args_mut().copy_from_slice(&be(&[seed]));
-    let mut data = client.alloc(first, len)?;
-    pattern(seed, &mut data);
-    call = call.read_chunk(4, data);
+    let call = client.prepared(procedure, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, len));
     client.outcome(call).map(drop)
 }
 
@@ -151,12 +145,10 @@ fn a_long_call_chooses_when_its_message_has_come() {
         assert_eq!(call.args().len(), 20_000);
         page_of(&own)
     };
-    let mut services = standard_services();
-    services.add(PROGRAM, VERSION, LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().place_reads_in(choose));
+    let services = standard_and([(LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().place_reads_in(choose))]);
     let address = world.serve_with(small().with(|c| c.memory.arenas = vec![arena]), services);
     let mut client = world.client(&address, small());
-    let mut call = client.prepare(LONG, 20_000).unwrap();
-    call = call.read_chunk(4, client.pattern_buf(1, PAGE));
+    let call = client.prepared(LONG, &[0; 20_000]).read_chunk(4, client.pattern_buf(1, PAGE));
     client.call(call).unwrap();
 }
 
@@ -198,14 +190,11 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     let mut services = services_with(4096, 2048, false);
     let procedure = Procedure::new(handler).read_chunks(2, CHUNK).uncounted().place_reads_in(choose);
     services.add(PROGRAM, VERSION, 30, procedure);
-    let (bulk_buffers, long_buffers) = (vec![(2048, 4)], vec![(2048, 4)]);
-    let shard = small().with(|c| {
-        c.memory.arenas = vec![arena];
-        c.memory.bulk_buffers = bulk_buffers;
-        c.memory.long_buffers = long_buffers;
-        c.wire.receive_size = 4096;
+    let config = small().with(|c| {
+        (c.memory.arenas, c.wire.receive_size) = (vec![arena], 4096);
+        (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(2048, 4)], vec![(2048, 4)]);
     });
-    let address = world.serve_with(shard, services);
+    let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
     for wrong in 0..5 {
         assert_eq!(put(&mut client, 30, wrong, CHUNK), Err(CallError::Refused(Refusal::SystemError)), "{wrong}");
@@ -217,7 +206,6 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     }
     let stats = &world.server().stats()[0];
     assert_eq!((stats.read_targets_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
-    drop(client);
 }
 
 /// The first chunk has a place and a queued RDMA Read when the second chunk's place proves unusable.
@@ -263,10 +251,8 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         client.is_established(connection)
     }));
     for (what, wanted) in [0, 1, 0, 1, 2, 2].into_iter().zip([0, 0, 0, 0, 2, 4]) {
-        let mut call = client.prepared(BOTH, &be(&[what]));
-        for chunk in 0..2 {
-            call = call.read_chunk(4 + chunk as usize * PAGE, client.pattern_buf(10 + chunk, PAGE));
-        }
+        let [one, two] = [10, 11].map(|seed| client.pattern_buf(seed, PAGE));
+        let call = client.prepared(BOTH, &be(&[what])).read_chunk(4, one).read_chunk(4 + PAGE, two);
         client.start(connection, call, 0);
         client.flush();
         let mut ended = None;
@@ -312,15 +298,15 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
     let both =
         deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).place_reads_in(move |_, _, _| page_of(&own));
+    let config = scarce(2, 2).with(|c| c.memory.arenas = vec![arena]);
+    // The standard services would need longer buffers.
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, BOTH, both);
-    let address = world.serve_with(scarce(2, 2).with(|c| c.memory.arenas = vec![arena]), services);
+    let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
-    let first = client.first();
     for seed in 0..6 {
-        let mut call = client.prepared(BOTH, &be(&[seed]));
-        call = call.read_chunk(4, client.pattern_buf(seed, PAGE));
-        call = call.write_chunk_into(client.alloc(first, 60_000).unwrap());
+        let call = client.chunked(BOTH, &be(&[seed]), &[], &[60_000]);
+        let call = call.read_chunk(4, client.pattern_buf(seed, PAGE));
         client.launch(call, u64::from(seed));
     }
     // The first call stays unanswered until another waits.
@@ -345,5 +331,4 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
         ended == 6
     }));
     assert_eq!(served, 6);
-    drop(client);
 }

@@ -178,10 +178,7 @@ fn a_full_worker_ring_holds_calls_back_and_loses_none() {
         let call = client.prepared(WORKER_ECHO, &args(token));
         client.launch(call, token);
     }
-    assert!(settles(|| {
-        client.poll(|done| panic!("{done:?}"));
-        world.server().stats()[0].backpressure > 0
-    }));
+    client.quiet_until(|_| world.server().stats()[0].backpressure > 0);
     gate.open();
     let mut ends = client.ends(61);
     ends.sort_by_key(|(token, _)| *token);
@@ -371,10 +368,7 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
         echo(&mut client, b"hello").unwrap();
         let call = client.prepared(GATED, b"");
         client.launch(call, 1);
-        assert!(settles(|| {
-            client.poll(drop);
-            gate.is_waited_at()
-        }));
+        client.poll_until(|_| gate.is_waited_at());
         // An unbounded drain would wait forever: the gate opens only after it returns.
         let server = world.take_server();
         let (tell, told) = channel();

@@ -18,8 +18,7 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| Some(sum.wrapping_mul(31).wrapping_add(len)));
             Ok(())
         });
-        let mut services = standard_services();
-        services.add(PROGRAM, VERSION, NOTE, note.one_way());
+        let services = standard_and([(NOTE, note.one_way())]);
         let (_world, mut client) = World::pair_with("one-way", small_server(), services, scheme);
         let (first, mut expected, mut ended) = (client.first(), 0u64, 0);
         for n in 0..2000u64 {
@@ -61,8 +60,7 @@ fn noting() -> (Services, Receiver<Vec<u8>>) {
         tell.send(call.args().to_vec()).expect("the test waits");
         Ok(())
     });
-    let mut services = standard_services();
-    services.add(PROGRAM, VERSION, NOTE, note.one_way());
+    let services = standard_and([(NOTE, note.one_way())]);
     (services, told)
 }
 
@@ -92,8 +90,7 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
 
 #[test]
 fn version_1_and_chunks_have_no_calls_without_a_reply() {
-    let mut services = standard_services();
-    services.add(PROGRAM, VERSION, NOTE, Procedure::new(|_| Ok(())).one_way());
+    let services = standard_and([(NOTE, Procedure::new(|_| Ok(())).one_way())]);
     let (world, address) = World::serving("one-way-not", small_server(), services);
     let mut client = world.client(&address, CreditMode::V1);
     let call = client.prepare(NOTE, 0).unwrap().one_way();

@@ -172,22 +172,16 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
         },
         &small_server(),
     );
-    let server = server.expect("a server");
+    let _server = server.expect("a server");
     let mut client = world.client(&address, small());
     for token in 0..2 {
         let call = client.prepare(BY_TASK, 0).expect("memory");
         client.launch(call, token);
     }
-    let mut ended = 0;
-    assert!(settles(|| {
-        client.poll(|done| {
-            assert_eq!(done.result.err().map(CallError::from), Some(CallError::Refused(Refusal::SystemError)));
-            ended += 1;
-        });
-        ended == 2
-    }));
+    client.each_end(2, |done| {
+        assert_eq!(done.result.err().map(CallError::from), Some(CallError::Refused(Refusal::SystemError)));
+    });
     echo(&mut client, b"goes on").expect("an echo");
-    drop((client, server));
 }
 
 #[test]
@@ -463,5 +457,4 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
     }
     caller.join().expect("it ends well");
     assert!(slept > 0, "it never slept");
-    drop((client, other, server));
 }

@@ -118,10 +118,9 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     let mut page = pool.alloc(PAGE).unwrap();
     fill(&mut page);
     let page = Mutex::new(page.freeze());
-    let mut services = standard_services();
     let give = move |call: &mut ServerCall| Ok(call.set_result(0, page.lock().unwrap().clone())?);
     let give = Procedure::new(give).write_chunks(1, PAGE).results_from_handler();
-    services.add(PROGRAM, VERSION, PAGE_OF, give.on_workers());
+    let services = standard_and([(PAGE_OF, give.on_workers())]);
     let shard = small().with(|c| c.memory.arenas = vec![arena]);
     let address = world.serve_with(ServerConfig { shards: 2, shard, ..workers() }, services);
     let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
@@ -182,10 +181,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
         });
         ended
     }));
-    assert!(settles(|| {
-        client.poll(|_| {});
-        Arc::strong_count(&owner) == 1
-    }));
+    client.poll_until(|_| Arc::strong_count(&owner) == 1);
     drop((client, held));
     world.server_balances();
     drop(world.take_server());

@@ -115,7 +115,6 @@ fn a_task_that_panics_wherever_it_can_is_gone_with_its_calls_and_the_shard_goes_
             assert_eq!(end(&mut client), SYSTEM_ERR);
         }
         assert_eq!(server.stats()[0].calls_dropped, 4);
-        drop((client, server));
     }
 }
 
@@ -148,8 +147,7 @@ fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
     let (bombs, polled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (count, polls) = (Arc::clone(&bombs), Arc::clone(&polled));
     let begin = move |call| Panicking { call: Some(call), polled: Arc::clone(&polls), _bomb: Bomb(Arc::clone(&count)) };
-    let mut services = standard_services();
-    services.add(PROGRAM, VERSION, TAKEN, Procedure::asynchronous(begin));
+    let services = standard_and([(TAKEN, Procedure::asynchronous(begin))]);
     let (mut world, address) = World::serving("future-bomb", small_server(), services);
     let mut client = world.client(&address, small());
     let mut other = world.client(&address, small());
@@ -174,5 +172,4 @@ fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
     // The shard drops the last futures one by one, as two panics at once would abort the process.
     drop(world.take_server());
     assert_eq!(bombs.load(Ordering::SeqCst), 7);
-    drop(other);
 }

@@ -3,7 +3,7 @@
 use rpcrdma_tests::prelude::*;
 
 use super::memory::store;
-use super::reverse::{HELLO, serving_client, telling_services};
+use super::reverse::{call_back, serving_client, telling_services};
 
 /// Calls that the test holds.
 pub(super) const HELD: u32 = 400;
@@ -124,8 +124,7 @@ fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
         let (world, address, desk) = serving("shrunk", shard, services);
         let client = in_mode(scheme);
         let mut forward = Client::connect(&address, serving_client(client.clone())).unwrap();
-        forward.call(ClientCall::new(HELLO)).unwrap();
-        let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
+        let mut reverse = call_back(&world, &mut forward, &told);
         let held: Vec<_> = (1..CREDITS)
             .map(|_| forward.start(ClientCall::new(HELD)).map_err(CallError::from).expect("it takes so many"))
             .collect();
@@ -158,8 +157,7 @@ fn calls_that_wait_for_calls_the_other_way_are_answered() {
         let (world, address, desk) = serving("nested", shard, services);
         let client = in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_calls) = (8, 64));
         let mut forward = Client::connect(&address, serving_client(client)).unwrap();
-        forward.call(ClientCall::new(HELLO)).unwrap();
-        let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
+        let mut reverse = call_back(&world, &mut forward, &told);
         let pending: Vec<_> = (0..40u64)
             .map(|_| forward.start(ClientCall::new(HELD)).map_err(CallError::from).expect("it takes so many"))
             .collect();

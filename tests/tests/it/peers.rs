@@ -131,10 +131,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         client.run(ECHO, b"").expect("it is served");
         let Told::Established(busy) = log.all()[0] else { panic!("{:?}", log.all()) };
         (0..CALLS).for_each(|_| begin_call(&mut client));
-        assert!(settles(|| {
-            client.poll(drop);
-            world.server().stats()[0].worker_queue_depth == CALLS as u64
-        }));
+        client.poll_until(|_| world.server().stats()[0].worker_queue_depth == CALLS as u64);
         log.wait_for(5);
         let mut other = world.client(&address, small());
         let Told::Established(idle) = log.wait_for(6)[5] else { panic!("{:?}", log.all()) };
@@ -143,10 +140,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         // The shard has closed both connections, and is joined before the workers.
         assert_eq!(log.wait_for(7)[6], Told::Stopped(idle));
         for client in [&mut client, &mut other] {
-            assert!(settles(|| {
-                client.poll(drop);
-                !client.is_established(client.first())
-            }));
+            client.poll_until(|client| !client.is_established(client.first()));
         }
         assert!(!log.all().contains(&Told::Stopped(busy)), "calls of it run: {:?}", log.all());
         (0..RUNNING).for_each(|_| open.send(()).expect("it is there"));

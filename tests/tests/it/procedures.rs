@@ -8,7 +8,6 @@ const LATER: u32 = 50;
 const WHILE: Duration = Duration::from_millis(20);
 
 fn services() -> Services {
-    let mut services = standard_services();
     let later = |mut call: DeferredCall| {
         drop(std::thread::spawn(move || {
             std::thread::sleep(WHILE);
@@ -17,7 +16,7 @@ fn services() -> Services {
             call.answer(Ok(()));
         }));
     };
-    services.add(PROGRAM, VERSION, LATER, Procedure::deferred(later));
+    let services = standard_and([(LATER, Procedure::deferred(later))]);
     services
 }
 

@@ -1,7 +1,6 @@
 //! Protection of memory that a server exposes to a client (version 2 §10.1).
 //! Only that client reaches it, during the call, within its bounds.
 
-use rpcrdma::Client as Caller;
 use rpcrdma::client::Pending;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma_tests::prelude::*;
@@ -17,7 +16,7 @@ struct Showing {
     read: Segment,
     write: Segment,
     pending: Pending,
-    reverse: Caller,
+    reverse: Client,
 }
 
 fn at(segment: Segment, skip: i64) -> RemoteMemory {
@@ -26,12 +25,8 @@ fn at(segment: Segment, skip: i64) -> RemoteMemory {
 
 impl Showing {
     fn new(world: &World, address: &Address, told: &Receiver<rpcrdma::service::Caller>) -> Self {
-        let mut peer = RawPeer::connect_silently(address);
-        peer.offers = Properties { reverse_support: ReverseSupport::General, ..peer.offers };
-        peer.introduce();
-        let mut client = peer;
-        client.call(HELLO, Chunks::NONE, b"");
-        client.answer();
+        let mut client = RawPeer::connect_offering(address, |offers| offers.reverse_support = ReverseSupport::General);
+        client.ask(HELLO, Chunks::NONE, b"");
         let caller = told.recv().expect("it was called");
         let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
         let mut data = reverse.alloc(LEN).expect("memory");
@@ -57,9 +52,8 @@ impl Showing {
         if !written.is_empty() {
             self.client.write(written, at(self.write, 0));
         }
-        let used = Segment { length: written.len() as u32, ..self.write };
-        let chunks = Chunks { writes: WriteList { counts: &[1], segments: &[used] }, ..Chunks::NONE };
-        self.client.say(self.xid, Flags::RESPONSE, Body::Msg(chunks), &reply_bytes(self.xid, b""));
+        let used = Lists::new().write([Segment { length: written.len() as u32, ..self.write }]);
+        self.client.reply_with(self.xid, &used, &reply_bytes(self.xid, b""), None);
         let reply = self.pending.join().expect("a reply");
         let seen = reply.chunk(0).expect("the chunk").to_vec();
         (self.client, self.reverse, seen)
@@ -97,9 +91,8 @@ fn memory_registered_for_one_client_is_out_of_reach_of_others() {
             showing.is_as_it_was();
         }
     }
-    let (client, reverse, seen) = showing.end(&[3; LEN]);
+    let (_client, _reverse, seen) = showing.end(&[3; LEN]);
     assert_eq!(seen, [3; LEN], "what its own client wrote, and nobody else");
-    drop((reverse, client));
 }
 
 #[test]
@@ -137,7 +130,7 @@ fn registered_memory_is_bounded_by_rights_length_and_time() {
     for write in [false, true] {
         let showing = Showing::new(&world, &address, &told);
         let (read, room) = (showing.read, showing.write);
-        let (mut client, reverse, _) = showing.end(&[3; LEN]);
+        let (mut client, _reverse, _) = showing.end(&[3; LEN]);
         match write {
             true => {
                 client.write(&[9; LEN], at(room, 0));
@@ -145,6 +138,5 @@ fn registered_memory_is_bounded_by_rights_length_and_time() {
             }
             false => assert_eq!(client.read(at(read, 0), LEN), None),
         }
-        drop((client, reverse));
     }
 }

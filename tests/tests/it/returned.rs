@@ -30,10 +30,7 @@ fn keeping_pair(name: &'static str, client: impl OfClient) -> (World, LocalClien
 
 /// Waits until the server keeps so many calls.
 fn keeps(client: &mut LocalClient, kept: &Kept, calls: usize) {
-    assert!(settles(|| {
-        client.poll(|_| panic!("nobody answers"));
-        kept.lock().expect("no panic").len() == calls
-    }));
+    client.quiet_until(|_| kept.lock().expect("no panic").len() == calls);
 }
 
 /// A call that sends and receives [`LEN`] bytes.
@@ -142,10 +139,7 @@ fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
     }
     assert_eq!(client.stats().exposed_buffers, 2 * sent as u64, "those that the server has");
     kept.lock().expect("no panic").clear();
-    assert!(settles(|| {
-        client.poll(|_| panic!("all have ended"));
-        client.stats().exposed_buffers == 0
-    }));
+    client.quiet_until(|client| client.stats().exposed_buffers == 0);
 }
 
 /// Memory of a client with a thread, with a pattern.
@@ -217,8 +211,7 @@ fn a_call_that_is_not_started_gives_them_back() {
 
 #[test]
 fn a_call_of_a_stopped_shard_returns_its_buffers() {
-    let mut world = World::new("returned-stopped");
-    let (_forward, mut reverse) = both_ways(&mut world, small(), small());
+    let (mut world, _forward, mut reverse) = both_ways("returned-stopped", small(), small());
     let data = data(&mut reverse, 5);
     assert!(!reverse.is_closed());
     drop(world.take_server());

@@ -343,7 +343,6 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
             (0..2 * PAGES).for_each(|_| store(&mut victim, SECRET, PAGE));
             (0..2 * PAGES).for_each(|_| store(&mut other, 1, len));
         }
-        drop((victim, other));
     }
 }
 
@@ -375,7 +374,6 @@ fn replies_that_are_kept_have_nothing_of_others() {
         }
     }
     assert_eq!(cache.stats().hits, 10);
-    drop((victim, peer));
 }
 
 /// A client of two servers, with services of its own. Neither server sees data that the client exchanged with the

@@ -91,7 +91,7 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
     let (asleep, (tell, told)) = (Asleep::default(), channel());
     let (hold, held) = channel();
     let shard_sleeps = Arc::clone(&asleep);
-    let (address, server) = sleeper(&world, move |_| {
+    let (address, _server) = sleeper(&world, move |_| {
         let may = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         tell.send(may.try_clone().expect("one more")).expect("the test waits for it");
         let (taken, calls) = channel::<DeferredCall>();
@@ -124,7 +124,6 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
     });
     in_time(&mut client);
     teller.join().expect("it ends well");
-    drop((client, server));
 }
 
 #[test]
@@ -163,7 +162,7 @@ fn an_answer_wakes_a_sleeping_shard() {
     let asleep = Asleep::default();
     let (hold, held) = channel::<DeferredCall>();
     let shard_sleeps = Arc::clone(&asleep);
-    let (address, server) = sleeper(&world, move |_| {
+    let (address, _server) = sleeper(&world, move |_| {
         let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
         let take = move |call| {
             asleep.store(false, Ordering::SeqCst);
@@ -182,7 +181,6 @@ fn an_answer_wakes_a_sleeping_shard() {
     });
     in_time(&mut client);
     answering.join().expect("it ends well");
-    drop((client, server));
 }
 
 #[test]
@@ -191,7 +189,7 @@ fn a_woken_future_wakes_its_shard() {
     let asleep = Asleep::default();
     let (wait, waiting) = channel();
     let shard_sleeps = Arc::clone(&asleep);
-    let (address, server) = sleeper(&world, move |_| {
+    let (address, _server) = sleeper(&world, move |_| {
         let (asleep, wait) = (Arc::clone(&shard_sleeps), wait.clone());
         let begin = move |call: DeferredCall| {
             let (asleep, wait, ready) = (Arc::clone(&asleep), wait.clone(), Arc::new(AtomicBool::new(false)));
@@ -222,7 +220,6 @@ fn a_woken_future_wakes_its_shard() {
     });
     in_time(&mut client);
     waking.join().expect("it ends well");
-    drop((client, server));
 }
 
 /// A worker that finishes makes the server's descriptor readable, in its caller's loop. Each worker continues only

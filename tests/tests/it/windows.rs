@@ -141,7 +141,6 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
     let mut world = World::new("busy");
     let gate = Gate::default();
     let _opens = gate.opens();
-    let mut services = standard_services();
     let handler = {
         let gate = gate.clone();
         move |_: &mut ServerCall| {
@@ -149,7 +148,7 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
             Ok(())
         }
     };
-    services.add(PROGRAM, VERSION, GATED, Procedure::new(handler).max_reply(0).on_workers());
+    let services = standard_and([(GATED, Procedure::new(handler).max_reply(0).on_workers())]);
     let shard = small().with(|c| {
         c.limits.credits = 64;
         c.limits.max_credits = 64;
