@@ -26,6 +26,24 @@ pub trait Calls {
     /// Starts a call.
     fn launch(&mut self, call: ClientCall, token: u64) -> Option<CallId>;
 
+    /// Starts a call of each token.
+    fn launch_each(
+        &mut self,
+        tokens: impl IntoIterator<Item = u64>,
+        mut call: impl FnMut(&mut Self, u64) -> ClientCall,
+    ) {
+        for token in tokens {
+            let call = call(self, token);
+            self.launch(call, token);
+        }
+    }
+
+    /// Starts a call with these arguments.
+    fn begin(&mut self, procedure: u32, args: &[u8], token: u64) -> Option<CallId> {
+        let call = self.prepared(procedure, args);
+        self.launch(call, token)
+    }
+
     /// Makes a call and waits for its end.
     fn outcome(&mut self, call: ClientCall) -> Outcome;
 

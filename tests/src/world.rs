@@ -4,7 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
-use rpcrdma::server::ServerConfig;
+use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, CallError, CallResult, Config, CreditMode, FailedCall, Server, Services};
 use rpcrdma_mempool::{Buf, PagePolicy};
 
@@ -133,6 +134,11 @@ impl World {
         self.servers.last().expect("a server was started")
     }
 
+    /// Statistics of the latest server's first shard.
+    pub fn stats(&self) -> ShardStats {
+        self.server().stats().swap_remove(0)
+    }
+
     /// Removes the latest server, to end it.
     pub fn take_server(&mut self) -> Server {
         self.servers.pop().expect("a server was started")
@@ -236,9 +242,15 @@ impl OfClient for ClientConfig {
 }
 
 /// Configuration of a test's server: of its shard, its credit mode, or complete.
-pub trait OfServer {
+pub trait OfServer: Sized {
     /// The complete configuration.
     fn of_server(self) -> ServerConfig;
+
+    /// The configuration with so many workers.
+    fn with_workers(self, count: usize) -> ServerConfig {
+        let workers = Some(WorkerConfig { count, ..WorkerConfig::default() });
+        ServerConfig { workers, ..self.of_server() }
+    }
 }
 
 impl OfServer for Config {

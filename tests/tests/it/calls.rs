@@ -127,7 +127,7 @@ fn refusals_of_a_handler_reach_the_caller() {
     }
     assert_eq!(client.run(REFUSE, &[0; 3]), refused(Refusal::GarbageArguments), "too short");
     drop(client);
-    assert_eq!(world.server().stats()[0].calls_failed, 7);
+    assert_eq!(world.stats().calls_failed, 7);
 }
 
 #[test]
@@ -180,10 +180,7 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
 #[test]
 fn no_more_than_max_calls_are_under_way() {
     let (_world, mut client) = World::pair("too-many", small(), small().with(|c| c.limits.max_calls = 8));
-    for token in 0..10 {
-        let call = client.prepared(ECHO, &[0; 8]);
-        client.launch(call, token);
-    }
+    client.launch_each(0..10, |client, _| client.prepared(ECHO, &[0; 8]));
     let mut results = client.ends(10);
     results.sort_by_key(|&(token, _)| token);
     for (token, result) in results {
@@ -220,10 +217,7 @@ fn a_cancelled_call_ends_once() {
         World::pair("cancel", server_with_workers(small().with(|c| c.limits.credits = 4)), small());
     let first = client.first();
     echo(&mut client, b"all credits are here").unwrap();
-    let mut start = |token| {
-        let call = client.prepared(WORKER_ECHO, &be(&[20_000]));
-        client.launch(call, token).unwrap()
-    };
+    let mut start = |token| client.begin(WORKER_ECHO, &be(&[20_000]), token).unwrap();
     // Without a poll no grant arrives, so the last calls wait.
     let calls: Vec<_> = (0..10).map(&mut start).collect();
     let (sent, queued) = (calls[0], calls[9]);
@@ -286,10 +280,7 @@ fn a_server_recovers_from_a_shortage_of_memory() {
     let rich = small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 30)]);
     let (_world, mut client) = World::pair("server-pool", poor, rich);
     for_each(0..20, |_| {
-        for token in 0..8 {
-            let call = client.chunked(LOAD, &[0; 20], &[], &[50_000; 3]);
-            client.launch(call, token);
-        }
+        client.launch_each(0..8, |client, _| client.chunked(LOAD, &[0; 20], &[], &[50_000; 3]));
         // Three results do not fit into two buffers.
         for (_, end) in client.ends(8) {
             assert_eq!(end, Err(CallError::Transport(ErrorBody::System)));
@@ -392,7 +383,7 @@ pub(crate) fn workers() -> ServerConfig {
 }
 
 fn server_with_workers(shard: Config) -> ServerConfig {
-    ServerConfig { workers: Some(WorkerConfig { count: 2, ..Default::default() }), ..shard.of_server() }
+    shard.of_server().with_workers(2)
 }
 
 /// Echoes `count` messages, `depth` of them outstanding, and checks each.
@@ -404,8 +395,7 @@ pub(crate) fn many_calls(client: &mut LocalClient, count: u64, depth: u64) {
         let goes_on = settles(|| {
             for _ in 0..1000 {
                 while started < count && started - ended < depth {
-                    let call = client.prepared(ECHO, &data_of(started as u32, 64));
-                    client.launch(call, started);
+                    client.begin(ECHO, &data_of(started as u32, 64), started);
                     started += 1;
                 }
                 client.poll(|done| {

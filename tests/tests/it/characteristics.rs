@@ -214,7 +214,7 @@ fn operations_with_bad_values_get_bad_xdr() {
     peer.say(XID, Flags::NONE, Body::Optional { opttype: 5, optinfo: b"" }, b"");
     assert_eq!(next_message(&mut peer).error(), (XID, ErrorBody::InvalHtype), "no such operation");
     ping(&mut peer, 201, 3000);
-    assert_eq!(world.server().stats()[0].peer_faults, 0);
+    assert_eq!(world.stats().peer_faults, 0);
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_pending_change_ends_with_an_update_that_clears_it() {
         let seen = settles(|| {
             pings += 1;
             beside.extend(ping(&mut peer, xid + pings, 4));
-            let stats = &world.server().stats()[0];
+            let stats = world.stats();
             (stats.receive_size, stats.receive_size_posted) == (size as usize, size as usize)
         });
         assert!(seen, "the change to {size} bytes ends");
@@ -252,7 +252,7 @@ fn an_update_that_nobody_asked_for_clears_nothing() {
     assert!(settles(|| {
         xid += 1;
         beside.extend(ping(&mut peer, xid, 1));
-        world.server().stats()[0].receive_size == 8192
+        world.stats().receive_size == 8192
     }));
     assert_eq!(next_update(&mut peer, &mut beside), (8192, false));
     for (bytes, why) in [(32_768, "beyond max_receive_size"), (2048, "too small"), (8190, "no multiple of 4")] {
@@ -323,12 +323,12 @@ fn ends_that_do_not_offer_changes_make_none() {
         world.server().change_receive_size(8192).expect("it grows");
         assert!(settles(|| {
             echo(&mut client, b"use one up").expect("a reply");
-            world.server().stats()[0].receive_size == 8192
+            world.stats().receive_size == 8192
         }));
         world.server().change_receive_size(4096).expect("it shrinks");
         (0..50).for_each(|_| mirror(&mut client, 3, &[5000]).expect("nothing is lost"));
         drop(client);
-        assert!(settles(|| world.server().stats()[0].receive_size_posted == 4096));
+        assert!(settles(|| world.stats().receive_size_posted == 4096));
     }
 }
 
@@ -501,13 +501,13 @@ fn resize_under_load(scheme: CreditMode) {
         }
     }
     assert_eq!(reached, [&[4096][..], &sizes[..sizes.len() - 1]].concat());
-    assert_eq!(world.server().stats()[0].peer_faults, 0);
+    assert_eq!(world.stats().peer_faults, 0);
     for client in clients {
         assert!(client.close(Duration::from_secs(10)).iter().all(|done| done.result.is_ok()));
     }
     // The pool frees memory of unused sizes. The configured size has no class of its own.
     assert!(settles(|| {
-        let stats = &world.server().stats()[0];
+        let stats = world.stats();
         stats.receive_size_posted == 4096 && stats.pool.classes.iter().all(|class| class.size != 8192)
     }));
 }

@@ -25,7 +25,7 @@ fn chunks_of_odd_lengths_arrive_whole() {
         mirror(&mut client, seed + 20, &[len]).unwrap();
     }
     // Each call has chunks, and two of three replies return some.
-    let (ours, theirs) = (client.stats().messages, world.server().stats()[0].messages);
+    let (ours, theirs) = (client.stats().messages, world.stats().messages);
     assert_eq!((ours.chunked_sent, ours.chunked_received), (48, 32));
     assert_eq!((theirs.chunked_received, theirs.chunked_sent), (48, 32));
 }
@@ -112,10 +112,7 @@ fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
     // Few calls, each with all its chunks.
     let (_world, mut client) = World::pair("side-by-side", small(), small().with(|c| c.limits.max_calls = 2));
     for _ in 0..20 {
-        for token in 0..2 {
-            let call = client.chunked(MIRROR, &[0; 4], &[1000; MAX_CHUNKS], &[1000; MAX_CHUNKS]);
-            client.launch(call, token);
-        }
+        client.launch_each(0..2, |client, _| client.chunked(MIRROR, &[0; 4], &[1000; MAX_CHUNKS], &[1000; MAX_CHUNKS]));
         client.each_end(2, |done| {
             let reply = done.result.unwrap();
             assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32, reply.chunk(n).unwrap())));
@@ -150,7 +147,7 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     let again = client.stats().calls_retransmitted;
     assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
     drop(client);
-    assert_eq!(world.server().stats()[0].calls_failed, 4 + again);
+    assert_eq!(world.stats().calls_failed, 4 + again);
 }
 
 /// A written result exceeds either the caller's chunk, which the caller may enlarge, or the procedure's declaration.
@@ -259,10 +256,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
     let services = standard_and([(20, Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler())]);
     let address = world.serve_with(small().with(|c| c.memory.arenas = vec![pool.arena().clone()]), services);
     let mut client = world.client(&address, small());
-    for token in 0..8 {
-        let call = client.chunked(20, b"", &[], &[60_001; 2]);
-        client.launch(call, token);
-    }
+    client.launch_each(0..8, |client, _| client.chunked(20, b"", &[], &[60_001; 2]));
     client.each_end(8, |done| {
         let reply = done.result.unwrap();
         for (n, len) in [60_001, 77].into_iter().enumerate() {

@@ -30,8 +30,7 @@ fn stats(world: &World) -> ShardStats {
 }
 
 fn start(client: &mut LocalClient, procedure: u32, token: u64) {
-    let call = client.prepared(procedure, b"");
-    client.launch(call, token);
+    client.begin(procedure, b"", token);
     client.flush();
 }
 

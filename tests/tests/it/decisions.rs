@@ -284,7 +284,7 @@ fn a_malformed_authentication_message_ends_the_connection_where_it_is_required()
                 peer.ping();
             }
         }
-        assert_eq!(world.server().stats()[0].peer_faults, if required { 3 } else { 0 });
+        assert_eq!(world.stats().peer_faults, if required { 3 } else { 0 });
     });
 }
 

@@ -140,10 +140,7 @@ fn many_at_once_come_back_each_to_its_caller() {
         let mut clients: Vec<_> = (0..2).map(|_| world.client(&address, scheme)).collect();
         let args = |n: usize, token: u64| (token << 8 | n as u64).to_be_bytes();
         for (n, client) in clients.iter_mut().enumerate() {
-            for token in 0..16u64 {
-                let call = client.prepared(ECHO, &args(n, token));
-                client.launch(call, token);
-            }
+            client.launch_each(0..16u64, |client, token| client.prepared(ECHO, &args(n, token)));
         }
         let mut ended = [vec![], vec![]];
         let all = settles(|| {
@@ -209,7 +206,7 @@ fn many_threads_answer_and_each_call_ends_once() {
         }));
         assert!(ended.iter().flatten().all(|&times| times == 1), "each ends once");
         let dropped = 2 * (0..CALLS).filter(|&token| (token as u8).is_multiple_of(5)).count() as u64;
-        let stats = &world.server().stats()[0];
+        let stats = world.stats();
         assert_eq!((stats.calls_dropped, stats.calls), (dropped, 2 * CALLS));
         drop(clients);
         // The dropped server releases its sender, so the threads end.
@@ -243,8 +240,7 @@ fn new_client(world: &World, address: &Address, scheme: CreditMode) -> LocalClie
 }
 
 fn start(client: &mut LocalClient, token: u64) {
-    let call = client.prepared(HELD, b"");
-    client.launch(call, token);
+    client.begin(HELD, b"", token);
     client.flush();
 }
 
@@ -297,7 +293,7 @@ fn a_dropped_call_is_refused_and_counted() {
             drop(call);
             assert_eq!(client.end(), (token, system_error()));
         }
-        assert_eq!(world.server().stats()[0].calls_dropped, 3);
+        assert_eq!(world.stats().calls_dropped, 3);
         echo(&mut client, b"goes on").expect("an echo");
     });
 }
@@ -470,7 +466,7 @@ fn a_panic_costs_its_own_call_only() {
             assert_eq!(client.run(procedure, b""), system_error());
             echo(&mut client, b"goes on").expect("an echo");
         }
-        assert_eq!(world.server().stats()[0].calls_dropped, 2);
+        assert_eq!(world.stats().calls_dropped, 2);
     });
 }
 
@@ -544,7 +540,7 @@ fn a_call_that_is_not_answered_may_be_taken_and_dropped() {
         assert_eq!(held.recv_timeout(Duration::from_secs(20)).expect("a call"), n.to_be_bytes());
     }
     echo(&mut client, b"goes on").expect("an echo");
-    assert_eq!(world.server().stats()[0].calls_dropped, 0);
+    assert_eq!(world.stats().calls_dropped, 0);
 }
 
 #[test]
@@ -629,7 +625,7 @@ fn memory_with_a_published_address_stays_with_its_call() {
                 ended.push(done.token);
             })
         };
-        let waits = || world.server().stats()[0].memory_waits;
+        let waits = || world.stats().memory_waits;
         let settled = settles(|| {
             poll(&mut ended);
             if told { waits() == 1 } else { ended == [1] }

@@ -359,8 +359,7 @@ fn a_callers_host_is_known_where_there_are_addresses() {
         Ok(())
     });
     let services = standard_and([(70, host.clone()), (71, host.on_workers())]);
-    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
-    let (world, address) = World::serving("host", ServerConfig { workers, ..small_server() }, services);
+    let (world, address) = World::serving("host", small_server().with_workers(1), services);
     let mut clients = [world.client(&address, small()), world.client(&address, small())];
     let hosts = clients
         .each_mut()

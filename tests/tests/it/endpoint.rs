@@ -64,7 +64,7 @@ fn connections_share_a_thread_and_end_by_themselves() {
         assert_eq!(pending.join().unwrap().results(), [7]);
     }
     assert!(settles(|| connections(&endpoint) == CONNECTIONS / 2), "{}", connections(&endpoint));
-    assert!(settles(|| world.server().stats()[0].connections == CONNECTIONS / 2));
+    assert!(settles(|| world.stats().connections == CONNECTIONS / 2));
     // The endpoint reuses the slots of closed connections.
     clients.extend((0..CONNECTIONS / 2).map(|_| endpoint.connect(&address).expect("a connection")));
     for client in &mut clients {
@@ -159,7 +159,7 @@ fn an_abandoned_connect_leaves_nothing() {
         begun(client.alloc_async(1000));
     }
     assert!(settles(|| connections(&endpoint) == 1), "{}", connections(&endpoint));
-    assert!(settles(|| world.server().stats()[0].connections == 1));
+    assert!(settles(|| world.stats().connections == 1));
     assert!(settles(|| endpoint.stats().unwrap().exposed_buffers == 0));
 }
 

@@ -34,8 +34,7 @@ fn a_procedure_on_workers_needs_workers() {
     let text = error.to_string();
     assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
     assert!(text.contains("`Procedure::on_workers`") && text.contains("`ServerConfig::workers`"), "{text}");
-    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
-    let config = ServerConfig { workers, ..small_server() };
+    let config = small_server().with_workers(1);
     drop(Server::start(&world.address(), one(nothing().on_workers()), &config).expect("it has workers"));
     // Services of one shard need workers for such procedures, too.
     let local = || one(nothing().on_workers()).to_local();
@@ -221,8 +220,7 @@ fn a_fifth_chunk_is_an_error() {
 #[test]
 fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V1] {
-        let workers = Some(WorkerConfig { count: 1, ..Default::default() });
-        let config = ServerConfig { workers, ..small_server() };
+        let config = small_server().with_workers(1);
         let mut services = services_of(&config);
         let mute = || Procedure::new(|_| Err(Refusal::NoReply));
         services.add(PROGRAM, VERSION, 20, mute()).add(PROGRAM, VERSION, 21, mute().on_workers());

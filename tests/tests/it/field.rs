@@ -84,7 +84,7 @@ fn chunk_lists_are_bounded_before_they_are_believed() {
             client.ping();
         }
     }
-    assert_eq!(world.server().stats()[0].peer_faults, 0);
+    assert_eq!(world.stats().peer_faults, 0);
 }
 
 /// The exact RFC 5531 replies for unknown programs, versions and procedures.

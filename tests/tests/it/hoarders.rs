@@ -64,7 +64,7 @@ fn many_clients_that_never_read_take_no_memory_from_others() {
                 is_served(&mut witness, scheme != CreditMode::V1);
             }
         }
-        let stats = &world.server().stats()[0];
+        let stats = world.stats();
         assert_eq!(stats.connections, u64::from(many()) + 1, "{scheme:?}: none has come to an end by another way");
         is_served(&mut witness, scheme != CreditMode::V1);
     }
@@ -155,7 +155,7 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
         echo(&mut witness, &[7; 3000]).expect("buffers are left");
         peers.push(peer);
     }
-    let stats = &world.server().stats()[0];
+    let stats = world.stats();
     let ended = peers.len() as u64 + 1 - stats.connections;
     assert_eq!((ended, stats.peers_stalled), (0, 0), "some were ended for the buffers that they had");
 }
@@ -245,10 +245,10 @@ fn silent_connections_do_not_block_new_ones() {
     // A fast host refused most of them, as no connection had been silent for 10 ms.
     assert!(settles(|| {
         crowd.knock_again();
-        world.server().stats()[0].connections_evicted > 100
+        world.stats().connections_evicted > 100
     }));
     unharmed(&mut witness);
-    let stats = &world.server().stats()[0];
+    let stats = world.stats();
     assert!(stats.connections < 110, "{stats:?}");
 }
 
@@ -279,7 +279,7 @@ fn connections_that_fell_silent_lock_nobody_out() {
         }));
         mirror(&mut newcomer.expect("it is there"), seed, &[777]).expect("it is served");
     }
-    assert!(world.server().stats()[0].connections_evicted > 0);
+    assert!(world.stats().connections_evicted > 0);
 }
 
 #[test]

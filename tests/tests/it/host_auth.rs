@@ -24,8 +24,7 @@ fn with(host_auth: AuthPolicy) -> Config {
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
-    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
-    world.serve_with(ServerConfig { shard, workers, ..small_server() }, services())
+    world.serve_with(shard.with_workers(1), services())
 }
 
 fn serving(name: &'static str, policy: AuthPolicy) -> (World, Address) {
@@ -127,7 +126,7 @@ fn host_authentication_takes_several_messages() {
         assert_eq!(who(&mut client), ["a client of words"; 2], "{scheme:?}, {len} bytes");
         // The client sends four messages; each but the first takes as many parts as it needs.
         let parts = 1 + 3 * (len as u64).div_ceil(4096);
-        let received = world.server().stats()[0].messages.received;
+        let received = world.stats().messages.received;
         assert!(received >= parts + 2, "{received} messages came, {parts} were expected for {len} bytes");
         for seed in 0..20 {
             mirror(&mut client, seed, &[5000]).expect("an authenticated client works as any other");
@@ -147,11 +146,11 @@ fn both_hosts_know_each_other_by_the_key_that_they_share() {
         // The server reuses the boxes of served calls for any later connection.
         world.server_balances();
     }
-    let stats = &world.server().stats()[0];
+    let stats = world.stats();
     assert_eq!(stats.peer_faults, 0);
     let stranger = LocalClient::connect(&address, small_client(with(required("green"))));
     assert!(refusal(stranger).contains(&AuthError::KeyRefused.to_string()));
-    assert!(settles(|| world.server().stats()[0].peer_faults == 1), "the fault is counted");
+    assert!(settles(|| world.stats().peer_faults == 1), "the fault is counted");
 }
 
 #[test]
@@ -188,7 +187,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
             Err("client") => assert!(refusal(result).contains(&missing)),
             Err(_) => {
                 assert!(refusal(result).contains(&AuthError::KeyRequired.to_string()));
-                assert!(settles(|| world.server().stats()[0].peer_faults == 1));
+                assert!(settles(|| world.stats().peer_faults == 1));
             }
         }
     }
@@ -241,12 +240,12 @@ fn calls_before_the_end_of_authentication_are_refused() {
 
     peer.call_as(1, ECHO, Chunks::NONE, b"now!");
     assert_eq!(peer.receive().expect("an error").error(), (1, ErrorBody::System));
-    assert_eq!(world.server().stats()[0].peer_faults, 0, "it may still authenticate");
+    assert_eq!(world.stats().peer_faults, 0, "it may still authenticate");
 
     // A third message that is invalid.
     peer.send(&connprop(&peer, &[3; 33]));
     peer.wait_until_over();
-    assert_eq!(world.server().stats()[0].peer_faults, 1);
+    assert_eq!(world.stats().peer_faults, 1);
 }
 
 #[test]
@@ -256,10 +255,10 @@ fn a_client_without_the_key_learns_it_at_its_first_attempt() {
     config.connect.reconnect_attempts = 10;
     let reason = refusal(LocalClient::connect(&address, config.clone()));
     assert!(reason.contains(&AuthError::KeyRequired.to_string()), "{reason}");
-    assert_eq!(world.server().stats()[0].peer_faults, 1, "one attempt, without a fallback to version 1");
+    assert_eq!(world.stats().peer_faults, 1, "one attempt, without a fallback to version 1");
     let Err(error) = Client::connect(&address, config) else { panic!("it was let in") };
     assert!(matches!(error, ConnectError::NotAuthenticated { .. }), "{error}");
-    assert_eq!(world.server().stats()[0].peer_faults, 2);
+    assert_eq!(world.stats().peer_faults, 2);
 }
 
 #[test]
@@ -273,10 +272,9 @@ fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
     let first = client.first();
     client.quiet_until(|client| !client.is_established(first));
     assert!(client.close_reason(first).is_none(), "it reconnects");
-    let call = client.prepared(ECHO, b"");
-    client.launch(call, 7);
+    client.begin(ECHO, b"", 7);
     world.serve_at(&address, with(required("blue")), standard_services());
     assert_eq!(client.end(), (7, Err(CallError::NotAuthenticated)));
     assert_eq!(client.close_reason(first).map(|reason| reason.kind()), Some(CloseReasonKind::NotAuthenticated));
-    assert_eq!(world.server().stats()[0].peer_faults, 1, "it was refused once");
+    assert_eq!(world.stats().peer_faults, 1, "it was refused once");
 }

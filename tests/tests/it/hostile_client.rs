@@ -236,7 +236,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount() {
         (2..40).for_each(|xid| peer.call_as(xid, REPLY, Chunks::NONE, &be(&[4000])));
     }
     (0..20).for_each(|_| unharmed(&mut witness));
-    assert_eq!(world.server().stats()[0].connections, 4);
+    assert_eq!(world.stats().connections, 4);
     // The peers may still read.
     for peer in &mut peers {
         (2..40).for_each(|_| assert!(patterned(4000, &peer.answer().payload()[24..])));
@@ -356,11 +356,11 @@ fn storms_of_connections_pass() {
         peer.expect("a connection")
     };
     let held: Vec<_> = (0..120).map(|_| connect()).collect();
-    let stats = &world.server().stats()[0];
+    let stats = world.stats();
     assert!(stats.connections_evicted > 0 && (10..100).contains(&stats.connections), "{stats:?}");
     unharmed(&mut witness);
     drop(held);
-    assert!(settles(|| world.server().stats()[0].connections == 1));
+    assert!(settles(|| world.stats().connections == 1));
     RawPeer::connect(&address).leave();
     unharmed(&mut witness);
 }
@@ -421,7 +421,7 @@ fn a_violation_is_recorded_when_the_disconnect_arrives_in_the_same_turn() {
         peer.ping();
         peer.nomsg(XID, &Lists::new().read(0, [segment(64)]));
         peer.wait_until_over();
-        assert!(settles(|| world.server().stats()[0].connections == 0));
+        assert!(settles(|| world.stats().connections == 0));
         assert_eq!(counters(&world).1, count, "its Read of what is not there");
         peer.vanish();
     }

@@ -10,7 +10,7 @@ use super::hostile_client::{scene, unharmed};
 const NOWHERE: RemoteMemory = RemoteMemory { rkey: 0, address: 0 };
 
 fn connections(world: &World) -> u64 {
-    world.server().stats()[0].connections
+    world.stats().connections
 }
 
 /// A client with one served call, which has consumed Receives of the server.
@@ -24,7 +24,7 @@ fn served(address: &Address) -> RawPeer {
 #[test]
 fn immediate_data_is_never_a_call() {
     let (world, address, mut witness) = scene("immediate", CreditMode::V2Windowed);
-    let before = (world.server().stats()[0].peer_faults, world.server().stats()[0].calls);
+    let before = (world.stats().peer_faults, world.stats().calls);
     let mut faults = 0;
     for n in 0..20 {
         // Other clients have used all Receives.
@@ -45,7 +45,7 @@ fn immediate_data_is_never_a_call() {
         }
         unharmed(&mut witness);
     }
-    assert!(settles(|| world.server().stats()[0].peer_faults == before.0 + faults), "of {faults} faults");
+    assert!(settles(|| world.stats().peer_faults == before.0 + faults), "of {faults} faults");
     drop(witness);
     world.server_balances();
 }
@@ -154,7 +154,7 @@ fn floods_of_nonsense_stop_nobody_else() {
         let short = be(&[9, version, 64]);
         let mut random = Random::new(5);
         for kind in 0..4 {
-            let before = world.server().stats()[0].peer_faults;
+            let before = world.stats().peer_faults;
             let mut peer = RawPeer::connect_silently(&address);
             for n in 0..1500usize {
                 let noise: Vec<u8> = (0..1 + random.below(900)).map(|_| random.draw() as u8).collect();
@@ -177,7 +177,7 @@ fn floods_of_nonsense_stop_nobody_else() {
             unharmed(&mut witness);
             // The server closes the flooding connection and counts its fault.
             peer.wait_until_over();
-            let ended = || world.server().stats()[0].peer_faults == before + 1;
+            let ended = || world.stats().peer_faults == before + 1;
             assert!(settles(ended), "{scheme:?}, kind {kind}: it was not ended for what it sent");
         }
         assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));

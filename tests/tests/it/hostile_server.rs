@@ -120,10 +120,9 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
     });
     let mut client = server.client(small().with(|c| c.limits.max_calls = 8));
     goes_on(&mut client, 1);
-    for token in 0..10 {
-        let call = client.chunked(MIRROR, &[0; 4], &[], &[100]).timeout(Duration::from_millis(20));
-        client.launch(call, token);
-    }
+    client.launch_each(0..10, |client, _| {
+        client.chunked(MIRROR, &[0; 4], &[], &[100]).timeout(Duration::from_millis(20))
+    });
     let ends = client.ends(10);
     let late = ends.iter().filter(|end| matches!(end.1, Err(CallError::TimedOut { .. }))).count();
     let many = ends.iter().filter(|end| matches!(end.1, Err(CallError::TooManyCalls { .. }))).count();

@@ -204,7 +204,7 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     for seed in 5..9 {
         put(&mut client, 30, seed, CHUNK).unwrap();
     }
-    let stats = &world.server().stats()[0];
+    let stats = world.stats();
     assert_eq!((stats.read_targets_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
 }
 
@@ -312,7 +312,7 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     // The first call stays unanswered until another waits.
     let waits = settles(|| {
         client.poll(|done| panic!("{done:?}"));
-        world.server().stats()[0].memory_waits > 0
+        world.stats().memory_waits > 0
     });
     assert!(waits, "there is memory for two");
     let (mut served, mut ended) = (0, 0);

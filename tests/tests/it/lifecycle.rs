@@ -49,7 +49,7 @@ fn every_combination_of_switches_carries_calls_and_chunks() {
         assert_eq!(stats.messages.rejected() + stats.peer_faults, 0);
         drop(client);
         world.server_balances();
-        let stats = &world.server().stats()[0];
+        let stats = world.stats();
         assert_eq!(stats.messages.rejected() + stats.peer_faults, 0);
         assert_eq!((stats.calls, stats.calls_failed), (315, 0));
     });
@@ -108,12 +108,12 @@ fn a_sleeping_server_wakes_up() {
             for _ in 0..5 {
                 echo(&mut client, b"good morning").unwrap();
                 if idle != IdlePolicy::Poll {
-                    let before = world.server().stats()[0].sleeps;
+                    let before = world.stats().sleeps;
                     // A stats request wakes the shard; a higher count shows that it slept again. On a busy core the
                     // shard stays awake for longer, so the intervals double.
                     let asleep = (0..14).any(|doubled| {
                         std::thread::sleep(Duration::from_millis(1 << doubled));
-                        world.server().stats()[0].sleeps > before
+                        world.stats().sleeps > before
                     });
                     assert!(asleep, "it does not sleep");
                 }
@@ -153,7 +153,7 @@ fn many_connections_of_one_client() {
     for (token, results) in client.ends(240) {
         assert_eq!(results, Ok(data_of(token as u32, 32)));
     }
-    assert_eq!(world.server().stats()[0].connections, 60);
+    assert_eq!(world.stats().connections, 60);
     // The server refuses a connection beyond its Receives, with the reason.
     let refused = (0..200).find_map(|_| client.add_connection(&address).err());
     let refused = refused.expect("Receives are bounded").to_string();
@@ -171,31 +171,25 @@ fn a_full_worker_ring_holds_calls_back_and_loses_none() {
     services.add(PROGRAM, VERSION, GATED, gate.procedure().on_workers());
     let (world, mut client) = World::pair_with("back-pressure", config, services, small());
     // The worker takes no more calls until the gate opens.
-    let call = client.prepared(GATED, b"");
-    client.launch(call, 60);
+    client.begin(GATED, b"", 60);
     let args = |token: u64| be(&[100, (token << 16) as u32]);
-    for token in 0..60 {
-        let call = client.prepared(WORKER_ECHO, &args(token));
-        client.launch(call, token);
-    }
-    client.quiet_until(|_| world.server().stats()[0].backpressure > 0);
+    client.launch_each(0..60, |client, token| client.prepared(WORKER_ECHO, &args(token)));
+    client.quiet_until(|_| world.stats().backpressure > 0);
     gate.open();
     let mut ends = client.ends(61);
     ends.sort_by_key(|(token, _)| *token);
     for (token, (ended, results)) in (0..).zip(ends) {
         assert_eq!((ended, results), (token, Ok(if token == 60 { Vec::new() } else { args(token) })));
     }
-    let held = world.server().stats()[0].backpressure;
+    let held = world.stats().backpressure;
     assert!(held < 61, "each is counted once, and the ring took the first: {held}");
 }
 
 #[test]
 fn a_handler_that_panics_on_a_worker_costs_its_call() {
     let (_world, mut client) = World::pair("panic", workers(), small());
-    for token in 0..30 {
-        let call = client.prepared(if token % 3 == 0 { PANIC } else { WORKER_ECHO }, &[0; 4]);
-        client.launch(call, token);
-    }
+    client
+        .launch_each(0..30, |client, token| client.prepared(if token % 3 == 0 { PANIC } else { WORKER_ECHO }, &[0; 4]));
     for (token, end) in client.ends(30) {
         let expected = if token % 3 == 0 { Err(CallError::Refused(Refusal::SystemError)) } else { Ok(vec![0; 4]) };
         assert_eq!(end, expected);
@@ -266,7 +260,7 @@ pub(super) fn gated(gate: &Gate, workers: bool) -> Services {
 }
 
 fn with_workers(scheme: CreditMode) -> ServerConfig {
-    ServerConfig { workers: Some(WorkerConfig { count: 4, ..Default::default() }), ..scheme.of_server() }
+    scheme.of_server().with_workers(4)
 }
 
 pub(super) type Draining = JoinHandle<Result<Vec<ShardStats>, Undrained>>;
@@ -286,10 +280,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
         let mut client = world.client(&address, scheme);
         // Before the first reply there is credit for one call only.
         echo(&mut client, b"hello").unwrap();
-        for token in 0..4 {
-            let call = client.chunked(GATED, b"", &[], &[1 << 20]);
-            client.launch(call, token);
-        }
+        client.launch_each(0..4, |client, _| client.chunked(GATED, b"", &[], &[1 << 20]));
         // The echo arrives last, so the server has all of the calls.
         echo(&mut client, b"in order").unwrap();
         let drained = draining(&mut world, Duration::from_secs(20));
@@ -366,8 +357,7 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
         let services = gated(&gate, config.workers.is_some());
         let (mut world, mut client) = World::pair_with("drain-timeout", config, services, small());
         echo(&mut client, b"hello").unwrap();
-        let call = client.prepared(GATED, b"");
-        client.launch(call, 1);
+        client.begin(GATED, b"", 1);
         client.poll_until(|_| gate.is_waited_at());
         // An unbounded drain would wait forever: the gate opens only after it returns.
         let server = world.take_server();
@@ -391,8 +381,7 @@ fn a_server_that_is_dropped_ends_every_call_once() {
         let (mut world, mut client) = World::pair("drop", workers(), small());
         let mut ends = vec![0; 100];
         for token in 0..100 {
-            let call = client.prepared(WORKER_ECHO, &be(&[round * 20]));
-            client.launch(call, token);
+            client.begin(WORKER_ECHO, &be(&[round * 20]), token);
             client.poll(|done| ends[done.token as usize] += 1);
         }
         drop(world.take_server());
@@ -448,10 +437,7 @@ fn closing_a_client_waits_for_its_calls() {
     let (world, address) = World::standard("close", workers());
     for patient in [true, false] {
         let mut client = world.client(&address, small());
-        for token in 0..10 {
-            let call = client.prepared(WORKER_ECHO, &be(&[5000]));
-            client.launch(call, token);
-        }
+        client.launch_each(0..10, |client, _| client.prepared(WORKER_ECHO, &be(&[5000])));
         client.poll(|_| {});
         let ended = client.close(if patient { Duration::from_secs(20) } else { Duration::ZERO });
         assert!(ended.len() <= 10);

@@ -63,7 +63,7 @@ fn more_calls_than_buffers_are_all_served_in_their_order() {
             let ended = all_at_once(&mut client, procedure);
             assert!(ended.is_sorted(), "{scheme:?}: {ended:?}");
         }
-        let stats = &world.server().stats()[0];
+        let stats = world.stats();
         assert!(stats.memory_waits >= CALLS, "{scheme:?}: {}", stats.memory_waits);
         assert_eq!((stats.calls_failed, stats.pool_empty), (0, 0), "{scheme:?}");
     }
@@ -94,7 +94,7 @@ fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
             });
             assert!(all, "{scheme:?}: {ended} calls have ended in round {round}");
         }
-        let stats = &world.server().stats()[0];
+        let stats = world.stats();
         assert!(stats.memory_waits > 0 && stats.calls_failed == 0, "{scheme:?}: {stats:?}");
     }
 }
@@ -175,10 +175,10 @@ fn a_new_call_queues_behind_waiting_calls() {
         send(&mut client, 3);
         stops.passed.store(2, Ordering::SeqCst);
         // The client polls no reply until the call has arrived, so no Send completes.
-        assert!(settles(|| world.server().stats()[0].messages.chunked_received == 4));
+        assert!(settles(|| world.stats().messages.chunked_received == 4));
         until(&mut client, 5, 2);
         assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3], "{scheme:?}");
-        let stats = &world.server().stats()[0];
+        let stats = world.stats();
         assert!(stats.memory_waits >= 1 && stats.pool_empty == 0, "{scheme:?}: {stats:?}");
     }
 }
@@ -205,8 +205,7 @@ fn calls_without_bulk_go_past_those_that_wait_for_it() {
 fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     const CREDITS: u32 = 8;
     let shard = in_mode(CreditMode::V1).with(|c| (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS));
-    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
-    let config = ServerConfig { shard, workers, ..small_server() };
+    let config = shard.with_workers(1);
     let gate = Gate::default();
     let _opens = gate.opens();
     let mut services = services_of(&config);
@@ -226,13 +225,13 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
             assert_eq!((view.xid(), view.credit()), (100 * round + n, CREDITS));
         }
     }
-    assert_eq!(world.server().stats()[0].peer_faults, 0);
+    assert_eq!(world.stats().peer_faults, 0);
     // The first call does not end, so no other is answered.
     for n in 0..2 * CREDITS + 2 {
         send(&mut client, n, GATED);
     }
     drop(client.wait_until_over());
-    assert!(settles(|| world.server().stats()[0].peer_faults == 1));
+    assert!(settles(|| world.stats().peer_faults == 1));
 }
 
 #[test]

@@ -375,8 +375,7 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     });
     let mut client = server.client(small().with(|c| c.wire.revision = Revision::Cel09));
     for (token, len) in [(1, 3000), (2, 4)] {
-        let call = client.prepared(ECHO, &vec![0; len]);
-        client.launch(call, token).expect("it waits");
+        client.begin(ECHO, &vec![0; len], token).expect("it waits");
     }
     started.send(()).expect("the server is there");
     let needed = 36 + RPC_CALL + 3000;

@@ -128,7 +128,7 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
     }
     let world = World::new("working");
     let (tell, told) = channel();
-    let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
+    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).of_server();
     let server = Server::start_with(
         &world.address(),
         move |_| {
@@ -174,10 +174,7 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
     );
     let _server = server.expect("a server");
     let mut client = world.client(&address, small());
-    for token in 0..2 {
-        let call = client.prepare(BY_TASK, 0).expect("memory");
-        client.launch(call, token);
-    }
+    client.launch_each(0..2, |client, _| client.prepare(BY_TASK, 0).expect("memory"));
     client.each_end(2, |done| {
         assert_eq!(done.result.err().map(CallError::from), Some(CallError::Refused(Refusal::SystemError)));
     });
@@ -223,12 +220,9 @@ fn a_polled_server_refuses_what_needs_threads() {
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, Address) {
     let address = world.address();
-    let server = LocalServer::start_with(
-        &address,
-        |_| sharing(queue),
-        &ServerConfig { shard: small().with(|c| c.poll.idle = idle), ..ServerConfig::default() },
-    )
-    .expect("a server");
+    let server =
+        LocalServer::start_with(&address, |_| sharing(queue), &small().with(|c| c.poll.idle = idle).of_server())
+            .expect("a server");
     (server, address)
 }
 

@@ -29,8 +29,7 @@ impl Drop for Bomb {
 }
 
 fn start(client: &mut LocalClient, what: u8, token: u64) {
-    let call = client.prepared(TAKEN, &[what]);
-    client.launch(call, token);
+    client.begin(TAKEN, &[what], token);
     client.flush();
 }
 
@@ -76,7 +75,7 @@ impl ShardTask for Task {
 fn with_task(world: &World, in_poll: bool, in_descriptor: bool, bomb: bool) -> (Address, Server, Arc<AtomicUsize>) {
     let (address, bombs) = (world.address(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&bombs);
-    let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
+    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).of_server();
     let server = Server::start_with(
         &address,
         move |_| {

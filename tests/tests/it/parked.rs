@@ -143,7 +143,7 @@ fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
         for mut reply in held {
             reply.join().expect("it was answered");
         }
-        assert_eq!(world.server().stats()[0].fabric.receiver_not_ready, 0, "{scheme:?}");
+        assert_eq!(world.stats().fabric.receiver_not_ready, 0, "{scheme:?}");
     }
 }
 
@@ -178,7 +178,7 @@ fn calls_that_wait_for_calls_the_other_way_are_answered() {
 #[test]
 fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
     let (world, desk, mut clients) = clients("past-bulk", scarce(1, 1), 4, &small());
-    let waits = || world.server().stats()[0].memory_waits;
+    let waits = || world.stats().memory_waits;
     held_bulk(&mut clients[0], 0);
     assert!(settle(&mut clients, || desk.len() == 1));
     start(&mut clients[1], HELD_LONG, 4, 0);
@@ -211,7 +211,7 @@ fn waits_while_held(scheme: CreditMode, max_deferred: u32, hold: impl Fn(&World,
     let (world, desk, mut clients) = clients("waits-while-held", server, 3, &in_mode(scheme));
     hold(&world, &desk, &mut clients);
     store(&mut clients[2], 5);
-    let waiting = || world.server().stats()[0].calls_waiting;
+    let waiting = || world.stats().calls_waiting;
     assert!(settle(&mut clients, || waiting() == 1), "{scheme:?}");
     let begun = Instant::now();
     assert!(settle(&mut clients, || begun.elapsed() > Duration::from_millis(1200)));
@@ -246,7 +246,7 @@ fn a_call_that_is_not_handed_over_yet_is_waited_for() {
             start(&mut clients[0], HELD, 4, 0);
             assert!(settle(clients, || desk.len() == 1));
             held_bulk(&mut clients[0], 1);
-            assert!(settle(clients, || world.server().stats()[0].backpressure > 0));
+            assert!(settle(clients, || world.stats().backpressure > 0));
         });
     }
 }
@@ -261,12 +261,12 @@ fn a_call_that_needs_many_buffers_does_not_stop_others() {
         let call = clients[1].chunked(STORE, &[0; 4], &[40_000; 4], &[]);
         clients[1].launch(call, 7);
         clients[1].flush();
-        assert!(settle(&mut clients, || world.server().stats()[0].calls_waiting == 1));
+        assert!(settle(&mut clients, || world.stats().calls_waiting == 1));
         for token in 0..3 {
             store(&mut clients[2], token);
             assert_eq!(ends(&mut clients[2], token), Some(Ok(())), "{scheme:?}: call {token}");
         }
-        assert_eq!((desk.len(), world.server().stats()[0].calls_waiting), (1, 1));
+        assert_eq!((desk.len(), world.stats().calls_waiting), (1, 1));
         desk.answer_all();
         assert!(ends(&mut clients[1], 7).is_some(), "{scheme:?}: it gets them in the end");
     }
@@ -312,7 +312,7 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
         assert_eq!(ends(&mut witness, 100), Some(Ok(())), "{scheme:?}: bulk beside {held} held");
         // Those that wait for others of their host end with their connections.
         drop(holders);
-        assert!(settles(|| world.server().stats()[0].connections == 1));
+        assert!(settles(|| world.stats().connections == 1));
         desk.answer_all();
     }
 }
@@ -360,7 +360,7 @@ fn buffers_kept_by_the_application_delay_parked_calls_by_one_second_at_most() {
     });
     assert!(all, "{refused} of 6 are refused");
     assert!(begun.elapsed() >= Duration::from_millis(900), "not before it was waited for");
-    let stats = &world.server().stats()[0];
+    let stats = world.stats();
     assert_eq!((stats.pool_empty, desk.len()), (6, 1));
     kept.lock().expect("nobody panics with it").clear();
     desk.answer_all();

@@ -165,7 +165,7 @@ fn begin(client: &mut RawPeer, xid: u32) -> Vec<u8> {
 fn drain_within(world: &mut World, address: &Address, client: &mut RawPeer) -> (Vec<u8>, Draining) {
     client.ping();
     let rest = begin(client, 41);
-    assert!(settles(|| world.server().stats()[0].messages.continued_received == 1), "the first part arrives");
+    assert!(settles(|| world.stats().messages.continued_received == 1), "the first part arrives");
     let drained = draining(world, Duration::from_secs(20));
     assert!(settles(|| RawPeer::try_connect(address, &[]).is_err()), "it takes new connections");
     (rest, drained)
@@ -405,10 +405,7 @@ fn replies_that_are_mixed_end_their_calls_alone() {
         peer.behave();
     });
     let mut client = server.client(small());
-    for token in 0..3 {
-        let call = client.prepared(ECHO, &[0; 4]);
-        client.launch(call, token);
-    }
+    client.launch_each(0..3, |client, _| client.prepared(ECHO, &[0; 4]));
     let mut ends = client.ends(3);
     ends.sort_by_key(|(token, _)| *token);
     assert!(ends[..2].iter().all(|end| matches!(end.1, Err(CallError::MalformedReply(_)))), "{ends:?}");

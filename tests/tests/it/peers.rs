@@ -106,7 +106,7 @@ fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     let told = log.wait_for(1 + RUNNING);
     let Told::Established(caller) = told[0] else { panic!("{told:?}") };
     child.kill();
-    assert!(settles(|| world.server().stats()[0].connections == 0));
+    assert!(settles(|| world.stats().connections == 0));
     for _ in 0..RUNNING {
         assert!(!log.all().contains(&Told::Left(caller)), "calls of it run");
         open.send(()).expect("it is there");
@@ -131,7 +131,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         client.run(ECHO, b"").expect("it is served");
         let Told::Established(busy) = log.all()[0] else { panic!("{:?}", log.all()) };
         (0..CALLS).for_each(|_| begin_call(&mut client));
-        client.poll_until(|_| world.server().stats()[0].worker_queue_depth == CALLS as u64);
+        client.poll_until(|_| world.stats().worker_queue_depth == CALLS as u64);
         log.wait_for(5);
         let mut other = world.client(&address, small());
         let Told::Established(idle) = log.wait_for(6)[5] else { panic!("{:?}", log.all()) };

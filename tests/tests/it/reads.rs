@@ -54,9 +54,7 @@ fn rounds(
 ) -> ShardStats {
     let world = World::new("reads");
     let address = world.address();
-    let mut server =
-        LocalServer::start(&address, standard_services(), &ServerConfig { shard: config, ..ServerConfig::default() })
-            .expect("a server");
+    let mut server = LocalServer::start(&address, standard_services(), &config.of_server()).expect("a server");
     let fabric = address.open(&small()).expect("a fabric");
     let mut client = LocalClient::open(fabric, small_client(small())).expect("a client");
     let connection = client.begin_connect(&address).expect("it begins");

@@ -144,8 +144,7 @@ fn without_retransmission_an_error_states_if_the_call_may_have_run() {
         kept.lock().expect("no panic").clear();
         assert_eq!(client.ends(1), [(7, Err(CallError::ConnectionLost { sent: true }))], "{scheme:?}");
         // The client reconnects by itself, and sends a call that was started meanwhile.
-        let call = client.prepared(ECHO, b"four");
-        client.launch(call, 8);
+        client.begin(ECHO, b"four", 8);
         world.serve_at(&address, small_server(), standard_services());
         assert_eq!(client.ends(1), [(8, Ok(b"four".to_vec()))], "{scheme:?}");
     }

@@ -373,15 +373,14 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
         }
         unharmed(&mut witness);
     }
-    assert_eq!(world.server().stats()[0].messages.rejected_short, sent);
+    assert_eq!(world.stats().messages.rejected_short, sent);
 }
 
 /// Order alone distinguishes calls for a server: it runs and answers each.
 #[test]
 fn calls_that_share_an_xid_are_all_answered() {
     for_each(SCHEMES, |scheme| {
-        let workers = Some(WorkerConfig { count: 1, ..Default::default() });
-        let (_world, address) = World::standard("shared-xid", ServerConfig { workers, ..scheme.of_server() });
+        let (_world, address) = World::standard("shared-xid", scheme.of_server().with_workers(1));
         let mut client = RawPeer::connect_in(&address, scheme);
         client.ping();
         for procedure in [ECHO, WORKER_ECHO] {

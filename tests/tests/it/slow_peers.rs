@@ -152,10 +152,7 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
         let config = in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
         let mut client = LocalClient::connect(&address, small_client(config)).expect("a server");
         echo(&mut client, b"four").expect("an answer");
-        for token in 0..CALLS {
-            let call = client.prepared(ECHO, &[0; 4]);
-            client.launch(call, token);
-        }
+        client.launch_each(0..CALLS, |client, _| client.prepared(ECHO, &[0; 4]));
         client.flush();
         let (mut ended, mut seconds) = (0, 0);
         while ended < CALLS && seconds < 2 * CALLS {

@@ -133,7 +133,7 @@ fn services() -> (Services, Arc<Blobs>) {
 }
 
 fn with_worker() -> ServerConfig {
-    ServerConfig { workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() }
+    small_server().with_workers(1)
 }
 
 /// A world with a server of the program.

@@ -72,8 +72,7 @@ fn serve(world: &mut World, scheme: CreditMode) -> (Address, Arc<DuplicateReques
         ..DuplicateRequestCacheConfig::default()
     }));
     let shard = in_mode(scheme);
-    let workers = Some(WorkerConfig { count: 1, ..Default::default() });
-    (world.serve_with(ServerConfig { shard, workers, ..small_server() }, services(&cache)), cache)
+    (world.serve_with(shard.with_workers(1), services(&cache)), cache)
 }
 
 fn signing(scheme: CreditMode, credential: Credential) -> ClientConfig {

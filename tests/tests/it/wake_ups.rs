@@ -59,7 +59,7 @@ fn sleeper(
     make: impl Fn(&ShardSetup<'_>) -> (LocalServices, Telling) + Send + Sync + 'static,
 ) -> (Address, Server) {
     let address = world.address();
-    let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
+    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).of_server();
     let make = move |setup: &ShardSetup<'_>| {
         let (services, task) = make(setup);
         Ok(Application { services, task: Some(Box::new(task)) })

@@ -181,11 +181,10 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
         });
         assert!(done, "{scheme:?}: {ended:?} of {CALLS} calls of each were answered");
     };
-    let stats = || world.server().stats()[0].clone();
+    let stats = || world.stats().clone();
     go_on(&|_| stats().receives_posted < stats().receives_promised);
     for n in 0..CALLS {
-        let call = other.prepared(0, b"");
-        other.launch(call, n);
+        other.begin(0, b"", n);
         let mut answered = false;
         let settled = settles(|| {
             other.poll(|done| answered |= done.result.is_ok());
