@@ -104,8 +104,7 @@ fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
     let services = standard_and([(HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")))]);
     let (_world, mut client) = World::pair_with("closing", small_server(), services, small());
     let first = client.first();
-    let call = client.prepare(HOLD, 0).expect("a buffer");
-    client.launch(call, 0);
+    client.begin(HOLD, b"", 0);
     let mut current = None;
     assert!(settles(|| {
         client.poll(|done| panic!("{done:?}"));

@@ -30,8 +30,7 @@ fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: 
     let mut rounds = |count: u64| {
         for _ in 0..count {
             for token in 0..AT_A_TIME {
-                let mut call = client.prepare(ECHO, 64).expect("a buffer");
-                call.args_mut().fill(token as u8);
+                let call = client.prepared(ECHO, &[token as u8; 64]);
                 client.start(connection, call, token);
             }
             client.flush();

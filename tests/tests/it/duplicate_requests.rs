@@ -204,8 +204,7 @@ fn a_call_retransmitted_with_more_reply_room_runs_once() {
     let shard = small().with(|c| c.wire.revision = Revision::Cel09);
     let scene = scene_of("room", 64, shard.clone());
     let mut client = scene.world.client(&scene.address, shard);
-    let mut call = client.prepare(COUNT, 10_000).expect("memory");
-    call.args_mut().fill(9);
+    let call = client.prepared(COUNT, &[9; 10_000]);
     let reply = client.call(call).expect("a reply, at the second attempt");
     assert_eq!((reply.results().len(), reply.results().first_chunk()), (10_004, Some(&[0; 4])));
     assert_eq!(client.stats().calls_retransmitted, 1);

@@ -1,7 +1,7 @@
 //! Many connections on one thread: connect, call and drop without blocking.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use rpcrdma::client::{ConnectError, Endpoint};
@@ -23,6 +23,19 @@ fn roomy() -> ServerConfig {
 
 fn connections(endpoint: &Endpoint) -> u64 {
     endpoint.stats().expect("its shard lives").connections
+}
+
+/// Takes the results of those futures that are ready.
+fn take_ready<F: Future + Unpin>(waiting: &mut Vec<F>, context: &mut Context<'_>) -> Vec<F::Output> {
+    let mut ready = Vec::new();
+    waiting.retain_mut(|future| match Pin::new(future).poll(context) {
+        Poll::Ready(result) => {
+            ready.push(result);
+            false
+        }
+        Poll::Pending => true,
+    });
+    ready
 }
 
 /// Polls a future once and drops it; true if it was pending.
@@ -122,13 +135,8 @@ fn more_is_asked_for_than_a_ring_holds() {
     let mut answered = |count: usize| {
         let mut buffers = Vec::new();
         let all = settles(|| {
-            asked.retain_mut(|request| match request.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(answer) => {
-                    buffers.push(answer.expect("a buffer"));
-                    false
-                }
-                Poll::Pending => true,
-            });
+            let ready = take_ready(&mut asked, &mut Context::from_waker(Waker::noop()));
+            buffers.extend(ready.into_iter().map(|answer| answer.expect("a buffer")));
             buffers.len() >= count
         });
         assert!(all && buffers.len() == count, "{} of {count}", buffers.len());
@@ -200,13 +208,7 @@ fn connecting_leaves_the_thread_that_asks_to_others() {
     let mut waiting: Vec<_> = (0..50).map(|_| Box::pin(endpoint.connect_async(&address))).collect();
     let mut clients = Vec::new();
     block_on(std::future::poll_fn(|context| {
-        waiting.retain_mut(|future| match future.as_mut().poll(context) {
-            Poll::Ready(client) => {
-                clients.push(client.expect("a connection"));
-                false
-            }
-            Poll::Pending => true,
-        });
+        clients.extend(take_ready(&mut waiting, context).into_iter().map(|client| client.expect("a connection")));
         if waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }));
     assert_eq!((clients.len(), connections(&endpoint)), (50, 50));

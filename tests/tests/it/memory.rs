@@ -25,33 +25,25 @@ fn rich(scheme: CreditMode) -> Config {
 
 /// Starts [`CALLS`] calls with a chunk each, and waits for all. Returns their tokens in the order of completion.
 fn all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
-    let first = client.first();
     for token in 0..CALLS {
         let seed = token as u32;
-        let args = if procedure == STORE { be(&[seed]) } else { be(&[seed, LEN as u32]) };
-        let mut call = client.prepared(procedure, &args);
-        let mut memory = client.alloc(first, LEN).unwrap();
         if procedure == STORE {
-            pattern(seed, &mut memory);
-            call = call.read_chunk(4, memory);
-        } else {
-            memory.fill(0xEE);
-            call = call.write_chunk_into(memory);
+            store(client, token);
+            continue;
         }
+        let mut room = client.alloc(client.first(), LEN).unwrap();
+        room.fill(0xEE);
+        let call = client.prepared(procedure, &be(&[seed, LEN as u32])).write_chunk_into(room);
         client.launch(call, token);
     }
     let mut ended = Vec::new();
-    let all = settles(|| {
-        client.poll(|done| {
-            let reply = done.result.expect("there is memory for it, sooner or later");
-            if procedure == LOAD {
-                assert!(patterned(done.token as u32, reply.chunk(0).expect("a chunk")));
-            }
-            ended.push(done.token);
-        });
-        ended.len() == CALLS as usize
+    client.each_end(CALLS as usize, |done| {
+        let reply = done.result.expect("there is memory for it, sooner or later");
+        if procedure == LOAD {
+            assert!(patterned(done.token as u32, reply.chunk(0).expect("a chunk")));
+        }
+        ended.push(done.token);
     });
-    assert!(all, "only {} of {CALLS} calls have ended", ended.len());
     ended
 }
 
@@ -146,12 +138,8 @@ fn a_new_call_queues_behind_waiting_calls() {
         // Other wake-ups of waiting calls would hide the defect: the periodic poll, and completions of Sends.
         (config.shard.poll.control_interval, config.shard.poll.signal_every) = (Duration::from_millis(200), 1);
         let (world, mut client) = World::pair_with("behind", config, services, rich(scheme));
-        let first = client.first();
         let send = |client: &mut LocalClient, seed: u32| {
-            let mut call = client.prepared(STORE, &be(&[seed]));
-            let memory = client.alloc(first, LEN).unwrap();
-            call = call.read_chunk(4, memory);
-            client.launch(call, u64::from(seed));
+            self::store(client, seed.into());
             client.flush();
         };
         let mut ended = 0;
@@ -165,8 +153,7 @@ fn a_new_call_queues_behind_waiting_calls() {
             }));
         };
         // All three arrive together: there is memory for two, and the third waits.
-        let call = client.prepare(ECHO, 0).unwrap();
-        client.launch(call, 9);
+        client.begin(ECHO, b"", 9);
         until(&mut client, 0, 1);
         (0..3).for_each(|seed| send(&mut client, seed));
         stops.passed.store(1, Ordering::SeqCst);
@@ -242,9 +229,8 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         let mut client = world.client(&address, rich(scheme).with(|c| c.memory.long_buffers = long_buffers));
         for token in 0..CALLS {
             // The RPC message travels in a chunk, too.
-            let mut call = client.prepare(STORE, 20_000).unwrap();
-            call.args_mut()[..4].copy_from_slice(&be(&[token as u32]));
-            call = call.read_chunk(4, client.pattern_buf(token as u32, LEN));
+            let args = [be(&[token as u32]), vec![0; 19_996]].concat();
+            let call = client.prepared(STORE, &args).read_chunk(4, client.pattern_buf(token as u32, LEN));
             client.launch(call, token);
         }
         let (mut ended, mut served) = (0, 0);

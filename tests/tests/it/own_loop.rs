@@ -53,12 +53,6 @@ impl ShardTask for Answering {
     }
 }
 
-fn call(client: &mut LocalClient, procedure: u32, args: &[u8]) -> Result<Vec<u8>, CallError> {
-    let mut call = client.prepare(procedure, args.len())?;
-    call.put_args(args).expect("room");
-    client.outcome(call)
-}
-
 #[test]
 fn handlers_and_the_task_of_a_shard_share_state() {
     for idle in [IdlePolicy::Poll, IdlePolicy::Event] {
@@ -77,21 +71,20 @@ fn handlers_and_the_task_of_a_shard_share_state() {
             },
             &config,
         );
-        let server = server.expect("a server");
+        let _server = server.expect("a server");
         assert_eq!(made.load(Ordering::Relaxed), 2);
         let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
         for round in 0..20u32 {
             for client in &mut clients {
-                assert_eq!(call(client, BY_TASK, &round.to_be_bytes()).expect("a reply"), round.to_be_bytes());
-                call(client, COUNT, b"").expect("a reply");
+                assert_eq!(client.run(BY_TASK, &be(&[round])), Ok(be(&[round])));
+                client.run(COUNT, b"").expect("a reply");
                 echo(client, b"shared").expect("an echo");
             }
         }
-        let counts = clients.iter_mut().map(|client| call(client, COUNT, b"").expect("a reply"));
+        let counts = clients.iter_mut().map(|client| client.run(COUNT, b"").expect("a reply"));
         let counts: Vec<_> = counts.map(|count| u32::from_be_bytes(count.try_into().expect("a word"))).collect();
         assert!(counts.iter().all(|&count| (21..=84).contains(&count)), "{counts:?}: each shard counts for itself");
         drop(clients);
-        drop(server);
     }
 }
 
@@ -220,10 +213,8 @@ fn a_polled_server_refuses_what_needs_threads() {
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, Address) {
     let address = world.address();
-    let server =
-        LocalServer::start_with(&address, |_| sharing(queue), &small().with(|c| c.poll.idle = idle).of_server())
-            .expect("a server");
-    (server, address)
+    let config = small().with(|c| c.poll.idle = idle).of_server();
+    (LocalServer::start_with(&address, |_| sharing(queue), &config).expect("a server"), address)
 }
 
 /// A client thread that echoes `rounds` times.
@@ -232,7 +223,7 @@ fn caller(address: &Address, rounds: u32) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
         for round in 0..rounds {
-            assert_eq!(call(&mut client, BY_TASK, &round.to_be_bytes()), Ok(round.to_be_bytes().to_vec()));
+            assert_eq!(client.run(BY_TASK, &be(&[round])), Ok(be(&[round])));
             echo(&mut client, b"polled").expect("an echo");
         }
     })
@@ -286,11 +277,10 @@ fn pair_in_one_loop(world: &World, queue: &Queue) -> (LocalServer, LocalClient, 
     let config = small_client(small());
     let mut client = LocalClient::open(address.open(&config.shard).expect("a device"), config).expect("memory");
     let connection = client.begin_connect(&address).expect("a way");
-    assert!(settles(|| {
+    client.poll_until(|client| {
         server.poll();
-        client.poll(|_| {});
         client.is_established(connection)
-    }));
+    });
     (server, client, connection)
 }
 
@@ -335,13 +325,12 @@ fn a_drained_loop_does_not_sleep() {
     let world = World::new("drained-awake");
     let (mut server, mut client, _) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
-    assert!(settles(|| {
-        client.poll(|_| {});
+    client.poll_until(|_| {
         let slept = server.arm(Duration::from_secs(3600));
         server.disarm();
         assert!(!server.is_drained() || slept.is_none(), "it would sleep for {slept:?}");
         server.is_drained()
-    }));
+    });
 }
 
 /// The client sent these calls before it could know of the drain. The error reports that they did not run.
@@ -354,12 +343,10 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
     let mut told = 0;
     for _ in 0..2 {
         // Before the first reply there is credit for one call only.
-        for token in 0..if told == 0 { 1 } else { 7 } {
-            let call = client.prepare(ECHO, 0).expect("a buffer");
-            client.launch(call, token);
-        }
+        let count = if told == 0 { 1 } else { 7 };
+        client.launch_each(0..count, |client, _| client.prepared(ECHO, b""));
         client.flush();
-        let all = if told == 0 { 1 } else { 8 };
+        let all = told + count;
         assert!(settles(|| {
             server.poll();
             client.poll(|done| {
@@ -370,11 +357,10 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
             told == all
         }));
     }
-    assert!(settles(|| {
+    client.poll_until(|_| {
         server.poll();
-        client.poll(|_| {});
         server.is_drained()
-    }));
+    });
     assert_eq!((server.stats().calls, server.stats().calls_failed), (0, 8));
 }
 

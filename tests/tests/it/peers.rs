@@ -69,8 +69,7 @@ impl Log {
 }
 
 fn begin_call(client: &mut LocalClient) {
-    let call = client.prepare(ECHO, 0).expect("a buffer");
-    client.launch(call, 0);
+    client.begin(ECHO, b"", 0);
     client.poll(drop);
 }
 

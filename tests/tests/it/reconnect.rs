@@ -42,9 +42,7 @@ fn calls_go_to_the_next_server_under_their_xids() {
             // with chunks.
             for token in 0..20 {
                 let len = [4, 400, 6000][token as usize % 3];
-                let mut call = client.prepare(ECHO, len).unwrap();
-                call.args_mut().fill(token as u8);
-                call = call.expect_reply(len);
+                let call = client.prepared(ECHO, &vec![token as u8; len]).expect_reply(len);
                 client.launch(call, token);
                 client.poll(|done| panic!("{done:?} without a server"));
             }
@@ -84,8 +82,7 @@ fn calls_refused_by_a_draining_server_go_to_the_next_one() {
         let (mut world, address) = World::serving("drain-again", small_server(), with_longer_echo(services));
         let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
         let first = client.first();
-        let call = client.prepare(KEEP, 0).unwrap();
-        client.launch(call, 0);
+        client.begin(KEEP, b"", 0);
         let (mut started, mut ended) = (1, 0);
         let mut check = |token: u64, result: Result<Vec<u8>, CallError>| {
             let len = if token == 0 { 0 } else { lens(token) };
@@ -107,8 +104,7 @@ fn calls_refused_by_a_draining_server_go_to_the_next_one() {
         // Refused calls are sent again on this connection, to be refused again.
         assert!(settles(|| {
             if started < 20 {
-                let mut call = client.prepare(ECHO, lens(started)).unwrap();
-                call.args_mut().fill(started as u8);
+                let call = client.prepared(ECHO, &vec![started as u8; lens(started)]);
                 client.start(first, call.expect_reply(lens(started)), started);
                 started += 1;
             }
@@ -137,8 +133,7 @@ fn without_retransmission_an_error_states_if_the_call_may_have_run() {
         let (services, kept) = keeping();
         let (mut world, address) = World::serving("lost", small_server(), services);
         let mut client = world.client(&address, persistent(scheme));
-        let call = client.prepare(KEEP, 0).unwrap();
-        client.launch(call, 7);
+        client.begin(KEEP, b"", 7);
         client.quiet_until(|_| kept.lock().expect("no panic").len() == 1);
         drop(world.take_server());
         kept.lock().expect("no panic").clear();
@@ -158,10 +153,9 @@ fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let mut client = LocalClient::connect(&address, config).unwrap();
     let first = client.first();
     drop(world.take_server());
-    let call = client.prepare(ECHO, 4).unwrap().timeout(Duration::from_millis(20));
+    let call = client.prepared(ECHO, &[0; 4]).timeout(Duration::from_millis(20));
     client.launch(call, 1);
-    let call = client.prepare(ECHO, 4).unwrap();
-    client.launch(call, 2);
+    client.begin(ECHO, &[0; 4], 2);
     let ended = client.ends(2);
     assert!(matches!(ended[0], (1, Err(CallError::TimedOut { .. }))), "{ended:?}");
     assert!(matches!(ended[1], (2, Err(CallError::ConnectionLost { .. }))), "{ended:?}");

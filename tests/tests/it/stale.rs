@@ -194,22 +194,11 @@ fn fill_with_secrets(client: &mut LocalClient, len: usize) {
         [(60, 0, 40), (3000, 0, 40), (8000, 0, 4), (19_000, 0, 4), (64, 5000, 4), (64, 60_000, 4), (64, 1 << 20, 2)];
     // The largest calls take as long as all others, and most results are far shorter.
     for (args, chunk, calls) in sizes.into_iter().filter(|&(_, chunk, _)| chunk <= 60_000 || len > 60_000) {
-        for token in 0..calls {
-            let call = secret_call(client, args, chunk);
-            client.launch(call, token);
-        }
-        let mut ended = 0;
-        assert!(settles(|| {
-            let mut more = true;
-            while more {
-                more = client.poll(|done| {
-                    let reply = done.result.unwrap();
-                    assert!(reply.results().len() == args && filled(SECRET, reply.results()));
-                    ended += 1;
-                });
-            }
-            ended == calls
-        }));
+        client.launch_each(0..calls as u64, |client, _| secret_call(client, args, chunk));
+        client.each_end(calls, |done| {
+            let reply = done.result.unwrap();
+            assert!(reply.results().len() == args && filled(SECRET, reply.results()));
+        });
     }
 }
 
@@ -390,9 +379,8 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
         for len in [100, 3000, 3900, 20_000] {
             for ones in [0, 5] {
                 fill_with_secrets(&mut client, len);
-                let mut call = client.prepare(LONG_ECHO, len).unwrap();
+                let mut call = client.prepare(LONG_ECHO, len).unwrap().expect_reply(len);
                 call.put_args(&vec![1; ones]).unwrap();
-                call = call.expect_reply(len);
                 let results = client.call_on(second, call).unwrap();
                 assert!(results.results() == expected(len, ones), "{scheme:?}, {len} bytes");
                 let mut call = client.prepare(LONG_ECHO, len).unwrap();
@@ -428,7 +416,7 @@ fn reverse_replies_that_nobody_wrote_are_zero() {
         client.shard.limits.max_calls = 200;
         let mut client = LocalClient::connect(&one, client).unwrap();
         let second = client.add_connection(&other).unwrap();
-        let hello = client.prepare(HELLO, 0).unwrap();
+        let hello = client.prepared(HELLO, b"");
         client.call_on(second, hello).unwrap();
         let mut back = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
         for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
@@ -452,11 +440,10 @@ fn telling(world: &mut World, config: Config) -> (Receiver<rpcrdma::service::Cal
 fn called_back(client: &mut LocalClient, back: &mut Client, call: ClientCall) -> (Vec<u8>, Vec<u8>) {
     let mut pending = back.start(call).unwrap();
     let mut result = None;
-    assert!(settles(|| {
-        client.poll(|_| {});
+    client.poll_until(|_| {
         result = result.take().or_else(|| pending.try_take());
         result.is_some()
-    }));
+    });
     let reply = result.unwrap().unwrap();
     (reply.results().to_vec(), reply.chunk(0).unwrap_or_default().to_vec())
 }

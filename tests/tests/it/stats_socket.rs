@@ -137,8 +137,7 @@ fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, ECHO, stands);
     let (_world, mut client) = World::pair_with("told-stuck", telling(&path), services, small());
-    let call = client.prepare(ECHO, 0).expect("a buffer");
-    client.launch(call, 0);
+    client.begin(ECHO, b"", 0);
     client.poll_until(|_| snapshot(&path).shards[0].stats.is_none());
     // Another reader meanwhile sends the shard no request.
     assert!(snapshot(&path).shards[0].stats.is_none());

@@ -22,8 +22,7 @@ const SHORT: usize = 400;
 const LONGEST: usize = 20_000;
 
 fn body(len: usize) -> Vec<u8> {
-    let body = data_of(3, len);
-    body
+    data_of(3, len)
 }
 
 fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
@@ -44,35 +43,21 @@ fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 fn services(cache: &Arc<DuplicateRequestCache>) -> Services {
-    let mut services = standard_services();
-    let whole = |procedure: Procedure| procedure.max_reply(LONGEST);
-    services
-        .add(PROGRAM, VERSION, SIGN, whole(Procedure::new(sign)).write_chunks(1, 100))
-        .add(PROGRAM, VERSION, WORKER_SIGN, whole(Procedure::new(sign)).write_chunks(1, 100).on_workers())
-        .add(PROGRAM, VERSION, SHORT_SIGN, Procedure::new(sign).max_reply(SHORT).write_chunks(1, 100))
-        .add(
-            PROGRAM,
-            VERSION,
-            SIGN_ONCE,
-            whole(Procedure::new(sign)).cached(Arc::clone(cache), |_| Some(Whose::number(1))),
-        )
-        .add(
-            PROGRAM,
-            VERSION,
-            SIGN_AND_REFUSE,
-            Procedure::new(|call| sign(call).and(Err(Refusal::GarbageArguments))).max_reply(0),
-        );
-    services
+    let signs = |most| Procedure::new(sign).max_reply(most);
+    let refuses = Procedure::new(|call| sign(call).and(Err(Refusal::GarbageArguments)));
+    standard_and([
+        (SIGN, signs(LONGEST).write_chunks(1, 100)),
+        (WORKER_SIGN, signs(LONGEST).write_chunks(1, 100).on_workers()),
+        (SHORT_SIGN, signs(SHORT).write_chunks(1, 100)),
+        (SIGN_ONCE, signs(LONGEST).cached(Arc::clone(cache), |_| Some(Whose::number(1)))),
+        (SIGN_AND_REFUSE, refuses.max_reply(0)),
+    ])
 }
 
 fn serve(world: &mut World, scheme: CreditMode) -> (Address, Arc<DuplicateRequestCache>) {
-    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
-        entries: 64,
-        bytes: 1 << 20,
-        ..DuplicateRequestCacheConfig::default()
-    }));
-    let shard = in_mode(scheme);
-    (world.serve_with(shard.with_workers(1), services(&cache)), cache)
+    let config = DuplicateRequestCacheConfig { entries: 64, bytes: 1 << 20, ..Default::default() };
+    let cache = Arc::new(DuplicateRequestCache::new(config));
+    (world.serve_with(scheme.with_workers(1), services(&cache)), cache)
 }
 
 fn signing(scheme: CreditMode, credential: Credential) -> ClientConfig {
@@ -87,9 +72,7 @@ fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str
 
 /// A call that declares the length of its results, but not of its verifier.
 fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usize, chunk: bool) -> CallResult {
-    let mut call = client.prepare(procedure, 8)?;
-    call.args_mut().copy_from_slice(&be(&[verifier as u32, results as u32]));
-    call = call.expect_reply(results);
+    let mut call = client.prepared(procedure, &be(&[verifier as u32, results as u32])).expect_reply(results);
     if chunk {
         call = call.write_chunk_into(client.alloc(client.first(), 100)?);
     }
@@ -135,7 +118,7 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
         // A client without reserved room gets the verifiers that fit.
         let mut client = LocalClient::connect(&address, signing(scheme, Credential::none())).unwrap();
         assert_signed(call(&mut client, SIGN, 37, 8, false), 37, 8, "AUTH_NONE");
-        let echo = client.prepare(ECHO, 0).unwrap();
+        let echo = client.prepared(ECHO, b"");
         assert_eq!(client.call(echo).unwrap().verifier(), (0, &[][..]), "the next call's has none");
     }
 }
