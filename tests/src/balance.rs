@@ -35,6 +35,17 @@ pub fn settles(mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Waits until there is a value. Panics after the time limit.
+#[track_caller]
+pub fn eventually<T>(mut get: impl FnMut() -> Option<T>) -> T {
+    let mut value = None;
+    settles(|| {
+        value = get();
+        value.is_some()
+    });
+    value.expect("nothing within the time limit")
+}
+
 /// Memory of a shard without connections beyond its posted receives; `None` if it holds none.
 pub fn shard_leak(stats: &ShardStats) -> Option<String> {
     let out: usize = stats.pool.classes.iter().map(|class| class.outstanding).sum();

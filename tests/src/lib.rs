@@ -22,7 +22,7 @@ mod threads;
 mod timed;
 mod world;
 
-pub use balance::{open_descriptors, settles, shard_leak};
+pub use balance::{eventually, open_descriptors, settles, shard_leak};
 pub use cable::Cable;
 pub use calls::{Calls, Outcome, goes_on, plain};
 pub use child::{CHILD_TEST, Child, child_role};

@@ -6,7 +6,7 @@ use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric};
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::unharmed;
+use super::hostile_client::{unharmed, version};
 
 /// Forty peers; fewer on devices, whose emulated machine has less memory.
 fn many() -> u32 {
@@ -16,10 +16,6 @@ fn many() -> u32 {
 /// Time-out of peers that owe progress. Tests advance it in eighths, and the server checks after each. A working peer
 /// takes its messages in between, however slow the host.
 const PROGRESS: Duration = Duration::from_millis(200);
-
-fn version(scheme: CreditMode) -> Version {
-    if scheme == CreditMode::V1 { Version::V1 } else { Version::V2 }
-}
 
 /// Requests all it may, inline and by chunks, takes no reply, and finally leaves a call unfinished.
 fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
@@ -233,13 +229,11 @@ fn silent_connections_do_not_block_new_ones() {
             crowd.knock_again();
             crowd.ended > 20 * round
         }));
-        let mut newcomer = None;
-        assert!(settles(|| {
+        let mut newcomer = eventually(|| {
             crowd.knock_again();
-            newcomer = LocalClient::connect(&address, small_client(small())).ok();
-            newcomer.is_some()
-        }));
-        unharmed(&mut newcomer.expect("it is there"));
+            LocalClient::connect(&address, small_client(small())).ok()
+        });
+        unharmed(&mut newcomer);
         unharmed(&mut witness);
     }
     // A fast host refused most of them, as no connection had been silent for 10 ms.
@@ -260,24 +254,21 @@ fn connections_that_fell_silent_lock_nobody_out() {
     let mut peers = Vec::new();
     for _ in 0..107 {
         // A peer that connects before the others' credits shrink has to retry.
-        assert!(settles(|| {
+        let mut peer = eventually(|| {
             echo(&mut witness, b"not silent").expect("the witness is unharmed");
-            let Ok(mut peer) = RawPeer::try_connect(&address, b"") else { return false };
-            // One served call makes each peer hold its Receives.
-            peer.introduce();
-            peer.ping();
-            peers.push(peer);
-            true
-        }));
+            RawPeer::try_connect(&address, b"").ok()
+        });
+        // One served call makes each peer hold its Receives.
+        peer.introduce();
+        peer.ping();
+        peers.push(peer);
     }
     for seed in 0..20 {
-        let mut newcomer = None;
-        assert!(settles(|| {
+        let mut newcomer = eventually(|| {
             echo(&mut witness, b"not silent").expect("the witness is unharmed");
-            newcomer = LocalClient::connect(&address, small_client(small())).ok();
-            newcomer.is_some()
-        }));
-        mirror(&mut newcomer.expect("it is there"), seed, &[777]).expect("it is served");
+            LocalClient::connect(&address, small_client(small())).ok()
+        });
+        mirror(&mut newcomer, seed, &[777]).expect("it is served");
     }
     assert!(world.stats().connections_evicted > 0);
 }

@@ -161,7 +161,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     assert!(messages.rejected_answered >= 20, "{messages:?}");
 }
 
-fn version(scheme: CreditMode) -> Version {
+pub(super) fn version(scheme: CreditMode) -> Version {
     if scheme == CreditMode::V1 { Version::V1 } else { Version::V2 }
 }
 

@@ -4,9 +4,7 @@
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma_tests::prelude::*;
 
-/// Bytes of the headers of an RPC call and of an RPC reply.
-const RPC_CALL: usize = 40;
-const RPC_REPLY: usize = 24;
+use super::private_data::{RPC_CALL, RPC_REPLY, assert_longest, seen, tell_of_calls};
 
 /// Large messages, and no continuation where a chunk is possible.
 fn large() -> Config {
@@ -87,25 +85,14 @@ fn assert_thresholds_of_calls(
     let (tell, told) = channel();
     let server = RawServer::start_silently("call-terms", move |peer| {
         script(peer);
-        while let Some(call) = peer.next_message() {
-            tell.send((call.len(), call.htype(), call.reply_chunk().is_some())).expect("the test listens");
-            peer.reply(call.xid(), b"");
-        }
+        tell_of_calls(peer, &tell);
     });
     let mut client = server.client(large());
-    let mut sent = |args: usize, results: usize| {
-        let call = client.prepared(ECHO, &vec![0; args]).expect_reply(results);
-        client.call(call).expect("a reply");
-        told.recv().expect("the server speaks")
-    };
-    assert_eq!(sent(call - header - RPC_CALL, 0), (call, HeaderType::Msg, false));
-    assert_eq!(sent(call - header - RPC_CALL + 4, 0).1, HeaderType::Nomsg);
-    assert!(!sent(0, reply_len - header - RPC_REPLY).2);
-    assert!(sent(0, reply_len - header - RPC_REPLY + 4).2);
+    assert_longest(&mut client, &told, header, call, reply_len);
     // With a Reply chunk the header is longer.
     let with_room = header + 4 + 16;
-    assert_eq!(sent(call - with_room - RPC_CALL, 8192), (call, HeaderType::Msg, true));
-    assert_eq!(sent(call - with_room - RPC_CALL + 4, 8192).1, HeaderType::Nomsg);
+    assert_eq!(seen(&mut client, &told, call - with_room - RPC_CALL, 8192), (call, HeaderType::Msg, true));
+    assert_eq!(seen(&mut client, &told, call - with_room - RPC_CALL + 4, 8192).1, HeaderType::Nomsg);
 }
 
 #[test]

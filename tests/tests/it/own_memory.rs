@@ -126,14 +126,7 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
     for client in &mut clients {
         get(client, 0);
-        let mut ended = false;
-        assert!(settles(|| {
-            client.poll(|done| {
-                assert!(patterned(7, done.result.expect("a page").chunk(0).expect("a chunk")));
-                ended = true;
-            });
-            ended
-        }));
+        client.each_end(1, |done| assert!(patterned(7, done.result.expect("a page").chunk(0).expect("a chunk"))));
     }
     let served = world.server().stats();
     assert!(place::on_device() || served.iter().all(|shard| shard.calls > 0), "{served:?}");
@@ -173,14 +166,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     call.set_result(0, page).expect("there is room");
     assert_eq!(Arc::strong_count(&owner), 2);
     call.answer(Ok(()));
-    let mut ended = false;
-    assert!(settles(|| {
-        client.poll(|done| {
-            assert!(patterned(3, done.result.expect("a page").chunk(0).expect("a chunk")));
-            ended = true;
-        });
-        ended
-    }));
+    client.each_end(1, |done| assert!(patterned(3, done.result.expect("a page").chunk(0).expect("a chunk"))));
     client.poll_until(|_| Arc::strong_count(&owner) == 1);
     drop((client, held));
     world.server_balances();

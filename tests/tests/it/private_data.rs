@@ -3,9 +3,44 @@
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma_tests::prelude::*;
 
-/// Bytes of the headers of a call and of a reply.
-const CALL_HEADERS: usize = 28 + 40;
-const REPLY_HEADERS: usize = 28 + 24;
+/// Bytes of the headers of an RPC call and of an RPC reply.
+pub(super) const RPC_CALL: usize = 40;
+pub(super) const RPC_REPLY: usize = 24;
+/// The same with the transport header of a message without chunks.
+const CALL_HEADERS: usize = 28 + RPC_CALL;
+const REPLY_HEADERS: usize = 28 + RPC_REPLY;
+
+/// What a server sees of a call: its length, its type, and whether it has a Reply chunk.
+pub(super) type Seen = (usize, HeaderType, bool);
+
+/// Answers calls, and tells what it sees of each.
+pub(super) fn tell_of_calls(peer: &mut RawPeer, tell: &Sender<Seen>) {
+    while let Some(call) = peer.next_message() {
+        tell.send((call.len(), call.htype(), call.reply_chunk().is_some())).expect("the test listens");
+        peer.reply(call.xid(), b"");
+    }
+}
+
+/// A call with so many bytes of arguments and expected results, as its server sees it.
+pub(super) fn seen(client: &mut LocalClient, told: &Receiver<Seen>, args: usize, results: usize) -> Seen {
+    let call = client.prepared(ECHO, &vec![0; args]).expect_reply(results);
+    client.call(call).expect("a reply");
+    told.recv().expect("the server speaks")
+}
+
+/// Checks the longest call in one message, and the longest expected reply without a Reply chunk.
+pub(super) fn assert_longest(
+    client: &mut LocalClient,
+    told: &Receiver<Seen>,
+    header: usize,
+    call: usize,
+    reply_len: usize,
+) {
+    assert_eq!(seen(client, told, call - header - RPC_CALL, 0), (call, HeaderType::Msg, false));
+    assert_eq!(seen(client, told, call - header - RPC_CALL + 4, 0).1, HeaderType::Nomsg);
+    assert!(!seen(client, told, 0, reply_len - header - RPC_REPLY).2);
+    assert!(seen(client, told, 0, reply_len - header - RPC_REPLY + 4).2);
+}
 
 pub(super) fn said(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8> {
     let mut bytes = vec![0; 8];
@@ -39,21 +74,9 @@ fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usi
         listener.private_data = private_data;
         let mut peer = listener.accept_silently();
         peer.version = Version::V1;
-        while let Some(call) = peer.next_message() {
-            tell.send((call.len(), call.htype(), call.reply_chunk().is_some())).expect("the test listens");
-            peer.reply(call.xid(), b"");
-        }
+        tell_of_calls(&mut peer, &tell);
     });
-    let mut client = server.client(version_1(8192));
-    let mut sent = |args: usize, results: usize| {
-        let call = client.prepared(ECHO, &vec![0; args]).expect_reply(results);
-        client.call(call).expect("a reply");
-        told.recv().expect("the server speaks")
-    };
-    assert_eq!(sent(call - CALL_HEADERS, 0), (call, HeaderType::Msg, false));
-    assert_eq!(sent(call - CALL_HEADERS + 4, 0).1, HeaderType::Nomsg);
-    assert!(!sent(0, reply_len - REPLY_HEADERS).2);
-    assert!(sent(0, reply_len - REPLY_HEADERS + 4).2);
+    assert_longest(&mut server.client(version_1(8192)), &told, 28, call, reply_len);
 }
 
 #[test]

@@ -45,12 +45,11 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64) {
 }
 
 fn ended(client: &mut LocalClient) -> CallResult {
-    let mut ended = None;
-    assert!(settles(|| {
+    eventually(|| {
+        let mut ended = None;
         client.poll(|done| ended = Some(done.result));
-        ended.is_some()
-    }));
-    ended.expect("a call has ended")
+        ended
+    })
 }
 
 /// The error of a failed call that has returned both buffers unchanged.
@@ -119,10 +118,7 @@ fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
         client.launch(call, token);
     }
     let mut ends = Vec::new();
-    assert!(settles(|| {
-        client.poll(|done| ends.push((done.token as u32, done.result)));
-        ends.len() == 6
-    }));
+    client.each_end(6, |done| ends.push((done.token as u32, done.result)));
     let timed_out = CallError::TimedOut { sent: true };
     let is_sent = |end: &CallResult| end.as_ref().is_err_and(|failed| failed.error == timed_out);
     let sent = ends.iter().filter(|(_, end)| is_sent(end)).count();
@@ -230,13 +226,8 @@ fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
     (1..=3).for_each(|token| start(&mut client, KEEP, token));
     keeps(&mut client, &kept, 3);
     drop(world.take_server());
-    let mut ends = Vec::new();
-    assert!(settles(|| {
-        client.poll(|done| ends.push(done));
-        ends.len() == 3
-    }));
-    for done in ends {
+    client.each_end(3, |done| {
         assert!(matches!(whole(done.result, done.token as u32).0, CallError::ConnectionLost { .. }));
-    }
+    });
     kept.lock().expect("no panic").clear();
 }

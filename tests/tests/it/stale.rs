@@ -439,11 +439,10 @@ fn telling(world: &mut World, config: Config) -> (Receiver<rpcrdma::service::Cal
 /// Results of a reverse call, inline and in its Write chunk.
 fn called_back(client: &mut LocalClient, back: &mut Client, call: ClientCall) -> (Vec<u8>, Vec<u8>) {
     let mut pending = back.start(call).unwrap();
-    let mut result = None;
-    client.poll_until(|_| {
-        result = result.take().or_else(|| pending.try_take());
-        result.is_some()
+    let reply = eventually(|| {
+        client.poll(|_| {});
+        pending.try_take()
     });
-    let reply = result.unwrap().unwrap();
+    let reply = reply.unwrap();
     (reply.results().to_vec(), reply.chunk(0).unwrap_or_default().to_vec())
 }

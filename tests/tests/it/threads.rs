@@ -51,12 +51,7 @@ fn blocking_calls_futures_and_polls() {
             let pending = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
             assert_eq!(block_on(pending).unwrap().results(), args);
             let mut pending = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
-            let mut reply = None;
-            assert!(settles(|| {
-                reply = pending.try_take();
-                reply.is_some()
-            }));
-            assert_eq!(reply.unwrap().unwrap().results(), args);
+            assert_eq!(eventually(|| pending.try_take()).unwrap().results(), args);
         }
         // The call takes two messages, but the procedure has no room for such a reply.
         let failed = client.call(ClientCall::new(ECHO).args(vec![0; 6000])).unwrap_err();
@@ -275,15 +270,10 @@ fn a_closed_connection_reports_its_reason() {
 
 /// The result of a future.
 fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
-    let mut end = None;
-    assert!(settles(|| match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => {
-            end = Some(value);
-            true
-        }
-        Poll::Pending => false,
-    }));
-    end.expect("it is ready")
+    eventually(|| match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    })
 }
 
 /// A reply that nobody takes does not keep its receive: the server's next replies would find none.
