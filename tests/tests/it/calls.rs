@@ -291,7 +291,7 @@ fn a_server_recovers_from_a_shortage_of_memory() {
 
 /// The error of a server that does not start, as text.
 fn unstarted(address: &Address, config: ServerConfig) -> String {
-    Server::start(address, standard_services(), &config).err().expect("it cannot start").to_string()
+    Server::start(address, standard_services(), &config).expect_err("it cannot start").to_string()
 }
 
 #[test]

@@ -127,7 +127,8 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     let (world, mut client) = World::pair_with("declared-chunks", small(), services, small());
     let transport = |error| Err(CallError::Transport(error));
     let refused = |refusal| Err(CallError::Refused(refusal));
-    let cases: [(u32, &[usize], &[usize], Result<(), CallError>); 8] = [
+    type Case<'a> = (u32, &'a [usize], &'a [usize], Result<(), CallError>);
+    let cases: [Case<'_>; 8] = [
         // Room beyond the longest result stays unused.
         (20, &[1000, 1000], &[5000], Ok(())),
         (20, &[1001], &[], transport(ErrorBody::BadXdr)),

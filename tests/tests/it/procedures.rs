@@ -16,8 +16,7 @@ fn services() -> Services {
             call.answer(Ok(()));
         }));
     };
-    let services = standard_and([(LATER, Procedure::deferred(later))]);
-    services
+    standard_and([(LATER, Procedure::deferred(later))])
 }
 
 fn counted(world: &World) -> Vec<ProcedureStats> {

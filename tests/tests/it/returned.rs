@@ -129,7 +129,7 @@ fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
             nothing(end.expect_err("it has failed"));
         } else {
             let error = whole(end, seed).0;
-            let held = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered as usize == sent);
+            let held = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered == sent);
             assert!(held, "{error:?}: the server holds all credits");
         }
     }

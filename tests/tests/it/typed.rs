@@ -157,7 +157,7 @@ fn with_clients(world: &World, address: &Address, mut test: impl FnMut(&mut Type
 }
 
 /// The value of a reply.
-fn value<P: Signature, T>(response: Result<Response<P>, Error>) -> T
+fn value<P, T>(response: Result<Response<P>, Error>) -> T
 where
     P: for<'a> Signature<Results<'a> = T>,
 {
