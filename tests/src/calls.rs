@@ -19,8 +19,8 @@ pub trait Calls {
     /// Memory for a chunk, with the pattern of a seed.
     fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf;
 
-    /// A call with these arguments, followed by a Read chunk of each length in `sent` with the pattern of its index, and
-    /// with Write chunks of the lengths in `room`.
+    /// A call with these arguments, followed by a Read chunk of each length in `sent` with the pattern of its index,
+    /// and with Write chunks of the lengths in `room`.
     fn chunked(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall;
 
     /// Starts a call.
