@@ -8,6 +8,11 @@ use std::io;
 use rpcrdma_mempool::{ArenaId, exceeded_limit};
 use rustix::io::Errno;
 
+use crate::QpId;
+
+/// The beginning of the text of [`FabricErrorKind::Peer`].
+const PEER: &str = "peer: ";
+
 /// A failure of the fabric or of its environment. The text names the call, the limit found and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
@@ -88,6 +93,11 @@ impl FabricError {
         self.errno.map(Errno::raw_os_error)
     }
 
+    /// The text, without the peer as its subject.
+    pub(crate) fn detail(&self) -> &str {
+        self.text.strip_prefix(PEER).unwrap_or(&self.text)
+    }
+
     /// Whether the address has no listener. Another attempt may succeed.
     pub fn is_unreachable(&self) -> bool {
         self.kind == FabricErrorKind::Unreachable
@@ -126,7 +136,7 @@ impl FabricError {
 
     /// The peer breaks the fabric's own protocol.
     pub(crate) fn peer(what: impl fmt::Display) -> Self {
-        Self::new(FabricErrorKind::Peer, format_args!("peer: {what}"))
+        Self::new(FabricErrorKind::Peer, format_args!("{PEER}{what}"))
     }
 
     /// An invalid request of the caller.
@@ -153,9 +163,19 @@ impl FabricError {
         Self::new(FabricErrorKind::Unsupported, text)
     }
 
+    /// A queue pair has all the windows that it may have.
+    pub(crate) fn all_windows(qp: QpId, limit: u32) -> Self {
+        Self::misuse(format_args!("{qp:?} has all the {limit} windows of its ConnectParams"))
+    }
+
     /// A window is still bound to the memory.
     #[cold]
     pub(crate) fn still_bound(arena: ArenaId) -> Self {
         Self::misuse(format_args!("a window is still bound to arena {arena}"))
     }
+}
+
+/// Error of a call, with the limit that it has reached.
+pub(crate) fn failed(call: &str, error: impl Into<io::Error>) -> FabricError {
+    FabricError::failed(call, &error.into())
 }

@@ -18,8 +18,8 @@ macro_rules! forward {
     };
 }
 
-/// Writes the methods that the fabrics over sockets share. Their parts are `capabilities`, `table` and
-/// `connections.sockets`.
+/// Writes the methods that the fabrics over sockets share. Their parts are `capabilities`, `common`, `table` and
+/// `connections`.
 macro_rules! over_sockets {
     () => {
         fn capabilities(&self) -> &Capabilities {
@@ -46,6 +46,10 @@ macro_rules! over_sockets {
             self.accept_request(request, params)
         }
 
+        fn reject(&mut self, request: RequestId, private_data: &[u8]) {
+            self.connections.reject(&self.common, request, private_data);
+        }
+
         fn flow(&mut self, qp: QpId) -> Option<Flow> {
             self.table.get(qp).map(|qp| qp.flow())
         }
@@ -56,15 +60,15 @@ macro_rules! over_sockets {
         }
 
         fn waker(&self) -> Waker {
-            self.connections.sockets.waker()
+            self.connections.sockets.sleeper.waker()
         }
 
         fn descriptor(&self) -> BorrowedFd<'_> {
-            self.connections.sockets.descriptor()
+            self.connections.sockets.sleeper.descriptor()
         }
 
         fn longest_wait(&self) -> Option<Duration> {
-            self.sleep_limit()
+            $crate::sleeper::shorter(self.busy_limit(), self.connections.longest_wait())
         }
     };
 }

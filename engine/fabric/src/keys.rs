@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 /// Index bits within a key's upper 24, for up to `limit` windows.
 fn index_bits(limit: u32) -> u32 {
     limit.next_power_of_two().trailing_zeros()
@@ -83,25 +85,16 @@ impl Keys {
 
     /// Notes that a bind is posted; false if the window is not free.
     pub(crate) fn post_bind(&mut self, index: u32) -> bool {
-        match self.windows.get_mut(index as usize) {
-            Some(key) if !key.posted_bound => {
-                key.posted = following(key.posted);
-                key.posted_bound = true;
-                true
-            }
-            _ => false,
-        }
+        let Some(key) = self.windows.get_mut(index as usize).filter(|key| !key.posted_bound) else { return false };
+        (key.posted, key.posted_bound) = (following(key.posted), true);
+        true
     }
 
     /// Notes that an invalidation is posted; false if the window is free.
     pub(crate) fn post_invalidate(&mut self, index: u32) -> bool {
-        match self.windows.get_mut(index as usize) {
-            Some(key) if key.posted_bound => {
-                key.posted_bound = false;
-                true
-            }
-            _ => false,
-        }
+        let Some(key) = self.windows.get_mut(index as usize).filter(|key| key.posted_bound) else { return false };
+        key.posted_bound = false;
+        true
     }
 
     /// A bind is carried out; the key that is valid by that.
@@ -131,6 +124,23 @@ impl Keys {
     pub(crate) fn find(&self, rkey: u32) -> Option<u32> {
         let index = index_of(rkey, self.limit.max(1));
         self.windows.get(index as usize).filter(|key| key.bound && key.current == rkey).map(|_| index)
+    }
+}
+
+/// Numbers that are hard to guess from outside.
+#[derive(Debug, Default)]
+pub(crate) struct Randoms {
+    state: RandomState,
+    count: u64,
+}
+
+impl Randoms {
+    /// Another one each time.
+    pub(crate) fn next(&mut self) -> u32 {
+        self.count += 1;
+        let mut hasher = self.state.build_hasher();
+        hasher.write_u64(self.count);
+        hasher.finish() as u32
     }
 }
 

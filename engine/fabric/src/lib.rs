@@ -33,11 +33,12 @@
 //! | `keys` | the keys of memory windows |
 //! | `table` | queue pairs, by slot and generation |
 //! | [`socket_file`] | files that Unix sockets are bound to |
-//! | `sockets` | inputs of connection management: listeners, sockets, a waker |
+//! | `connection_manager` | dialing, accepting and handshakes of the fabrics over sockets |
+//! | `sleeper` | the descriptors of a fabric, and a waker |
 //! | [`path`] | packet parameters: traffic class, service level, path MTU |
 //! | `units` | times and sizes as configuration files have them |
-//! | `patience` | waiting times for the peer |
-//! | `seats` | distribution of connections among fabrics that share an address |
+//! | `stall_timer` | waiting times for the peer |
+//! | `accept_balancer` | distribution of connections among fabrics that share an address |
 //! | `reaper` | slow destruction, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
 
@@ -62,9 +63,11 @@ macro_rules! with_defaults {
     };
 }
 
+mod accept_balancer;
 pub mod any;
 mod arrival;
 mod checks;
+mod connection_manager;
 mod device_event;
 mod error;
 mod forward;
@@ -73,14 +76,13 @@ pub mod iwarp;
 mod keys;
 pub mod log_limit;
 pub mod path;
-mod patience;
 mod reaper;
 mod received;
 mod receives;
-mod seats;
+mod sleeper;
 pub mod socket_file;
-mod sockets;
 pub mod software;
+mod stall_timer;
 mod table;
 #[cfg(any(test, feature = "testing"))]
 #[path = "../tests/harness/mod.rs"]

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use log::Level;
 
-use crate::sockets::failed;
+use crate::error::failed;
 
 /// Lines of one kind that are written in one interval.
 pub const LINES: u32 = 8;

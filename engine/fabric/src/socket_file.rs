@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::FabricError;
-use crate::sockets::failed;
+use crate::error::failed;
 use turn::Turn;
 
 /// A socket file that is ours: dropped, it is removed.

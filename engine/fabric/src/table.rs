@@ -2,7 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use super::QpId;
+use super::{FabricError, QpId};
+
+/// Generations of a slot, before they are reused. They leave three bits of a 64-bit name to others.
+pub(super) const GENERATIONS: u32 = 1 << 29;
 
 #[derive(Debug)]
 struct Slot<Qp> {
@@ -36,7 +39,7 @@ impl<Qp> Table<Qp> {
         id
     }
 
-    /// As [`insert`](Self::insert), with a constructor that may fail.
+    /// Creates a queue pair in a free slot with a constructor that may fail.
     #[cfg(feature = "verbs")]
     pub(super) fn try_insert<E>(&mut self, make: impl FnOnce(QpId) -> Result<Qp, E>) -> Result<QpId, E> {
         let slot = self.free.last().copied().unwrap_or(self.slots.len() as u32);
@@ -48,7 +51,7 @@ impl<Qp> Table<Qp> {
     pub(super) fn remove(&mut self, id: QpId) -> Option<Box<Qp>> {
         let place = self.slots.get_mut(id.slot as usize).filter(|s| s.generation == id.generation)?;
         let qp = place.qp.take()?;
-        place.generation = place.generation.wrapping_add(1);
+        place.generation = (place.generation + 1) % GENERATIONS;
         self.free.push(id.slot);
         Some(qp)
     }
@@ -60,6 +63,14 @@ impl<Qp> Table<Qp> {
             return None;
         }
         slot.qp.as_deref_mut()
+    }
+
+    /// The queue pair of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn find(&mut self, id: QpId) -> Result<&mut Qp, FabricError> {
+        self.get(id).ok_or_else(|| FabricError::misuse(format_args!("{id:?} is unknown")))
     }
 
     #[inline]
@@ -77,7 +88,7 @@ impl<Qp> Table<Qp> {
         self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
     }
 
-    /// As above, read-only.
+    /// The current queue pair of a slot, read-only.
     pub(super) fn peek_at(&self, slot: u32) -> Option<&Qp> {
         self.slots.get(slot as usize)?.qp.as_deref()
     }

@@ -10,16 +10,13 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::config::IwarpConfig;
-use crate::host;
-use crate::seats::{Seat, Seats};
-use crate::sockets::{Listen, failed};
-use crate::{FabricAddress, FabricError, Waker};
+use crate::accept_balancer::{AcceptBalancer, BalancerMember};
+use crate::connection_manager::Listen;
+use crate::error::failed;
+use crate::{FabricAddress, FabricError, Waker, host};
 
 /// Connections that the kernel keeps for a listener that is busy.
 const BACKLOG: i32 = 1024;
-
-/// A peer's socket and address.
-pub(super) type Visitor = (OwnedFd, SocketAddr);
 
 /// A bound address of the iWARP fabric. The last clone to go frees the address.
 #[derive(Clone, Debug)]
@@ -28,7 +25,7 @@ pub struct IwarpListener(Arc<Bound>);
 #[derive(Debug)]
 struct Bound {
     socket: OwnedFd,
-    seats: Arc<Seats<Visitor>>,
+    balancer: Arc<AcceptBalancer<(OwnedFd, SocketAddr)>>,
 }
 
 impl IwarpListener {
@@ -41,22 +38,22 @@ impl IwarpListener {
         sockopt::set_socket_reuseaddr(&socket, true).map_err(|e| refused("setsockopt(SO_REUSEADDR)", e))?;
         rustix::net::bind(&socket, &at).map_err(|e| refused("bind", e))?;
         rustix::net::listen(&socket, BACKLOG).map_err(|e| refused("listen", e))?;
-        Ok(Self(Arc::new(Bound { socket, seats: Arc::default() })))
+        Ok(Self(Arc::new(Bound { socket, balancer: Arc::default() })))
     }
 }
 
 impl Listen for IwarpListener {
-    type Visitor = Visitor;
+    type Accepted = (OwnedFd, SocketAddr);
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.0.socket.as_fd()
     }
 
-    fn seat(&self, waker: Waker) -> Seat<Visitor> {
-        Seat::new(&self.0.seats, waker)
+    fn join(&self, waker: Waker) -> BalancerMember<Self::Accepted> {
+        BalancerMember::new(&self.0.balancer, waker)
     }
 
-    fn accept(&self) -> Result<Result<Visitor, String>, Errno> {
+    fn accept(&self) -> Result<Result<Self::Accepted, String>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (socket, peer) = rustix::net::acceptfrom_with(self.socket(), flags)?;
         let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());

@@ -11,8 +11,7 @@
 //! | `endpoint` | the rules of one connection, without I/O: checks, placement, output |
 //! | `setup` | negotiation before the first FPDU |
 //! | `qp` | one socket with its endpoint: reading, writing, ending |
-//! | `connect`, `listener` | connection management |
-//! | `expiring` | a queue of expiring values |
+//! | `connect`, `listener` | connection setup |
 //! | `sys` | vectored socket I/O on pool memory |
 //! | `config` | the knobs |
 //!
@@ -51,7 +50,6 @@
 mod config;
 mod connect;
 mod endpoint;
-mod expiring;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 #[path = "../../tests/harness/iwarp_fuzz.rs"]
@@ -70,19 +68,18 @@ use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::event::epoll::{self, CreateFlags, EventFlags};
+use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
-use self::connect::Connections;
 use self::endpoint::Shared;
 pub use self::listener::IwarpListener;
 use self::qp::{Common, Polled, Qp, SCRATCH, State};
+use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Token};
+use super::error::failed;
 use super::forward::over_sockets;
-use super::log_limit::ClockedLog;
-use super::sockets::failed;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
@@ -115,7 +112,7 @@ pub struct IwarpFabric {
     /// The next poll covers all.
     look: bool,
     capabilities: Capabilities,
-    connections: Connections,
+    connections: ConnectionManager<Common>,
 }
 
 impl IwarpFabric {
@@ -127,14 +124,15 @@ impl IwarpFabric {
         config.check()?;
         let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| failed("epoll_create", e))?;
         let capabilities = capabilities(&config);
+        let IwarpConfig { max_handshakes, handshake_timeout, linger, .. } = config;
+        let connections = ConnectionManager::new(Limits { max_handshakes, handshake_timeout, linger })?;
+        connections.sockets.sleeper.add(&sockets, Token::Qp(QpId::NONE), EventFlags::IN)?;
         Ok(Self {
-            connections: Connections::new(sockets.as_fd())?,
+            connections,
             common: Common {
                 shared: Shared::new(config.shared_receives),
                 ready: VecDeque::with_capacity(64),
-                events: VecDeque::new(),
-                log: ClockedLog::default(),
-                attention: Vec::new(),
+                control: Control::default(),
                 sockets,
                 scratch: vec![0; SCRATCH].into(),
                 config,
@@ -306,7 +304,7 @@ impl Fabric for IwarpFabric {
     over_sockets!();
 
     fn stats(&self) -> FabricStats {
-        self.common.shared.stats
+        FabricStats { requests_refused: self.common.control.requests_refused, ..self.common.shared.stats }
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -318,10 +316,6 @@ impl Fabric for IwarpFabric {
             return Err(FabricError::still_bound(arena));
         }
         self.common.shared.regions.remove(arena)
-    }
-
-    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        self.connections.reject(request, private_data, &self.common.config);
     }
 
     /// Bytes not yet in the socket stay in the posted memory.
@@ -339,9 +333,9 @@ impl Fabric for IwarpFabric {
             State::Up => {
                 qp.state = State::Closing;
                 qp.deadline = Some(Instant::now() + self.common.config.linger);
-                self.common.attention.push(id.slot);
+                self.common.control.attention.push(id.slot);
             }
-            State::Connecting(_) => self.abandon(id),
+            State::Connecting => self.abandon(id),
             State::Closing | State::Error => {}
         }
     }
@@ -354,33 +348,24 @@ impl Fabric for IwarpFabric {
         self.hot.retain(|&slot| slot != id.slot);
         self.unread.retain(|&slot| slot != id.slot);
         let cut = gone.is_live() && gone.endpoint.has_bytes();
+        if gone.state == State::Connecting {
+            self.connections.forget_dial(id);
+        }
         gone.leave(&mut self.common, "destroyed");
-        self.common.attention.retain(|&slot| slot != id.slot);
-        // The caller of destroy needs no event of its end.
-        self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
+        self.common.control.forget(id);
         if let Some(socket) = gone.socket
             && !cut
         {
-            self.connections.part(socket, self.common.config.linger);
+            self.connections.close(socket);
         }
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        self.pump(Some(Duration::ZERO));
-        self.tend();
-        for event in std::mem::take(&mut self.common.events) {
-            if let ControlEvent::Established { qp, .. } = &event {
-                self.warm(qp.slot);
-                // Data may have arrived with the peer's frame.
-                self.note_unread(qp.slot);
-            }
-            events.push(event);
-        }
+        self.poll_events(events);
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
-        self.table.get(qp).ok_or_else(unknown)?.endpoint.alloc_window()
+        self.table.find(qp)?.endpoint.alloc_window()
     }
 
     #[inline]
@@ -400,7 +385,7 @@ impl Fabric for IwarpFabric {
             None => (receives, None),
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
-                let over = matches!(qp.state, State::Error).then_some(id);
+                let over = (qp.state == State::Error).then_some(id);
                 let Some(own) = qp.endpoint.own_receives.as_mut() else { return 0 };
                 (own, over)
             }
@@ -451,6 +436,8 @@ impl Fabric for IwarpFabric {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        self.sleep(timeout)
+        let is_due = self.sleep(timeout);
+        self.look = true;
+        is_due
     }
 }

@@ -11,15 +11,13 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, sockopt};
 
 use super::config::IwarpConfig;
-use super::connect::Dial;
 use super::endpoint::{Endpoint, Failure, Progress, Reason, Shared, Taken, Terms};
 use super::sys::{self, Into, Slices};
 use super::wire::Fault;
-use crate::log_limit::ClockedLog;
-use crate::patience::Patience;
-use crate::seats;
-use crate::sockets::Refuses;
-use crate::{Completion, ControlEvent, Disconnect, FabricStats, Flow, PostError, Posting, QpId, Status};
+use crate::accept_balancer::ConnectionCount;
+use crate::connection_manager::Control;
+use crate::stall_timer::StallTimer;
+use crate::{Completion, ControlEvent, Disconnect, Flow, PostError, Posting, QpId, Status};
 
 /// Bytes per read, apart from direct reads.
 pub(super) const SCRATCH: usize = 64 << 10;
@@ -37,36 +35,23 @@ const MUCH: u64 = 64 << 10;
 
 /// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
-pub(super) struct Common {
+pub(crate) struct Common {
     pub(super) config: IwarpConfig,
     pub(super) shared: Shared,
     /// Completions that are due already.
     pub(super) ready: VecDeque<Completion>,
-    /// For the next `poll_control`.
-    pub(super) events: VecDeque<ControlEvent>,
-    /// Lines that peers can cause.
-    pub(super) log: ClockedLog,
-    /// Slots of queue pairs for connection management.
-    pub(super) attention: Vec<u32>,
+    pub(super) control: Control,
     /// The sockets of queue pairs.
     pub(super) sockets: OwnedFd,
     /// Buffer for bytes without a place yet.
     pub(super) scratch: Box<[u8]>,
 }
 
-impl Refuses for Common {
-    const FABRIC: &str = "iWARP fabric";
-
-    fn parts(&mut self) -> (&mut FabricStats, &mut ClockedLog) {
-        (&mut self.shared.stats, &mut self.log)
-    }
-}
-
 /// State of a queue pair.
-#[derive(Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// The peer has not answered yet.
-    Connecting(Dial),
+    Connecting,
     /// Both directions may be used.
     Up,
     /// Closing locally: posted requests still go out.
@@ -126,12 +111,12 @@ pub(super) struct Qp {
     /// Whether the next poll continues with untaken bytes.
     pub(super) unread: bool,
     /// The work that waits for the peer.
-    patience: Patience<Progress>,
+    stall: StallTimer<Progress>,
     pub(super) deadline: Option<Instant>,
     /// When to send something that only wakes the peer.
     pub(super) nudge: Option<Instant>,
     /// Counts an accepted connection.
-    pub(super) taken: Option<seats::Taken>,
+    pub(super) count: Option<ConnectionCount>,
 }
 
 /// A slot and the low bits of its generation, for epoll.
@@ -140,12 +125,12 @@ pub(super) fn token(id: QpId) -> EventData {
 }
 
 impl Qp {
-    pub(super) fn new(id: QpId, endpoint: Endpoint, state: State, socket: Option<OwnedFd>) -> Self {
+    pub(super) fn new(id: QpId, endpoint: Endpoint, state: State) -> Self {
         Self {
             id,
             endpoint,
             state,
-            socket,
+            socket: None,
             stash: Vec::new(),
             stash_first: 0,
             blocked: false,
@@ -160,10 +145,10 @@ impl Qp {
             full: false,
             long: false,
             unread: false,
-            patience: Patience::default(),
+            stall: StallTimer::default(),
             deadline: None,
             nudge: None,
-            taken: None,
+            count: None,
         }
     }
 
@@ -177,17 +162,20 @@ impl Qp {
     }
 
     /// Establishes the connection; `early` arrived after the peer's frame.
-    pub(super) fn begin(&mut self, common: &mut Common, terms: Terms, early: &[u8]) -> Result<(), Errno> {
+    pub(super) fn begin(
+        &mut self,
+        common: &mut Common,
+        socket: OwnedFd,
+        terms: Terms,
+        early: &[u8],
+    ) -> Result<(), Errno> {
         self.endpoint.begin(terms);
         self.stash.extend_from_slice(early);
         self.state = State::Up;
         self.stood = true;
         self.deadline = None;
         self.interest = EventFlags::IN;
-        match &self.socket {
-            Some(socket) => epoll::add(&common.sockets, socket, token(self.id), self.interest),
-            None => Err(Errno::NOTCONN),
-        }
+        epoll::add(&common.sockets, self.socket.insert(socket), token(self.id), self.interest)
     }
 
     /// Sets the epoll interest: input, and output if room is awaited. Input may have to wait.
@@ -210,7 +198,7 @@ impl Qp {
     pub(super) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         match self.state {
             State::Up | State::Closing => {}
-            State::Connecting(_) => return Err(PostError::NotConnected),
+            State::Connecting => return Err(PostError::NotConnected),
             State::Error => {
                 common.shared.stats.posts += chain.len() as u64;
                 self.endpoint.refuse(chain, &mut common.ready);
@@ -243,7 +231,7 @@ impl Qp {
             self.watch(common);
         }
         let much = self.endpoint.position() >= self.look_at;
-        if !self.patience.is_waiting() && (blocked || much || self.endpoint.is_owed()) {
+        if !self.stall.is_running() && (blocked || much || self.endpoint.is_owed()) {
             self.watch_waiting(common);
         }
     }
@@ -353,7 +341,7 @@ impl Qp {
         }
         if flags.contains(EventFlags::RDHUP) && self.deadline.is_none() {
             self.deadline = Some(Instant::now() + common.config.linger);
-            common.attention.push(self.id.slot);
+            common.control.attention.push(self.id.slot);
             self.watch(common);
         }
     }
@@ -426,7 +414,7 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(super) fn fail(&mut self, common: &mut Common, failure: Failure) {
-        if matches!(self.state, State::Error) {
+        if self.state == State::Error {
             return;
         }
         let told = self.is_live();
@@ -444,7 +432,7 @@ impl Qp {
         self.state = State::Error;
         self.endpoint.flush(status, &mut common.ready);
         self.stash = Vec::new();
-        common.attention.push(self.id.slot);
+        common.control.attention.push(self.id.slot);
         if let Some(socket) = &self.socket {
             // One that was never connected is in another set.
             let _ = epoll::delete(&common.sockets, socket);
@@ -453,7 +441,7 @@ impl Qp {
         if told {
             log::debug!("{:?}: {reason}", self.id);
             let reason = reason.to_string();
-            common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
+            common.control.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
     }
 
@@ -465,8 +453,8 @@ impl Qp {
     /// Starts the timing of a wait for the peer, by connection management.
     #[cold]
     fn watch_waiting(&mut self, common: &mut Common) {
-        self.patience.begin(self.endpoint.progress(0));
-        common.attention.push(self.id.slot);
+        self.stall.start(self.endpoint.progress(0));
+        common.control.attention.push(self.id.slot);
     }
 
     /// Bytes that were sent and that the peer has not taken.
@@ -498,10 +486,10 @@ impl Qp {
         }
         if !self.endpoint.is_owed() && !here {
             self.look_at = self.endpoint.position().saturating_add(MUCH);
-            self.patience.end();
+            self.stall.stop();
             return None;
         }
-        Some(self.patience.look(self.endpoint.progress(untaken), now, limit))
+        Some(self.stall.check(self.endpoint.progress(untaken), now, limit))
     }
 
     /// Ends a connection without progress for `retry_timeout`. The peer took nothing, did not finish a message, or met

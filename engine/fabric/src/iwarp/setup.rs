@@ -45,7 +45,7 @@ pub(super) struct Agreed {
 
 /// The initiator's reason to decline the reply's offer, and its Terminate fault.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Unwanted {
+pub(super) struct Refusal {
     pub(super) fault: Fault,
     pub(super) why: String,
     /// The message carries a CRC.
@@ -54,13 +54,13 @@ pub(super) struct Unwanted {
 
 /// The parameters that one end requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Wishes {
+pub(super) struct RequestedParameters {
     crc: Crc,
     ird: u16,
     ord: u16,
 }
 
-impl Wishes {
+impl RequestedParameters {
     pub(super) fn new(config: &IwarpConfig, params: &ConnectParams) -> Self {
         let most = config.read_depth.min(MAX_READ_DEPTH - 1);
         // One at least: soft-iWARP refuses a peer that takes no Reads.
@@ -133,10 +133,10 @@ impl Wishes {
     }
 
     /// The initiator's terms by this answer. An error is why it cannot be.
-    pub(super) fn conclude(self, reply: &Setup) -> Result<Agreed, Unwanted> {
+    pub(super) fn conclude(self, reply: &Setup) -> Result<Agreed, Refusal> {
         // If either end requires a CRC (RFC 5044 §7.1.1).
         let crc = reply.crc || self.crc == Crc::Always;
-        let unwanted = |fault, why| Unwanted { fault, why, crc };
+        let unwanted = |fault, why| Refusal { fault, why, crc };
         let enhanced =
             acceptable(reply).and_then(|()| reply.enhanced.ok_or_else(|| "its answer is not enhanced".into()));
         let theirs = enhanced.map_err(|why: String| unwanted(Fault::MpaCatastrophic, why))?;
@@ -250,9 +250,9 @@ fn acceptable(frame: &Setup) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn wishes(crc: Crc, ird: u16, ord: u16) -> Wishes {
+    fn requested(crc: Crc, ird: u16, ord: u16) -> RequestedParameters {
         let config = IwarpConfig { crc, ..IwarpConfig::default() };
-        Wishes::new(
+        RequestedParameters::new(
             &config,
             &ConnectParams { responder_resources: ird, initiator_depth: ord, ..ConnectParams::default() },
         )
@@ -268,7 +268,7 @@ mod tests {
             (Crc::Always, Crc::Always, Some(true)),
             (Crc::Always, Crc::Never, None),
         ] {
-            let (ours, theirs) = (wishes(asked, 8, 4), wishes(answering, 3, 16));
+            let (ours, theirs) = (requested(asked, 8, 4), requested(answering, 3, 16));
             let request = ours.request(b"hello");
             assert_eq!(private_data(&request), b"hello");
             let Ok((reply, there)) = theirs.answer(&request, b"answer") else {
@@ -282,8 +282,9 @@ mod tests {
             assert!(here.is_ours && there.is_ours);
             assert_eq!(private_data(&reply), b"answer");
         }
-        let reply = wishes(Crc::Always, 1, 1).answer(&wishes(Crc::Never, 1, 1).request(b""), b"").expect("a reply").0;
-        assert!(wishes(Crc::Never, 1, 1).conclude(&reply).expect_err("CRCs").why.contains("Never"));
+        let reply =
+            requested(Crc::Always, 1, 1).answer(&requested(Crc::Never, 1, 1).request(b""), b"").expect("a reply").0;
+        assert!(requested(Crc::Never, 1, 1).conclude(&reply).expect_err("CRCs").why.contains("Never"));
     }
 
     /// The longest FPDU of either kind fills a segment; none is longer.
@@ -317,7 +318,7 @@ mod tests {
         // Of soft-iWARP: IRD 128, ORD 0, RFC 8797 behind them.
         let bytes = b"MPA ID Req Frame\x10\x02\x00\x0c\x00\x80\x00\x00\xf6\xab\x0e\x18\x01\x01\x03\x03";
         let (request, _) = Setup::decode(Kind::Request, bytes).expect("a frame").expect("whole");
-        let (reply, agreed) = wishes(Crc::IfAsked, 16, 16).answer(&request, &[]).expect("a reply");
+        let (reply, agreed) = requested(Crc::IfAsked, 16, 16).answer(&request, &[]).expect("a reply");
         assert_eq!(agreed, Agreed { crc: false, ord: 16, ird: 0, rtr: false, is_ours: false });
         let enhanced = reply.enhanced.expect("depths");
         assert_eq!((enhanced.ird, enhanced.ord, enhanced.peer_to_peer), (0, 16, false));
@@ -326,22 +327,22 @@ mod tests {
 
     #[test]
     fn unsupported_features_are_refused_with_a_text() {
-        let good = wishes(Crc::IfAsked, 4, 4).request(b"");
-        let answer = |frame: Setup| wishes(Crc::IfAsked, 4, 4).answer(&frame, b"").expect_err("a refusal");
+        let good = requested(Crc::IfAsked, 4, 4).request(b"");
+        let answer = |frame: Setup| requested(Crc::IfAsked, 4, 4).answer(&frame, b"").expect_err("a refusal");
         assert!(answer(Setup { markers: true, ..good.clone() }).contains("markers"));
         assert!(answer(Setup { revision: 3, enhanced: None, ..good.clone() }).contains("revision 3"));
         let mut unread = good.clone();
         unread.enhanced.as_mut().expect("depths").ird = 0;
         assert!(answer(unread).contains("IRD 0"));
-        let mut greedy = wishes(Crc::IfAsked, 4, 9).answer(&good, b"").expect("a reply").0;
+        let mut greedy = requested(Crc::IfAsked, 4, 9).answer(&good, b"").expect("a reply").0;
         greedy.enhanced.as_mut().expect("depths").ord = 9;
-        let unwanted = wishes(Crc::IfAsked, 4, 4).conclude(&greedy).expect_err("too many");
+        let unwanted = requested(Crc::IfAsked, 4, 4).conclude(&greedy).expect_err("too many");
         assert!(unwanted.fault == Fault::InsufficientIrd && unwanted.why.contains("9 Reads"));
     }
 
     #[test]
     fn a_request_that_is_not_enhanced_is_answered_so() {
-        let (ours, full) = (wishes(Crc::IfAsked, 4, 5), wishes(Crc::IfAsked, 4, 4).request(b"hello"));
+        let (ours, full) = (requested(Crc::IfAsked, 4, 5), requested(Crc::IfAsked, 4, 4).request(b"hello"));
         for revision in [1, 2] {
             let request = Setup { revision, enhanced: None, ..full.clone() };
             let (reply, agreed) = ours.answer(&request, b"answer").expect("a reply");
@@ -361,27 +362,27 @@ mod tests {
 
     #[test]
     fn crcs_are_made_if_either_end_has_asked_for_them() {
-        let ours = wishes(Crc::Always, 4, 4);
-        let reply = wishes(Crc::IfAsked, 4, 4).answer(&ours.request(b""), b"").expect("a reply").0;
+        let ours = requested(Crc::Always, 4, 4);
+        let reply = requested(Crc::IfAsked, 4, 4).answer(&ours.request(b""), b"").expect("a reply").0;
         assert!(ours.conclude(&Setup { crc: false, ..reply }).expect("it need not say so").crc);
     }
 
     #[test]
     fn depths_that_are_not_to_be_negotiated_are_not() {
-        let ours = wishes(Crc::IfAsked, 4, 5);
+        let ours = requested(Crc::IfAsked, 4, 5);
         let request =
-            changed(wishes(Crc::IfAsked, 8, 8).request(b""), |depths| (depths.ird, depths.ord) = (0x3FFF, 0x3FFF));
+            changed(requested(Crc::IfAsked, 8, 8).request(b""), |depths| (depths.ird, depths.ord) = (0x3FFF, 0x3FFF));
         let (reply, agreed) = ours.answer(&request, b"").expect("a reply");
         let depths = reply.enhanced.expect("depths");
         assert_eq!((depths.ird, depths.ord), (0x3FFF, 0x3FFF));
         assert_eq!((agreed.ird, agreed.ord), (4, 5), "ours are as they were");
-        let here = wishes(Crc::IfAsked, 8, 8).conclude(&reply).expect("an agreement");
+        let here = requested(Crc::IfAsked, 8, 8).conclude(&reply).expect("an agreement");
         assert_eq!((here.ird, here.ord), (8, 8));
     }
 
     #[test]
     fn the_first_message_is_one_that_both_ends_know() {
-        let (asks, answers) = (wishes(Crc::IfAsked, 4, 0), wishes(Crc::IfAsked, 4, 4));
+        let (asks, answers) = (requested(Crc::IfAsked, 4, 0), requested(Crc::IfAsked, 4, 4));
         let flags = |reply: &Setup| {
             let Enhanced { peer_to_peer, rtr_send, rtr_write, rtr_read, ird, .. } = reply.enhanced.expect("flags");
             (peer_to_peer, [rtr_send, rtr_write, rtr_read], ird)
@@ -406,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_in_the_revision_of_the_request() {
-        let ours = wishes(Crc::IfAsked, 4, 5);
+        let ours = requested(Crc::IfAsked, 4, 5);
         let enhanced = ours.rejection(&ours.request(b""), b"why");
         assert!(enhanced.reject && enhanced.revision == 2 && enhanced.private_data == b"why");
         assert_eq!(enhanced.enhanced.map(|depths| (depths.ird, depths.ord, depths.peer_to_peer)), Some((4, 5, true)));

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{address, found};
 use crate::FabricError;
-use crate::sockets::failed;
+use crate::error::failed;
 
 /// Longest wait for a lock. A turn takes some system calls.
 const PATIENCE: Duration = Duration::from_secs(2);

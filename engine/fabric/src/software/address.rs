@@ -13,9 +13,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::seats::{Seat, Seats};
+use crate::accept_balancer::{AcceptBalancer, BalancerMember};
+use crate::connection_manager::{ConnectProgress, Listen};
+use crate::error::failed;
 use crate::socket_file::{SocketFile, bind_error, no_socket};
-use crate::sockets::{Listen, failed};
 use crate::{FabricAddress, FabricError, Waker};
 
 /// Connect requests that the kernel keeps for a listener that is busy.
@@ -33,7 +34,7 @@ struct Bound {
     #[expect(dead_code, reason = "held for its end, which removes it")]
     file: Option<SocketFile>,
     socket: OwnedFd,
-    seats: Arc<Seats<Visitor>>,
+    balancer: Arc<AcceptBalancer<(OwnedFd, Peer)>>,
 }
 
 impl SoftwareListener {
@@ -54,29 +55,26 @@ impl SoftwareListener {
             }
             Some(path) => Some(SocketFile::listen(socket.as_fd(), path, BACKLOG)?),
         };
-        Ok(Self(Arc::new(Bound { admit, socket, file, seats: Arc::default() })))
+        Ok(Self(Arc::new(Bound { admit, socket, file, balancer: Arc::default() })))
     }
 }
 
 impl Listen for SoftwareListener {
-    type Visitor = Visitor;
+    type Accepted = (OwnedFd, Peer);
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.0.socket.as_fd()
     }
 
-    fn seat(&self, waker: Waker) -> Seat<Visitor> {
-        Seat::new(&self.0.seats, waker)
+    fn join(&self, waker: Waker) -> BalancerMember<Self::Accepted> {
+        BalancerMember::new(&self.0.balancer, waker)
     }
 
-    fn accept(&self) -> Result<Result<Visitor, String>, Errno> {
+    fn accept(&self) -> Result<Result<Self::Accepted, String>, Errno> {
         let socket = rustix::net::accept_with(self.socket(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
         Ok((self.0.admit)(socket.as_fd()).map(|peer| (socket, peer)))
     }
 }
-
-/// A peer's socket and identity.
-pub(crate) type Visitor = (OwnedFd, Peer);
 
 /// The process at the other end, as the kernel saw it at connect. Processes of invisible PID namespaces have 0, and
 /// count as one.
@@ -125,13 +123,13 @@ impl Place {
     }
 }
 
-/// Starts to connect. `Ok(None)`: the listener's queue is full, try again later.
-pub(super) fn connect(address: &FabricAddress) -> Result<Option<OwnedFd>, FabricError> {
+/// Connects, if the listener's queue has room.
+pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, FabricError> {
     let place = Place::parse(address)?;
     let socket = new_socket()?;
     match rustix::net::connect(&socket, &place.socket) {
         Ok(()) => {}
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(ConnectProgress::QueueFull),
         Err(error) => {
             let detail = match (error, place.file.as_deref().and_then(no_socket)) {
                 (Errno::CONNREFUSED, Some(what)) => format!("there is {what}, no socket; check the name"),
@@ -145,7 +143,7 @@ pub(super) fn connect(address: &FabricAddress) -> Result<Option<OwnedFd>, Fabric
         }
     }
     match check_peer(socket.as_fd()) {
-        Ok(_) => Ok(Some(socket)),
+        Ok(_) => Ok(ConnectProgress::Connected(socket)),
         Err(detail) => Err(FabricError::unreachable(&address.0, detail)),
     }
 }

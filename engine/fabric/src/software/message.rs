@@ -12,7 +12,6 @@
 //! | Region | either | id u32, 4 bytes of zero, bytes u64 | memory |
 //! | Bell | either | nothing | none |
 
-use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
@@ -24,14 +23,13 @@ use rustix::net::{
     SendFlags,
 };
 
-use crate::sockets::failed;
+use crate::connection_manager::Received;
+use crate::error::failed;
 
 /// Most bytes of private data in a Hello, Accept or Reject.
 pub(super) const MAX_PRIVATE_DATA: usize = 256;
 /// Most descriptors beside one message.
 const MAX_DESCRIPTORS: usize = 2;
-/// The call that reports [`Received::NoDescriptors`].
-pub(super) const NO_DESCRIPTORS: &str = "recvmsg of a message with descriptors";
 const MAX_MESSAGE: usize = 32 + MAX_PRIVATE_DATA;
 const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
 const VERSION: u16 = 3;
@@ -39,7 +37,7 @@ const MAY_SLEEP: u8 = 1;
 
 /// One message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(crate) enum Message {
     Hello(Opening),
     Accept(Opening),
     Reject {
@@ -58,7 +56,7 @@ pub(super) enum Message {
 
 /// Each side's parameters of a connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Opening {
+pub(crate) struct Opening {
     pub(super) may_sleep: bool,
     pub(super) ring_bytes: u32,
     pub(super) max_message: u32,
@@ -67,21 +65,7 @@ pub(super) struct Opening {
 }
 
 /// Descriptors received with a message.
-pub(super) type Descriptors = ArrayVec<OwnedFd, MAX_DESCRIPTORS>;
-
-/// The result of a read of the socket.
-#[derive(Debug)]
-pub(super) enum Received {
-    Message(Message, Descriptors),
-    /// Nothing there.
-    Empty,
-    /// The peer closed its end, or died.
-    Closed,
-    /// Not our protocol.
-    Garbage(&'static str),
-    /// This process has no room for the message's descriptors. The message is lost.
-    NoDescriptors(Errno),
-}
+pub(crate) type Descriptors = ArrayVec<OwnedFd, MAX_DESCRIPTORS>;
 
 impl Message {
     pub(super) fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
@@ -170,7 +154,7 @@ impl Message {
     }
 
     /// Reads one message. Descriptors of a message that is refused are closed.
-    pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
+    pub(super) fn receive(socket: BorrowedFd<'_>) -> Received<(Self, Descriptors)> {
         // One byte more than the longest message, to detect longer ones.
         let mut bytes = [0; MAX_MESSAGE + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -179,7 +163,7 @@ impl Message {
         let got = loop {
             match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Received::Empty,
+                Err(Errno::AGAIN) => return Received::Pending,
                 Err(_) => return Received::Closed,
                 Ok(got) => break got,
             }
@@ -200,35 +184,19 @@ impl Message {
         // The kernel drops what it cannot install without any other sign. With too little space it installs as many as
         // fit.
         if got.flags.contains(ReturnFlags::CTRUNC) && !foreign && descriptors.len() < MAX_DESCRIPTORS {
-            return Received::NoDescriptors(Errno::MFILE);
+            // The message is lost.
+            let error = failed("recvmsg of a message with descriptors", Errno::MFILE);
+            return Received::Failed(error);
         }
         if got.flags.contains(ReturnFlags::CTRUNC) || foreign {
-            return Received::Garbage("unexpected control data");
+            return Received::violation("unexpected control data");
         }
         if got.bytes == 0 {
             return Received::Closed;
         }
         match Self::decode(&bytes[..got.bytes.min(bytes.len())]) {
-            Ok(message) => Received::Message(message, descriptors),
-            Err(why) => Received::Garbage(why),
-        }
-    }
-}
-
-/// A message at a connection's socket that ends the connection.
-#[derive(Debug)]
-pub(super) enum SocketError {
-    /// The peer broke the rules of the fabric.
-    Violation(String),
-    /// This process cannot receive the peer's descriptors.
-    NoDescriptors(Errno),
-}
-
-impl fmt::Display for SocketError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Violation(why) => write!(f, "the peer broke the rules of the fabric: {why}"),
-            Self::NoDescriptors(error) => failed(NO_DESCRIPTORS, *error).fmt(f),
+            Ok(message) => Received::Message((message, descriptors)),
+            Err(why) => Received::violation(why),
         }
     }
 }

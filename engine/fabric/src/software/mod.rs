@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod common;
 mod config;
 mod connect;
 mod doorbell;
@@ -42,7 +43,6 @@ mod model;
 mod qp;
 mod receive;
 mod region;
-mod request;
 mod retire;
 mod ring;
 mod send;
@@ -58,13 +58,14 @@ use rustix::fd::BorrowedFd;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::SoftwareListener;
+use self::common::Common;
 pub use self::config::SoftwareConfig;
-use self::connect::Connections;
-use self::qp::{Common, Qp, State};
+use self::connect::ClosingQp;
+use self::qp::{Qp, State};
 use self::receive::Polled;
 use self::region::{PROCESS, PeerMemory, Regions};
+use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric};
 use super::forward::over_sockets;
-use super::log_limit::ClockedLog;
 use super::receives::Receives;
 use super::table::Table;
 use super::{
@@ -97,7 +98,9 @@ pub struct SoftwareFabric {
     /// Number of them that the next poll covers.
     cold_polls: usize,
     capabilities: Capabilities,
-    connections: Connections,
+    connections: ConnectionManager<Common>,
+    /// Destroyed queue pairs whose peers may still copy.
+    closing: Vec<ClosingQp>,
 }
 
 impl SoftwareFabric {
@@ -119,17 +122,17 @@ impl SoftwareFabric {
             exposure_needs_own_arena: true,
             ..Capabilities::default()
         };
+        let SoftwareConfig { max_handshakes, handshake_timeout, linger, .. } = config;
         Ok(Self {
-            connections: Connections::new()?,
+            connections: ConnectionManager::new(Limits { max_handshakes, handshake_timeout, linger })?,
+            closing: Vec::new(),
             common: Common {
                 receives: Receives::new(config.shared_receives),
                 ready: VecDeque::with_capacity(64),
-                events: VecDeque::new(),
+                control: Control::default(),
                 stats: FabricStats::default(),
-                log: ClockedLog::default(),
                 regions: Regions::default(),
                 peer_memory: PeerMemory::new(&PROCESS),
-                attention: Vec::new(),
                 rung: false,
                 config,
             },
@@ -271,7 +274,7 @@ impl Fabric for SoftwareFabric {
     over_sockets!();
 
     fn stats(&self) -> FabricStats {
-        self.common.stats
+        FabricStats { requests_refused: self.common.control.requests_refused, ..self.common.stats }
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -285,10 +288,6 @@ impl Fabric for SoftwareFabric {
         self.common.regions.remove(arena)
     }
 
-    fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        self.connections.reject(request, private_data);
-    }
-
     /// Ring contents are copies.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| !qp.pending.is_empty())
@@ -300,7 +299,7 @@ impl Fabric for SoftwareFabric {
             State::Up => {
                 (qp.state, qp.chores) = (State::Closing, true);
                 qp.deadline = Some(Instant::now() + self.common.config.linger);
-                self.common.attention.push(qp.id.slot);
+                self.common.control.attention.push(qp.id.slot);
             }
             State::Connecting => self.abandon(id),
             State::Closing | State::Draining | State::Error => {}
@@ -311,38 +310,29 @@ impl Fabric for SoftwareFabric {
         let Some(mut gone) = self.table.remove(qp) else { return };
         self.hot.retain(|&slot| slot != qp.slot);
         self.cold.retain(|&slot| slot != qp.slot);
-        self.common.attention.retain(|&slot| slot != qp.slot);
+        if gone.state == State::Connecting {
+            self.connections.forget_dial(qp);
+        }
         gone.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned());
-        self.common.attention.retain(|&slot| slot != qp.slot);
-        // The caller of destroy needs no event of its end.
-        self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp));
-        self.connections.forget(*gone, self.common.config.linger);
+        self.common.control.forget(qp);
+        self.forget(*gone);
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        self.pump(Some(Duration::ZERO));
-        self.tend();
+        self.poll_events(events);
+        self.tend_closing();
         // An owner that polls rarely takes long for the empty polls after which progress is reported.
         for &slot in &self.hot {
             if let Some(qp) = self.table.at(slot).filter(|qp| qp.rx.untold() != 0) {
                 qp.report();
             }
         }
-        for event in std::mem::take(&mut self.common.events) {
-            if let ControlEvent::Established { qp, .. } = &event {
-                self.warm(qp.slot);
-            }
-            events.push(event);
-        }
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
-        let windows = &mut self.table.get(qp).ok_or_else(unknown)?.windows;
-        let index = windows.add();
-        index.map(|index| WindowId { qp, index }).ok_or_else(|| {
-            FabricError::misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.keys.limit()))
-        })
+        let windows = &mut self.table.find(qp)?.windows;
+        let index = windows.add().ok_or_else(|| FabricError::all_windows(qp, windows.keys.limit()))?;
+        Ok(WindowId { qp, index })
     }
 
     #[inline]

@@ -7,51 +7,26 @@ use std::time::{Duration, Instant};
 use rpcrdma_mempool::{PeerRings, prefetch};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::config::{RING_BYTES, SoftwareConfig};
+use super::common::Common;
+use super::config::RING_BYTES;
 use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Lines, Side, Word};
-use super::message::{Message, Received, SocketError};
-use super::region::{PeerMemory, Places, Regions, Shown};
+use super::message::Message;
+use super::region::{ExposedMemory, Places};
 use super::retire::RetireQueue;
 use super::ring::{Consumer, Header, Producer};
 use super::window::{OwnWindows, PeerWindows};
-use crate::log_limit::ClockedLog;
-use crate::patience::Patience;
+use crate::accept_balancer::ConnectionCount;
+use crate::connection_manager::Received;
 use crate::receives::Receives;
-use crate::seats::Taken;
-use crate::sockets::Refuses;
+use crate::stall_timer::StallTimer;
 use crate::{
-    Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Flow, Posting, QpId, Status, WorkRequest,
+    Completion, ConnectParams, ControlEvent, Disconnect, FabricError, FabricErrorKind, Flow, Posting, QpId, Status,
+    WorkRequest,
 };
 
-/// State shared by all queue pairs of a fabric.
-#[derive(Debug)]
-pub(super) struct Common {
-    pub(super) config: SoftwareConfig,
-    /// The shared receive queue.
-    pub(super) receives: Receives,
-    /// Completions that are due already, such as flushed ones.
-    pub(super) ready: VecDeque<Completion>,
-    /// For the next `poll_control`.
-    pub(super) events: VecDeque<ControlEvent>,
-    pub(super) stats: FabricStats,
-    /// Lines that peers can cause.
-    pub(super) log: ClockedLog,
-    pub(super) regions: Regions,
-    pub(super) peer_memory: PeerMemory,
-    /// Slots of queue pairs for connection management.
-    pub(super) attention: Vec<u32>,
-    /// A bell rang since `arm`.
-    pub(super) rung: bool,
-}
-
-impl Refuses for Common {
-    const FABRIC: &str = "software fabric";
-
-    fn parts(&mut self) -> (&mut FabricStats, &mut ClockedLog) {
-        (&mut self.stats, &mut self.log)
-    }
-}
+/// The end of a connection whose peer violates the protocol, in front of what it did.
+pub(super) const VIOLATION: &str = "the peer broke the rules of the fabric";
 
 /// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,18 +88,18 @@ pub(super) struct Qp {
     // Memory.
     pub(super) windows: OwnWindows,
     pub(super) peer_windows: Option<PeerWindows>,
-    pub(super) shown: Shown,
+    pub(super) exposed: ExposedMemory,
     pub(super) announced: Vec<u32>,
     // Connection.
     side: Side,
     /// The layout of the rings: the connector's, until the acceptor's answer.
     layout: Layout,
     /// Progress of requests that wait for the peer.
-    pub(super) patience: Patience<Progress>,
+    pub(super) stall: StallTimer<Progress>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) deadline: Option<Instant>,
     /// Counts an accepted connection.
-    pub(super) taken: Option<Taken>,
+    pub(super) count: Option<ConnectionCount>,
 }
 
 /// Why a receiver does not take a record; travels in its report.
@@ -147,8 +122,8 @@ impl Refusal {
     }
 }
 
-/// Parts of a new queue pair.
-pub(super) struct Parts<'a> {
+/// What a new queue pair is made of.
+pub(super) struct NewQp<'a> {
     pub(super) id: QpId,
     pub(super) side: Side,
     pub(super) layout: Layout,
@@ -161,8 +136,8 @@ pub(super) struct Parts<'a> {
 }
 
 impl Qp {
-    pub(super) fn new(parts: Parts<'_>) -> Self {
-        let Parts { id, side, layout, ring, windows, params, max_message, mapped } = parts;
+    pub(super) fn new(new: NewQp<'_>) -> Self {
+        let NewQp { id, side, layout, ring, windows, params, max_message, mapped } = new;
         let depth = params.send_queue_depth.max(1) as usize;
         Self {
             ring,
@@ -194,12 +169,12 @@ impl Qp {
             refused: None,
             windows,
             peer_windows: None,
-            shown: Shown::new(mapped.0, mapped.1),
+            exposed: ExposedMemory::new(mapped.0, mapped.1),
             announced: Vec::new(),
-            patience: Patience::default(),
+            stall: StallTimer::default(),
             socket: None,
             deadline: None,
-            taken: None,
+            count: None,
         }
     }
 
@@ -288,7 +263,7 @@ impl Qp {
     #[inline(never)]
     pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
         common.stats.peer_violations += 1;
-        self.fail(common, Disconnect::Violation, format!("the peer broke the rules of the fabric: {what}"));
+        self.fail(common, Disconnect::Violation, format!("{VIOLATION}: {what}"));
         false
     }
 
@@ -316,10 +291,10 @@ impl Qp {
         // The next poll finds it, and drops it from its lists.
         self.chores = true;
         self.flush(common, refused);
-        common.attention.push(self.id.slot);
+        common.control.attention.push(self.id.slot);
         if told {
             log::debug!("{:?}: {reason}", self.id);
-            common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
+            common.control.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
     }
 
@@ -411,19 +386,19 @@ impl Qp {
     /// Starts the timing of requests that wait for the peer.
     #[cold]
     pub(super) fn watch_waiting(&mut self, common: &mut Common) {
-        if !self.patience.is_waiting() {
-            self.patience.begin(self.progress());
-            common.attention.push(self.id.slot);
+        if !self.stall.is_running() {
+            self.stall.start(self.progress());
+            common.control.attention.push(self.id.slot);
         }
     }
 
     /// Time without progress of posted requests; `None` if none waits.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if self.pending.is_empty() {
-            self.patience.end();
+            self.stall.stop();
             return None;
         }
-        Some(self.patience.look(self.progress(), now, limit))
+        Some(self.stall.check(self.progress(), now, limit))
     }
 
     /// See [`Fabric::flow`](crate::Fabric::flow). Reads move at once, by this side's own copies.
@@ -451,36 +426,35 @@ impl Qp {
 
     /// Ends the connection for an error of [`read_socket`](Self::read_socket).
     #[cold]
-    pub(super) fn end_for(&mut self, common: &mut Common, end: SocketError) {
-        match end {
-            SocketError::Violation(why) => drop(self.violation(common, &why)),
-            SocketError::NoDescriptors(_) => self.fail(common, Disconnect::Failure, end.to_string()),
+    pub(super) fn end_for(&mut self, common: &mut Common, error: FabricError) {
+        match error.kind() {
+            FabricErrorKind::Peer => drop(self.violation(common, error.detail())),
+            _ => self.fail(common, Disconnect::Failure, error.to_string()),
         }
     }
 
     /// Takes the messages that wait at the connection's socket. False once it is closed.
-    pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, SocketError> {
+    pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, FabricError> {
         // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
         for _ in 0..64 {
             let Some(socket) = self.socket() else { return Ok(false) };
             match Message::receive(socket) {
-                Received::Empty => break,
+                Received::Pending => break,
                 Received::Closed => return Ok(false),
-                Received::Garbage(why) => return Err(SocketError::Violation(why.to_owned())),
-                Received::NoDescriptors(error) => return Err(SocketError::NoDescriptors(error)),
-                Received::Message(Message::Bell, fds) if fds.is_empty() => {
+                Received::Failed(error) => return Err(error),
+                Received::Message((Message::Bell, fds)) if fds.is_empty() => {
                     common.rung = true;
                     self.armed = None;
                 }
-                Received::Message(Message::Region { id, bytes }, mut fds) if fds.len() == 1 => {
+                Received::Message((Message::Region { id, bytes }, mut fds)) if fds.len() == 1 => {
                     let Some(fd) = fds.pop() else { break };
-                    self.shown
+                    self.exposed
                         .add(&mut common.peer_memory, id, fd, bytes, &common.config)
-                        .map_err(SocketError::Violation)?;
+                        .map_err(FabricError::peer)?;
                 }
-                Received::Message(..) => {
+                Received::Message(_) => {
                     let why = "a message, or a number of descriptors, that has no place here";
-                    return Err(SocketError::Violation(why.to_owned()));
+                    return Err(FabricError::peer(why));
                 }
             }
         }

@@ -2,7 +2,8 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::qp::{Common, Qp, Refusal, State};
+use super::common::Common;
+use super::qp::{Qp, Refusal, State};
 use super::ring::Header;
 use crate::keys::Revoked;
 use crate::{Arrival, Completion, ReceivedBuf, Status};

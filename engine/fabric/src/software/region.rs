@@ -10,8 +10,8 @@ use rpcrdma_mempool::{Arena, ArenaId, PeerMapping};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::SoftwareConfig;
+use crate::error::failed;
 use crate::reaper::Reaper;
-use crate::sockets::failed;
 use crate::{Access, FabricError};
 
 /// One registered arena.
@@ -33,7 +33,7 @@ impl Region {
     }
 
     /// Descriptor and size, to expose it to a peer.
-    pub(super) fn showing(&self) -> Option<(BorrowedFd<'_>, u64)> {
+    pub(super) fn exposable(&self) -> Option<(BorrowedFd<'_>, u64)> {
         self.descriptor.as_ref().map(|d| (d.as_fd(), self.bytes))
     }
 }
@@ -159,17 +159,17 @@ impl Drop for Places {
 
 /// Mapped memory of a peer. Only `drop` takes it.
 #[derive(Debug)]
-pub(super) struct Mapped(Option<Whole>);
+pub(super) struct Mapped(Option<Mapping>);
 
 /// Unmapped by dropping; its place is free behind that.
 #[derive(Debug)]
-struct Whole {
+struct Mapping {
     mapping: PeerMapping,
     _place: Places,
 }
 
 /// Unmaps long mappings, so that no shard waits for it. When many wait, shards unmap themselves.
-static UNMAPPER: Reaper<Whole> = Reaper::new("rpcrdma-unmap", 8, 256);
+static UNMAPPER: Reaper<Mapping> = Reaper::new("rpcrdma-unmap", 8, 256);
 
 impl Deref for Mapped {
     type Target = PeerMapping;
@@ -223,7 +223,7 @@ impl PeerMemory {
         let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
         // Only our own user and root get this far: they could kill us in other ways than by taking hugetlb pages back.
         let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
-        let mapping = Rc::new(Mapped(Some(Whole { mapping, _place: place })));
+        let mapping = Rc::new(Mapped(Some(Mapping { mapping, _place: place })));
         self.by_inode.insert(key, Rc::downgrade(&mapping));
         Ok(mapping)
     }
@@ -240,14 +240,14 @@ pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
 
 /// Exposed memory of one connection's peer.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct ExposedMemory {
     list: Vec<(u32, Rc<Mapped>)>,
     bytes: u64,
     /// Those of the connection itself.
     _places: Places,
 }
 
-impl Shown {
+impl ExposedMemory {
     /// Counts the connection's own mappings.
     pub(super) fn new(bytes: u64, places: Places) -> Self {
         Self { list: Vec::new(), bytes, _places: places }

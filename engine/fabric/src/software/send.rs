@@ -3,8 +3,9 @@
 use rpcrdma_mempool::{Buf, Lent, PeerMapping};
 use rustix::io::Errno;
 
+use super::common::Common;
 use super::message::Message;
-use super::qp::{Common, Qp, State};
+use super::qp::{Qp, State, VIOLATION};
 use super::region::Region;
 use super::retire::Retire;
 use super::ring::Header;
@@ -12,7 +13,10 @@ use super::window::Exposure;
 use crate::checks;
 use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
-use crate::{Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
+use crate::{
+    Access, Completion, Disconnect, FabricErrorKind, Opcode, PostError, Posting, RemoteMemory, Source, Status,
+    WorkRequest,
+};
 
 /// Bytes copied per queue pair and post or poll, for fairness.
 const COPY_BUDGET: usize = 1 << 20;
@@ -308,7 +312,7 @@ impl Qp {
             WorkRequest::Bind { window, mem, offset, len, access } => {
                 let region = common.regions.get(mem.arena());
                 if fresh {
-                    if !region.is_some_and(|r| r.permits(*access) && r.showing().is_some()) {
+                    if !region.is_some_and(|r| r.permits(*access) && r.exposable().is_some()) {
                         return Err("memory that is not registered with these rights");
                     }
                     checks::inside_some(*offset, *len, mem.len())?;
@@ -322,7 +326,7 @@ impl Qp {
                 if budget.is_none() {
                     return Ok(Step::Wait);
                 }
-                match self.show(&mut common.log, region) {
+                match self.expose(&mut common.control.log, region) {
                     Ok(region) => {
                         let address = (mem.offset() + *offset) as u64;
                         let what = Exposure { mem, region, address, len: *len as u64, access: *access };
@@ -374,14 +378,17 @@ impl Qp {
             common.stats.access_refused += 1;
             return Status::RemoteAccess;
         };
-        if self.shown.get(claim.region).is_none() {
+        if self.exposed.get(claim.region).is_none() {
             // The descriptor was sent before the key: it waits at the socket. The end of the connection is noticed
             // elsewhere.
-            if let Err(why) = self.read_socket(common) {
-                common.log.warn("connections whose peer's memory is unknown", format_args!("{:?}: {why}", self.id));
+            if let Err(error) = self.read_socket(common) {
+                let by_peer = error.kind() == FabricErrorKind::Peer;
+                let why = if by_peer { format!("{VIOLATION}: {}", error.detail()) } else { error.to_string() };
+                let line = format_args!("{:?}: {why}", self.id);
+                common.control.log.warn("connections whose peer's memory is unknown", line);
             }
         }
-        let copied = self.shown.get(claim.region).is_some_and(|there| act(there, claim.offset));
+        let copied = self.exposed.get(claim.region).is_some_and(|there| act(there, claim.offset));
         if let Some(windows) = &self.peer_windows {
             windows.release(claim);
         }
@@ -395,13 +402,13 @@ impl Qp {
     }
 
     /// Sends the peer this memory's descriptor, once per connection, if still registered.
-    fn show(&mut self, log: &mut ClockedLog, region: Option<&Region>) -> Result<u32, Status> {
+    fn expose(&mut self, log: &mut ClockedLog, region: Option<&Region>) -> Result<u32, Status> {
         let Some(region) = region else { return Err(Status::LocalProtection) };
         // Mostly it is the last.
         if self.announced.last() == Some(&region.id) || self.announced.contains(&region.id) {
             return Ok(region.id);
         }
-        let (Some(socket), Some((fd, bytes))) = (self.socket(), region.showing()) else {
+        let (Some(socket), Some((fd, bytes))) = (self.socket(), region.exposable()) else {
             return Err(Status::LocalProtection);
         };
         let id = region.id;

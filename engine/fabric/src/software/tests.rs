@@ -1,9 +1,9 @@
 //! Hostile peers: any attack costs them their own connection, and no other.
 
+mod balance;
 mod handshake;
 mod memory;
 mod ring;
-mod seats;
 mod sleep;
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -16,13 +16,13 @@ use rustix::fs::MemfdFlags;
 use super::address::Peer;
 use super::connect::{make, table_bytes};
 use super::memory::{Layout, Side, Word};
-use super::message::{Message, Opening, Received};
+use super::message::{Message, Opening};
 use super::region::{Budget, PER_CONNECTION, PeerMemory};
 use super::ring::Header;
 use super::window::{BUSY, ENTRY};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
+use crate::connection_manager::{ConnectProgress, Listen, Received};
 use crate::log_limit::{LINES, tests::heard};
-use crate::sockets::Listen;
 use crate::{
     Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, Opcode, Posting, QpId,
     RemoteMemory, Source, Status, WorkRequest,
@@ -33,7 +33,7 @@ const WINDOWS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server, and an honest client whose messages must always arrive.
-struct Town {
+struct Cluster {
     address: FabricAddress,
     server: SoftwareFabric,
     client: SoftwareFabric,
@@ -72,7 +72,7 @@ fn params() -> ConnectParams {
     ConnectParams { windows: WINDOWS, rnr_retry: 7, ..ConnectParams::default() }
 }
 
-impl Town {
+impl Cluster {
     fn new(name: &str) -> Self {
         let address = FabricAddress(format!("hostile-{name}-{}", std::process::id()));
         let (mut server, mut client) = (open(), SoftwareFabric::new(honest()).expect("open"));
@@ -178,17 +178,17 @@ impl Town {
     }
 
     /// A hostile client with a correct handshake; its queue pair at the server.
-    fn intruder(&mut self) -> (Intruder, QpId) {
-        let intruder = Intruder::new(&self.address);
+    fn intruder(&mut self) -> (HostilePeer, QpId) {
+        let intruder = HostilePeer::new(&self.address);
         let qp = self.accept();
         let peer_table = match Message::receive(intruder.socket.as_fd()) {
-            Received::Message(Message::Accept(_), mut fds) => fds.pop().expect("a descriptor"),
+            Received::Message((Message::Accept(_), mut fds)) => fds.pop().expect("a descriptor"),
             other => panic!("no answer: {other:?}"),
         };
         let bytes = table_bytes(WINDOWS).expect("windows");
         let peer_table = PeerMapping::map(peer_table, bytes).expect("map");
         self.turn();
-        (Intruder { peer_table: Some(peer_table), ..intruder }, qp)
+        (HostilePeer { peer_table: Some(peer_table), ..intruder }, qp)
     }
 
     fn refused(&mut self, what: &str, intruder: &OwnedFd) {
@@ -207,7 +207,7 @@ fn open() -> SoftwareFabric {
 }
 
 /// A connection in hostile hands, with its memory.
-struct Intruder {
+struct HostilePeer {
     socket: OwnedFd,
     ring: PeerMapping,
     table: PeerMapping,
@@ -226,10 +226,13 @@ fn hello() -> Message {
 }
 
 fn dial(address: &FabricAddress) -> OwnedFd {
-    address::connect(address).expect("connect").expect("room")
+    match address::connect(address).expect("connect") {
+        ConnectProgress::Connected(socket) => socket,
+        other => panic!("no room: {other:?}"),
+    }
 }
 
-impl Intruder {
+impl HostilePeer {
     fn new(to: &FabricAddress) -> Self {
         let socket = dial(to);
         let layout = Layout::new(RING);
@@ -276,6 +279,6 @@ fn raw(socket: &OwnedFd, bytes: &[u8]) {
     rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL).expect("send");
 }
 
-fn lend(town: &Town) -> Lent {
+fn lend(town: &Cluster) -> Lent {
     town.exposed.alloc(4096).expect("buffer").lend().expect("lend")
 }

@@ -43,7 +43,7 @@ impl VerbsFabric {
         self.events.push(ControlEvent::Device(event));
         if let Some(listening) = &mut self.listener {
             // Other fabrics may use another device.
-            listening.stand(&self.sleeper);
+            listening.leave(&self.sleeper);
             if event == DeviceEvent::Removed {
                 listening.device_removed(name);
             }
@@ -138,7 +138,7 @@ impl VerbsFabric {
         self.book.go_on(SharedReceives::new(srq, self.config.shared_receives), room, &quirks);
         if let Some(listening) = &mut self.listener {
             listening.bind_again()?;
-            listening.sit(sleeper)?;
+            listening.join(sleeper)?;
         }
         (self.choice, self.is_infiniband, self.quirks, self.capabilities) =
             (choice, is_infiniband, quirks, capabilities);

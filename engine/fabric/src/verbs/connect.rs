@@ -17,10 +17,10 @@ use super::opened::Opened;
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
-use super::{VerbsFabric, explain, path, reaper, wr_id};
+use super::{VerbsFabric, explain, path, reaper, sleep, wr_id};
+use crate::accept_balancer::{Accepted, ConnectionCount};
 use crate::host;
 use crate::path::PathConfig;
-use crate::seats::{Arrival, Taken};
 use crate::{
     Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId,
 };
@@ -28,7 +28,7 @@ use crate::{
 /// Maximum events of one kind per pass, for fairness.
 const MOST_EVENTS: usize = 256;
 /// Maximum connect requests handed over by other shards and not yet taken.
-const MOST_HANDED: usize = 256;
+const MOST_HANDED_OVER: usize = 256;
 /// Marks the number of an identifier that belongs to a request, not to a queue pair.
 pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);
 /// Number of the identifier that receives the device's removal event.
@@ -50,7 +50,7 @@ pub(super) struct Request {
     cm: CmId,
     responder_resources: u16,
     initiator_depth: u16,
-    taken: Taken,
+    count: ConnectionCount,
 }
 
 impl Request {
@@ -107,7 +107,7 @@ impl VerbsFabric {
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let gone = || FabricError::misuse(format!("{request:?} is unknown, or the peer has given it up"));
         let at = self.requests.iter().position(|waiting| waiting.number == request.0).ok_or_else(gone)?;
-        let Request { mut cm, responder_resources, initiator_depth, taken, .. } = self.requests.swap_remove(at);
+        let Request { mut cm, responder_resources, initiator_depth, count, .. } = self.requests.swap_remove(at);
         let mut params = params.clone();
         params.responder_resources = params.responder_resources.min(responder_resources);
         params.initiator_depth = params.initiator_depth.min(initiator_depth);
@@ -124,7 +124,7 @@ impl VerbsFabric {
             Ok(cm)
         })?;
         let result = self.book.table.get(id).map_or(Ok(()), |qp| {
-            qp.taken = Some(taken);
+            qp.count = Some(count);
             qp.start(&self.config, self.is_infiniband)?;
             qp.cm.accept(&qp.parameters(&self.config))
         });
@@ -193,7 +193,7 @@ impl VerbsFabric {
                 is_early: false,
                 was_ready: false,
                 last_receive_reached: false,
-                taken: None,
+                count: None,
             })
         })?;
         if let Some(qp) = self.book.table.peek(id) {
@@ -248,15 +248,15 @@ impl VerbsFabric {
     /// Processes events of the connection manager and the device.
     pub(super) fn pump(&mut self) {
         self.scratch.log.sum_up();
-        let happened = self.sleeper.wait(Some(Duration::ZERO));
+        let happened = sleep::wait(&self.sleeper, Some(Duration::ZERO));
         if happened[Source::Device as usize] {
             self.device_events();
         }
         // Excess requests wait in the kernel, whose queue is also bounded.
         if !reaper::is_behind()
-            && let Some((channel, handed)) = self.listener.as_ref().and_then(Listening::handed)
+            && let Some((channel, accepted)) = self.listener.as_ref().and_then(Listening::take_handed_over)
         {
-            handed.into_iter().for_each(|arrival| self.requested(arrival));
+            accepted.into_iter().for_each(|request| self.requested(request));
             if happened[Source::Listener as usize] {
                 self.channel_events(&channel);
             }
@@ -290,8 +290,8 @@ impl VerbsFabric {
 
     fn connection_event(&mut self, event: CmEvent) {
         if event.kind == CmEventKind::ConnectRequest {
-            let arrival = self.listener.as_ref().and_then(|listening| listening.place(event, MOST_HANDED));
-            return arrival.into_iter().for_each(|arrival| self.requested(arrival));
+            let accepted = self.listener.as_ref().and_then(|listening| listening.assign(event, MOST_HANDED_OVER));
+            return accepted.into_iter().for_each(|request| self.requested(request));
         }
         if event.cookie == reaper::NOBODY {
             return;
@@ -365,7 +365,7 @@ impl VerbsFabric {
         }
     }
 
-    fn requested(&mut self, Arrival { who: event, taken }: Arrival<CmEvent>) {
+    fn requested(&mut self, Accepted { request: event, count }: Accepted<CmEvent>) {
         let Some(mut cm) = event.request else { return };
         self.next_request += 1;
         let number = self.next_request;
@@ -381,7 +381,7 @@ impl VerbsFabric {
             cm,
             responder_resources: event.responder_resources.into(),
             initiator_depth: event.initiator_depth.into(),
-            taken,
+            count,
         });
         let (request, private_data) = (RequestId(number), event.private_data);
         self.events.push(ControlEvent::ConnectRequest { request, private_data, peer });

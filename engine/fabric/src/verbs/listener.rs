@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 
 use super::connect::REQUEST;
-use super::sleep::{Sleeper, Source};
+use super::sleep::Source;
 use super::sys::{CmEvent, CmId, EventChannel};
 use super::{VerbsConfig, device, explain, reaper};
+use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember};
 use crate::host::{self, NamedDevice};
-use crate::seats::{Arrival, Seat, Seats};
+use crate::sleeper::Sleeper;
 use crate::{FabricAddress, FabricError};
 
 /// Backlog of unanswered connect requests.
@@ -32,7 +33,7 @@ struct Inner {
     text: FabricAddress,
     named: Option<NamedDevice>,
     address: SocketAddr,
-    seats: Arc<Seats<CmEvent>>,
+    balancer: Arc<AcceptBalancer<CmEvent>>,
 }
 
 /// The connection manager's binding. The last clone of the listener releases it.
@@ -51,7 +52,14 @@ impl VerbsListener {
         let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
         let id = bind(&channel, at).map_err(|e| refused(&address.0, at, &e))?;
         let bound = Mutex::new(Bound { id: Some(id), removals: 0 });
-        Ok(Self(Arc::new(Inner { bound, channel, text: address.clone(), named, address: at, seats: Arc::default() })))
+        Ok(Self(Arc::new(Inner {
+            bound,
+            channel,
+            text: address.clone(),
+            named,
+            address: at,
+            balancer: Arc::default(),
+        })))
     }
 
     fn channel(&self) -> &Arc<EventChannel> {
@@ -88,51 +96,50 @@ fn bind(channel: &Arc<EventChannel>, at: SocketAddr) -> io::Result<CmId> {
 /// One fabric's share of a listener.
 pub(super) struct Listening {
     listener: VerbsListener,
-    /// Its seat among the fabrics that share the address. `None` without a device.
-    seat: Option<Seat<CmEvent>>,
+    /// Its membership among the fabrics that share the address. `None` without a device.
+    member: Option<BalancerMember<CmEvent>>,
     /// Removals that it has processed.
     removals: u64,
 }
 
 impl Listening {
-    /// Takes no requests before `sit`.
+    /// Takes no requests before `join`.
     pub(super) fn new(listener: &VerbsListener) -> Self {
         let removals = listener.bound().removals;
-        Self { listener: listener.clone(), seat: None, removals }
+        Self { listener: listener.clone(), member: None, removals }
     }
 
     /// Starts taking requests.
     ///
     /// # Errors
     /// A failure of `epoll_ctl`.
-    pub(super) fn sit(&mut self, sleeper: &Sleeper) -> Result<(), FabricError> {
-        let added = sleeper.add(Source::Listener, self.listener.channel().fd());
-        added.map_err(|e| explain::opening("epoll_ctl", &e))?;
-        self.seat = Some(Seat::new(&self.listener.0.seats, sleeper.waker()));
+    pub(super) fn join(&mut self, sleeper: &Sleeper) -> Result<(), FabricError> {
+        Source::Listener.watch(sleeper, self.listener.channel().fd())?;
+        self.member = Some(BalancerMember::new(&self.listener.0.balancer, sleeper.waker()));
         Ok(())
     }
 
     /// Stops taking requests. Requests handed to it go to other fabrics.
-    pub(super) fn stand(&mut self, sleeper: &Sleeper) {
-        if self.seat.take().is_some() {
+    pub(super) fn leave(&mut self, sleeper: &Sleeper) {
+        if self.member.take().is_some() {
             sleeper.remove(self.listener.channel().fd());
         }
     }
 
     /// Whether other fabrics have handed it connections.
-    pub(super) fn has_handed(&self) -> bool {
-        self.seat.as_ref().is_some_and(Seat::has_handed)
+    pub(super) fn has_handed_over(&self) -> bool {
+        self.member.as_ref().is_some_and(BalancerMember::has_handed_over)
     }
 
     /// The event channel for requests, and the requests that other fabrics handed over.
-    pub(super) fn handed(&self) -> Option<(Arc<EventChannel>, VecDeque<Arrival<CmEvent>>)> {
-        let seat = self.seat.as_ref()?;
-        Some((Arc::clone(self.listener.channel()), seat.handed()))
+    pub(super) fn take_handed_over(&self) -> Option<(Arc<EventChannel>, VecDeque<Accepted<CmEvent>>)> {
+        let member = self.member.as_ref()?;
+        Some((Arc::clone(self.listener.channel()), member.take_handed_over()))
     }
 
-    /// See [`Seat::place`].
-    pub(super) fn place(&self, request: CmEvent, most: usize) -> Option<Arrival<CmEvent>> {
-        self.seat.as_ref()?.place(request, most)
+    /// See [`BalancerMember::assign`].
+    pub(super) fn assign(&self, request: CmEvent, most: usize) -> Option<Accepted<CmEvent>> {
+        self.member.as_ref()?.assign(request, most)
     }
 
     /// Processes the removal of the fabric's device. An address of that device is removed with it. A listener for all

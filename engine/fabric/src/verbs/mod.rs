@@ -67,10 +67,10 @@ use self::qp::State;
 use self::quirks::Quirks;
 use self::receives::SharedReceives;
 use self::region::Regions;
-use self::sleep::{Sleeper, Source};
+use self::sleep::Source;
 use self::sys::EventChannel;
 use self::window::NoWindow;
-use super::sockets::shorter;
+use super::sleeper::{Sleeper, shorter};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
     FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
@@ -133,9 +133,8 @@ impl VerbsFabric {
         let config = config.with_device_of_address()?;
         let Found { opened, channel, srq, choice, is_infiniband, quirks, capabilities, room, not_ready } =
             Found::open(&config, None)?;
-        let sleeper = Sleeper::new()
-            .and_then(|sleeper| sleeper.add(Source::Connections, channel.fd()).map(|()| sleeper))
-            .map_err(|e| explain::opening("epoll_create", &e))?;
+        let sleeper = Sleeper::new()?;
+        Source::Connections.watch(&sleeper, channel.fd())?;
         opened.wake(&sleeper)?;
         Ok(Self {
             requests: Vec::new(),
@@ -244,7 +243,7 @@ impl Fabric for VerbsFabric {
         let mut listening = Listening::new(listener);
         // With a lost device, the listener waits for the device's return.
         if self.lost.is_none() {
-            listening.sit(&self.sleeper)?;
+            listening.join(&self.sleeper)?;
         }
         self.listener = Some(listening);
         Ok(())
@@ -252,7 +251,7 @@ impl Fabric for VerbsFabric {
 
     fn unlisten(&mut self) {
         if let Some(mut listening) = self.listener.take() {
-            listening.stand(&self.sleeper);
+            listening.leave(&self.sleeper);
         }
     }
 
@@ -376,18 +375,18 @@ impl Fabric for VerbsFabric {
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.sleep_limit();
-        let happened = self.sleeper.wait(shorter(timeout, limit));
+        let happened = sleep::wait(&self.sleeper, shorter(timeout, limit));
         if happened[Source::Completions as usize]
             && let Some(device) = &self.device
         {
             device.cq.take_event();
         }
         if happened[Source::Waker as usize] {
-            self.sleeper.awake();
+            self.sleeper.clear_waker();
         }
         let control = [Source::Connections, Source::Listener, Source::Device];
-        let handed = self.listener.as_ref().is_some_and(Listening::has_handed);
-        limit.is_some() || handed || control.into_iter().any(|source| happened[source as usize])
+        let handed_over = self.listener.as_ref().is_some_and(Listening::has_handed_over);
+        limit.is_some() || handed_over || control.into_iter().any(|source| happened[source as usize])
     }
 
     fn waker(&self) -> Waker {

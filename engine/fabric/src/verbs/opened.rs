@@ -11,13 +11,14 @@ use super::config::{Switch, VerbsConfig};
 use super::connect::{self, WATCH};
 use super::device::{self, Choice, Gid, Port};
 use super::quirks::Quirks;
-use super::sleep::{Sleeper, Source};
+use super::sleep::Source;
 use super::sys::{
     CmId, CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain, QpCapacity, QueuePair,
     SharedReceiveQueue,
 };
 use super::{VerbsFabric, explain, path, probe, reaper};
 use crate::host;
+use crate::sleeper::Sleeper;
 use crate::{Capabilities, FabricError};
 
 /// Spare completion entries, for a queue pair destroyed while completions are outstanding.
@@ -131,10 +132,8 @@ impl Opened {
     /// # Errors
     /// A failure of `epoll_ctl`.
     pub(super) fn wake(&self, sleeper: &Sleeper) -> Result<(), FabricError> {
-        let added = sleeper
-            .add(Source::Completions, self.cq.channel().fd())
-            .and_then(|()| sleeper.add(Source::Device, self.context.async_fd()));
-        added.map_err(|e| explain::opening("epoll_ctl", &e))
+        Source::Completions.watch(sleeper, self.cq.channel().fd())?;
+        Source::Device.watch(sleeper, self.context.async_fd())
     }
 
     /// Closes a device. librdmacm also releases a `removed` one.

@@ -10,7 +10,7 @@ use super::config::VerbsConfig;
 use super::endpoint::Endpoint;
 use super::path;
 use super::sys::{CmId, ConnectionParameters, QpAttributes};
-use crate::seats::Taken;
+use crate::accept_balancer::ConnectionCount;
 use crate::{ConnectParams, Disconnect, QpId};
 
 /// Attribute bits for the kernel's connection manager only.
@@ -53,7 +53,7 @@ pub(super) struct Qp {
     /// The queue pair consumes no more shared Receives.
     pub(super) last_receive_reached: bool,
     /// Counts the connection at its listener.
-    pub(super) taken: Option<Taken>,
+    pub(super) count: Option<ConnectionCount>,
 }
 
 impl Qp {
@@ -107,7 +107,7 @@ impl Qp {
         self.was_ready = true;
         let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;
         send.attr.max_rd_atomic = depth(self.params.initiator_depth);
-        bound_patience(&mut send, config);
+        bound_retries(&mut send, config);
         self.endpoint.modify(send)
     }
 
@@ -134,7 +134,7 @@ impl Qp {
 
 /// Bounds retries and time-outs. The peer's request or answer sets them, possibly without limit. The local knobs are
 /// the maximum.
-fn bound_patience(send: &mut QpAttributes, config: &VerbsConfig) {
+fn bound_retries(send: &mut QpAttributes, config: &VerbsConfig) {
     let attr = &mut send.attr;
     attr.rnr_retry = attr.rnr_retry.min(config.rnr_retries);
     attr.retry_cnt = attr.retry_cnt.min(config.retries);
@@ -157,7 +157,7 @@ mod tests {
         let bounded = |rnr_retry, retry_cnt, timeout| {
             let mut send = QpAttributes::state(ibv_qp_state::IBV_QPS_RTS);
             (send.attr.rnr_retry, send.attr.retry_cnt, send.attr.timeout) = (rnr_retry, retry_cnt, timeout);
-            bound_patience(&mut send, &config);
+            bound_retries(&mut send, &config);
             (send.attr.rnr_retry, send.attr.retry_cnt, send.attr.timeout)
         };
         // All are unlimited.

@@ -18,11 +18,11 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::endpoint::{Endpoint, Failure, Limits, Shared, Taken, Terms};
-use super::setup::{self, Agreed, Wishes};
+use super::setup::{self, Agreed, RequestedParameters};
 use super::wire::Setup;
 use super::{IwarpConfig, capabilities};
-use crate::seats::{self, Arrival, Seat, Seats};
-use crate::sockets::failed;
+use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember, ConnectionCount};
+use crate::error::failed;
 use crate::table::Table;
 use crate::testing::random::Xorshift;
 use crate::{
@@ -46,7 +46,7 @@ thread_local! {
 #[derive(Debug, Default)]
 struct Bound {
     visitors: VecDeque<End>,
-    seats: Arc<Seats<End>>,
+    balancer: Arc<AcceptBalancer<End>>,
 }
 
 /// A bound address, for fabrics of the thread that has bound it. The last clone's drop frees the address.
@@ -157,7 +157,7 @@ struct Request {
     frame: Setup,
     end: End,
     /// Counts it.
-    taken: seats::Taken,
+    count: ConnectionCount,
 }
 
 /// State shared by all queue pairs of a fabric.
@@ -186,7 +186,7 @@ impl Common {
 #[derive(Debug)]
 enum State {
     /// The peer has not answered yet.
-    Connecting(Wishes),
+    Connecting(RequestedParameters),
     Up,
     /// Closing locally: posted requests are still sent.
     Closing,
@@ -204,7 +204,7 @@ struct Qp {
     /// Polls in which a departed peer's message lacked a Receive.
     lingers: u32,
     /// Counts an accepted connection.
-    taken: Option<seats::Taken>,
+    count: Option<ConnectionCount>,
 }
 
 impl Qp {
@@ -296,7 +296,7 @@ impl Qp {
     /// Runs its connection management.
     fn tend(&mut self, common: &mut Common) {
         match self.state {
-            State::Connecting(wishes) => self.dial(common, wishes),
+            State::Connecting(requested) => self.dial(common, requested),
             State::Closing => {
                 self.flush(common);
                 if !self.endpoint.is_busy() && !self.endpoint.has_bytes() {
@@ -308,7 +308,7 @@ impl Qp {
     }
 
     /// Checks for the peer's answer.
-    fn dial(&mut self, common: &mut Common, wishes: Wishes) {
+    fn dial(&mut self, common: &mut Common, requested: RequestedParameters) {
         let qp = self.id;
         let Some(end) = &self.end else { return };
         let error = match end.hear() {
@@ -319,7 +319,7 @@ impl Qp {
                 if frame.reject {
                     return self.give_up(common, ControlEvent::Rejected { qp, private_data });
                 }
-                match wishes.conclude(&frame) {
+                match requested.conclude(&frame) {
                     Ok(agreed) => {
                         self.state = State::Up;
                         self.endpoint.begin(common.terms(agreed, false));
@@ -344,7 +344,7 @@ pub struct MemoryFabric {
     table: Table<Qp>,
     /// Existing queue pairs.
     qps: Vec<QpId>,
-    listening: Vec<(MemoryListener, Seat<End>)>,
+    listening: Vec<(MemoryListener, BalancerMember<End>)>,
     requests: Vec<Request>,
     next_request: u64,
     capabilities: Capabilities,
@@ -384,7 +384,7 @@ impl MemoryFabric {
         let random = self.common.random.next() as u32;
         let id = self.table.insert(|id| {
             let endpoint = Endpoint::new(id, limits, random);
-            Qp { id, endpoint, state, end: Some(end), lingers: 0, taken: None }
+            Qp { id, endpoint, state, end: Some(end), lingers: 0, count: None }
         });
         self.qps.push(id);
         self.table.get(id).expect("it was just inserted")
@@ -393,19 +393,19 @@ impl MemoryFabric {
     /// Accepts connections at its listening addresses.
     fn take_visitors(&mut self) {
         let most = self.common.config.max_handshakes;
-        let mut arrivals = Vec::new();
-        for (listener, seat) in &self.listening {
+        let mut accepted = Vec::new();
+        for (listener, member) in &self.listening {
             let visitors = BOUND.with_borrow_mut(|bound| bound.get_mut(&listener.0.0).map(|b| b.visitors.split_off(0)));
-            arrivals.extend(visitors.into_iter().flatten().filter_map(|visitor| seat.place(visitor, most)));
-            arrivals.extend(seat.handed());
+            accepted.extend(visitors.into_iter().flatten().filter_map(|visitor| member.assign(visitor, most)));
+            accepted.extend(member.take_handed_over());
         }
-        for Arrival { who: end, taken } in arrivals {
+        for Accepted { request: end, count } in accepted {
             let Some(frame) = end.hear() else { continue };
             let id = RequestId(self.next_request);
             self.next_request += 1;
             let (private_data, peer) = (setup::private_data(&frame), end.peer.clone());
             self.common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
-            self.requests.push(Request { id, frame, end, taken });
+            self.requests.push(Request { id, frame, end, count });
         }
     }
 
@@ -449,9 +449,9 @@ impl Fabric for MemoryFabric {
     }
 
     fn listen(&mut self, listener: &MemoryListener) -> Result<(), FabricError> {
-        let seats = BOUND.with_borrow(|bound| bound.get(&listener.0.0).map(|bound| Arc::clone(&bound.seats)));
-        let seats = seats.ok_or_else(|| FabricError::misuse("it is bound by another thread"))?;
-        self.listening.push((listener.clone(), Seat::new(&seats, self.waker())));
+        let balancer = BOUND.with_borrow(|bound| bound.get(&listener.0.0).map(|bound| Arc::clone(&bound.balancer)));
+        let balancer = balancer.ok_or_else(|| FabricError::misuse("it is bound by another thread"))?;
+        self.listening.push((listener.clone(), BalancerMember::new(&balancer, self.waker())));
         Ok(())
     }
 
@@ -461,26 +461,26 @@ impl Fabric for MemoryFabric {
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         let limits = setup::limits(params)?;
-        let wishes = Wishes::new(&self.common.config, params);
-        let end = End::visit(address, "this thread", wishes.request(&params.private_data))?;
-        Ok(self.add(limits, State::Connecting(wishes), end).id)
+        let requested = RequestedParameters::new(&self.common.config, params);
+        let end = End::visit(address, "this thread", requested.request(&params.private_data))?;
+        Ok(self.add(limits, State::Connecting(requested), end).id)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let limits = setup::limits(params)?;
-        let wishes = Wishes::new(&self.common.config, params);
+        let requested = RequestedParameters::new(&self.common.config, params);
         let request = self.request(request).filter(|request| !request.end.is_left());
         let gone = || FabricError::peer("it has given up its connect request");
-        let Request { frame, end, taken, .. } = request.ok_or_else(gone)?;
-        let (reply, agreed) = wishes.answer(&frame, &params.private_data).map_err(|why| {
-            end.say(wishes.rejection(&frame, &[]));
+        let Request { frame, end, count, .. } = request.ok_or_else(gone)?;
+        let (reply, agreed) = requested.answer(&frame, &params.private_data).map_err(|why| {
+            end.say(requested.rejection(&frame, &[]));
             self.common.shared.stats.requests_refused += 1;
             FabricError::peer(why)
         })?;
         end.say(reply);
         let terms = self.common.terms(agreed, true);
         let qp = self.add(limits, State::Up, end);
-        qp.taken = Some(taken);
+        qp.count = Some(count);
         qp.endpoint.begin(terms);
         let id = qp.id;
         self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
@@ -489,8 +489,8 @@ impl Fabric for MemoryFabric {
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
         if let Some(request) = self.request(request) {
-            let wishes = Wishes::new(&self.common.config, &ConnectParams::default());
-            request.end.say(wishes.rejection(&request.frame, private_data));
+            let requested = RequestedParameters::new(&self.common.config, &ConnectParams::default());
+            request.end.say(requested.rejection(&request.frame, private_data));
         }
     }
 

@@ -9,7 +9,7 @@ use rpcrdma_mempool::{ArenaId, Buf, Line, PeerMapping, PeerRings, SharedMapping}
 use super::connect::table_bytes;
 use super::memory::{Layout, Side, Word};
 use super::message::Message;
-use super::qp::{Parts, Qp, State};
+use super::qp::{NewQp, Qp, State};
 use super::ring::{Header, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use super::{SoftwareFabric, region};
@@ -85,7 +85,7 @@ impl Peer {
         let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
         let (side, max_message, mapped) = (Side::Acceptor, MAX_MESSAGE as u32, (0, places));
         let id =
-            fabric.table.insert(|id| Qp::new(Parts { id, side, layout, ring, windows, params, max_message, mapped }));
+            fabric.table.insert(|id| Qp::new(NewQp { id, side, layout, ring, windows, params, max_message, mapped }));
         let region = fabric.common.regions.get(exposed).expect("it is registered").id;
         let qp = fabric.table.get(id).expect("it was just made");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
@@ -94,7 +94,7 @@ impl Peer {
         qp.announced.push(region);
         let shown = self.memory[Part::Shown as usize].fd().try_clone_to_owned().expect("dup");
         let common = &mut fabric.common;
-        qp.shown.add(&mut common.peer_memory, 0, shown, SHOWN as u64, &common.config).expect("it fits");
+        qp.exposed.add(&mut common.peer_memory, 0, shown, SHOWN as u64, &common.config).expect("it fits");
         fabric.warm(id.slot);
         id
     }

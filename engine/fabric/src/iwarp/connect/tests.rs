@@ -1,20 +1,14 @@
 //! Cost of refused and silent connections, counted in checks of their sockets.
 
-use std::cell::Cell;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::connection_manager::{EVENTS, READS};
 use crate::iwarp::{Crc, IwarpConfig};
-use crate::sockets::EVENTS;
 use crate::testing::loopback_address;
 use crate::{ConnectParams, ControlEvent, Fabric, FabricAddress};
-
-thread_local! {
-    /// Reads from sockets that are no queue pair's.
-    pub(super) static LOOKS: Cell<u64> = const { Cell::new(0) };
-}
 
 /// Longest wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -47,7 +41,7 @@ impl Refuser {
 
     /// Polls the control plane once; returns the number of checked sockets.
     fn turn(&mut self) -> u64 {
-        let before = LOOKS.get();
+        let before = READS.get();
         let mut events = Vec::new();
         self.fabric.poll_control(&mut events);
         for event in events {
@@ -55,12 +49,12 @@ impl Refuser {
                 self.fabric.reject(request, b"no");
             }
         }
-        LOOKS.get() - before
+        READS.get() - before
     }
 
-    fn turn_until(&mut self, what: &str, mut done: impl FnMut(&mut Connections) -> bool) {
+    fn turn_until(&mut self, what: &str, mut done: impl FnMut(&ConnectionManager<Common>) -> bool) {
         let start = Instant::now();
-        while !done(&mut self.fabric.connections) {
+        while !done(&self.fabric.connections) {
             let looks = self.turn();
             // Those that are accepted are read at once.
             assert!(looks <= 2 * EVENTS as u64, "{what}: {looks} looks in a turn");
@@ -71,7 +65,7 @@ impl Refuser {
 
 fn request(config: &IwarpConfig) -> Vec<u8> {
     let mut bytes = Vec::new();
-    Wishes::new(config, &ConnectParams::default()).request(b"").encode(&mut bytes);
+    RequestedParameters::new(config, &ConnectParams::default()).request(b"").encode(&mut bytes);
     bytes
 }
 
@@ -81,15 +75,10 @@ fn refused_and_half_open_connections_cost_no_turn_anything() {
     let whole = request(&config);
     let mut server = Refuser::new(config);
     let mut refused: Vec<_> = (0..MANY).map(|_| server.peer(&whole)).collect();
-    server.turn_until("refused", |all| all.partings.len() == MANY);
+    server.turn_until("refused", |all| all.closing.len() == MANY);
     let mut half_open: Vec<_> = (0..MANY).map(|_| server.peer(&whole[..5])).collect();
     server.turn_until("half open", |all| {
-        let mut heard = 0;
-        all.silent.retain(|request| {
-            heard += usize::from(request.got.len() == 5);
-            true
-        });
-        heard == MANY
+        all.incomplete.iter().filter(|request| request.incoming.len() == 5).count() == MANY
     });
 
     for _ in 0..100 {
@@ -98,22 +87,22 @@ fn refused_and_half_open_connections_cost_no_turn_anything() {
     }
     assert!(server.fabric.longest_wait() > Some(HOUR / 2), "it sleeps until the first of them has had its time");
 
-    let (before, start) = (LOOKS.get(), Instant::now());
+    let (before, start) = (READS.get(), Instant::now());
     for peer in refused.iter_mut().chain(&mut half_open) {
         peer.write_all(&whole[5..6]).expect("room");
     }
-    while LOOKS.get() - before < 2 * MANY as u64 {
-        let looks = LOOKS.get();
+    while READS.get() - before < 2 * MANY as u64 {
+        let looks = READS.get();
         assert!(!server.fabric.wait(Some(Duration::ZERO)), "nothing has come that the owner must know");
-        let looks = LOOKS.get() - looks;
+        let looks = READS.get() - looks;
         assert!(looks <= EVENTS as u64, "{looks} looks for what all of them say");
-        assert!(start.elapsed() < PATIENCE, "{} of {MANY} and {MANY} heard", LOOKS.get() - before);
+        assert!(start.elapsed() < PATIENCE, "{} of {MANY} and {MANY} heard", READS.get() - before);
     }
     assert_eq!(server.turn(), 0, "each was looked at once");
-    assert_eq!((server.fabric.connections.silent.len(), server.fabric.connections.partings.len()), (MANY, MANY));
+    assert_eq!((server.fabric.connections.incomplete.len(), server.fabric.connections.closing.len()), (MANY, MANY));
 
     drop((refused, half_open));
-    server.turn_until("gone", |all| all.silent.is_empty() && all.partings.is_empty());
+    server.turn_until("gone", |all| all.incomplete.is_empty() && all.closing.is_empty());
     assert_eq!(server.fabric.longest_wait(), None);
 }
 
@@ -136,7 +125,7 @@ fn connections_wait_for_a_slow_owner() {
         assert!(events.len() < PLACES, "one place is that of the request which is answered next");
         server.fabric.reject(request, b"no");
     }
-    assert_eq!((server.fabric.connections.partings.len(), server.fabric.stats().requests_refused), (3 * PLACES, 0));
+    assert_eq!((server.fabric.connections.closing.len(), server.fabric.stats().requests_refused), (3 * PLACES, 0));
 }
 
 /// Refused by the owner, or because the request is unsupported.
@@ -161,10 +150,10 @@ fn refused_peers_are_seen_off_for_linger() {
         } else {
             server.fabric.reject(request, b"no");
         }
-        let until = server.fabric.connections.partings.next_deadline().expect("it is being seen off");
+        let until = server.fabric.connections.closing.next_deadline().expect("it is being seen off");
         assert_eq!(until > Instant::now() + HOUR / 2, linger == HOUR, "linger {linger:?}, CRCs {crc}");
         server.turn();
-        assert_eq!(server.fabric.connections.partings.is_empty(), linger.is_zero(), "linger {linger:?}, CRCs {crc}");
+        assert_eq!(server.fabric.connections.closing.is_empty(), linger.is_zero(), "linger {linger:?}, CRCs {crc}");
     }
 }
 
@@ -176,29 +165,20 @@ fn peers_out_of_turn_or_gone_get_no_answer() {
         let mut server = Refuser::new(config);
         let mut peer = server.peer(&whole);
         let start = Instant::now();
-        while server.fabric.connections.asked.is_empty() {
-            server.fabric.pump(None);
+        while server.fabric.connections.complete.is_empty() {
+            server.fabric.poll_sockets(None);
             assert!(start.elapsed() < PATIENCE, "nobody asks");
         }
-        let id = RequestId(*server.fabric.connections.asked.first_key_value().expect("one that asks").0);
+        let id = RequestId(*server.fabric.connections.complete.first_key_value().expect("one that asks").0);
         if leaves {
             drop(peer);
         } else {
             peer.write_all(b"more").expect("room");
         }
-        server.fabric.pump(None);
-        assert!(server.fabric.connections.asked.is_empty());
+        server.fabric.poll_sockets(None);
+        assert!(server.fabric.connections.complete.is_empty());
         assert_eq!(server.fabric.stats().requests_refused, u64::from(!leaves));
         let error = server.fabric.accept(id, &ConnectParams::default()).expect_err("it has gone");
         assert!(error.to_string().contains("given up its connect request"), "{error}");
-    }
-}
-
-#[test]
-fn tokens_are_read_back() {
-    for token in [Token::Sockets, Token::Request(0), Token::Request(1 << 40), Token::Dial(u32::MAX), Token::Parting(7)]
-    {
-        assert_eq!(Token::of(token.data()), token);
-        assert!(token.data() >= FIRST_TOKEN);
     }
 }

@@ -5,7 +5,7 @@ use crate::FabricErrorKind;
 
 #[test]
 fn bad_hellos_are_refused() {
-    let mut town = Town::new("hello");
+    let mut town = Cluster::new("hello");
     let layout = Layout::new(RING);
     let ring = sealed(layout.bytes());
     let table = sealed(table_bytes(WINDOWS).expect("windows"));
@@ -62,7 +62,7 @@ fn bad_hellos_are_refused() {
 fn a_storm_of_strangers() {
     const STRANGERS: usize = 200;
     heard();
-    let mut town = Town::new("strangers");
+    let mut town = Cluster::new("strangers");
     let gate = FabricAddress(format!("hostile-gate-{}", std::process::id()));
     let listener = SoftwareListener::bind_for(&gate, |_| Err("a stranger".to_owned())).expect("bind");
     town.server.listen(&listener).expect("listen");
@@ -101,7 +101,7 @@ fn a_flag_is_known_only_where_it_has_a_meaning() {
 
 #[test]
 fn silent_handshakes_cost_only_themselves() {
-    let mut town = Town::new("silent");
+    let mut town = Cluster::new("silent");
     let mut silent: Vec<OwnedFd> = Vec::new();
     for _ in 0..100 {
         silent.push(dial(&town.address));
@@ -122,8 +122,8 @@ fn silent_handshakes_cost_only_themselves() {
 #[test]
 fn silence_of_one_process_leaves_places_to_others() {
     static PID: AtomicI32 = AtomicI32::new(1);
-    let mut town = Town::new("one-process");
-    town.server.common.config.handshake_timeout = 10 * PATIENCE;
+    let mut town = Cluster::new("one-process");
+    town.server.connections.limits.handshake_timeout = 10 * PATIENCE;
     let gate = FabricAddress(format!("hostile-process-{}", std::process::id()));
     let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
     let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
@@ -137,13 +137,13 @@ fn silence_of_one_process_leaves_places_to_others() {
         silent.push(dial(&gate));
         town.turn();
     }
-    assert_eq!(town.server.connections.requests.len(), 1 + config().max_handshakes / 4);
+    assert_eq!(town.server.connections.incomplete.len(), 1 + config().max_handshakes / 4);
     let (_ring, ring_fd) = make(Layout::new(RING).bytes(), "slow").expect("ring");
     let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "slow").expect("table");
     hello().send(slow.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
     let qp = town.accept();
     town.turn();
-    assert!(matches!(Message::receive(slow.as_fd()), Received::Message(Message::Accept(_), _)));
+    assert!(matches!(Message::receive(slow.as_fd()), Received::Message((Message::Accept(_), _))));
     drop(slow);
     town.ends(qp);
 }
@@ -151,7 +151,7 @@ fn silence_of_one_process_leaves_places_to_others() {
 /// A connector offers rings of maximum size to an acceptor with smaller ones: only the acceptor's size is used.
 #[test]
 fn rings_are_no_longer_than_ours() {
-    let mut town = Town::new("rings");
+    let mut town = Cluster::new("rings");
     const LONG: u32 = 1 << 18;
     town.server.common.config.max_mapped_per_peer = 1 << 30;
     let socket = dial(&town.address);
@@ -167,7 +167,7 @@ fn rings_are_no_longer_than_ours() {
     hello.send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
     let qp = town.accept();
     match Message::receive(socket.as_fd()) {
-        Received::Message(Message::Accept(Opening { ring_bytes, max_message, .. }), _) => {
+        Received::Message((Message::Accept(Opening { ring_bytes, max_message, .. }), _)) => {
             assert_eq!((ring_bytes, max_message), (RING, 4096));
         }
         other => panic!("no answer: {other:?}"),
@@ -227,7 +227,7 @@ fn rings_are_no_longer_than_ours() {
 /// An acceptor sends more than agreed, within the connector's offer.
 #[test]
 fn messages_are_no_longer_than_was_agreed() {
-    let mut town = Town::new("agreed");
+    let mut town = Cluster::new("agreed");
     town.server.common.config.max_message = 2048;
     let mut client = open();
     client.register(town.pool.arena(), Access::LOCAL).expect("register");
@@ -304,8 +304,8 @@ fn answers_that_cannot_be() {
 fn a_slow_request_gets_through_among_endless_ones() {
     const LOOKS: usize = 8;
     static PID: AtomicI32 = AtomicI32::new(1);
-    let mut town = Town::new("without-end");
-    town.server.common.config.handshake_timeout = 10 * PATIENCE;
+    let mut town = Cluster::new("without-end");
+    town.server.connections.limits.handshake_timeout = 10 * PATIENCE;
     let gate = FabricAddress(format!("hostile-gate-without-end-{}", std::process::id()));
     let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
     let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");

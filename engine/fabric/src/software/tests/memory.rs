@@ -8,10 +8,10 @@ use super::*;
 fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     const MOST: usize = 64;
     static BUDGET: Budget = Budget::new(MOST);
-    let mut town = Town::new("mappings");
+    let mut town = Cluster::new("mappings");
     let budget = &BUDGET;
     town.server.common.peer_memory = PeerMemory::new(budget);
-    let show = |intruder: &Intruder, id| {
+    let show = |intruder: &HostilePeer, id| {
         let _ = Message::Region { id, bytes: 4096 }.send(intruder.socket.as_fd(), &[sealed(4096).fd()]);
     };
     // One alone gets its share or its own bound, and no more.
@@ -47,7 +47,7 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     }
     assert_eq!(town.server.stats().peer_violations, violations, "each kept to its share");
     let refused = town.server.stats().requests_refused;
-    let one_more = Intruder::new(&town.address);
+    let one_more = HostilePeer::new(&town.address);
     town.refused("there are no mappings", &one_more.socket);
     assert_eq!(town.server.stats().requests_refused, refused + 1);
     for (intruder, qp) in intruders {
@@ -115,7 +115,7 @@ fn long_memory_gives_its_place_back() {
 /// A table whose entries point nowhere, or beyond the end of memory.
 #[test]
 fn windows_that_lie() {
-    let mut town = Town::new("windows");
+    let mut town = Cluster::new("windows");
     let memory = sealed(8192);
     let rights = 3u64 << 32;
     // Region and rights, first address, length, requested address.
@@ -163,7 +163,7 @@ fn windows_that_lie() {
 /// Memory that cannot be exposed to a departed peer is flushed, and is no fault.
 #[test]
 fn memory_for_a_peer_that_has_closed_the_connection() {
-    let mut town = Town::new("gone");
+    let mut town = Cluster::new("gone");
     let (intruder, qp) = town.intruder();
     drop(intruder);
     let window = town.server.alloc_window(qp).expect("window");
@@ -179,7 +179,7 @@ fn memory_for_a_peer_that_has_closed_the_connection() {
 /// A peer that is in the middle of a copy for ever holds its own connection up, and memory only for `linger`.
 #[test]
 fn a_peer_that_never_ends_its_copy() {
-    let mut town = Town::new("busy");
+    let mut town = Cluster::new("busy");
     let (intruder, qp) = town.intruder();
     let window = town.server.alloc_window(qp).expect("window");
     let mem = lend(&town);

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn record_headers_that_cannot_be() {
-    let mut town = Town::new("headers");
+    let mut town = Cluster::new("headers");
     let valid = Header::message(8, None, 0).words().0;
     let mut random = 12345u64;
     for i in 0..120u64 {
@@ -33,7 +33,7 @@ fn record_headers_that_cannot_be() {
 /// Receive of such a record held another client's message before. No peer may see it.
 #[test]
 fn records_longer_than_the_ring_show_nothing_of_others() {
-    let mut town = Town::new("longer");
+    let mut town = Cluster::new("longer");
     // Each Receive has been used by others.
     let mut bufs: Vec<Buf> = std::iter::from_fn(|| town.pool.alloc(4096)).collect();
     for buf in &mut bufs {
@@ -56,8 +56,8 @@ fn records_longer_than_the_ring_show_nothing_of_others() {
 
 #[test]
 fn reports_that_cannot_be() {
-    let mut town = Town::new("reports");
-    let send = |town: &mut Town, qp| {
+    let mut town = Cluster::new("reports");
+    let send = |town: &mut Cluster, qp| {
         let buf = town.pool.alloc(100).expect("buffer");
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
         town.server.post_send(qp, &mut vec![Posting { wr_id: 9, signalled: true, wr }])
@@ -79,11 +79,11 @@ fn reports_that_cannot_be() {
 
 #[test]
 fn messages_out_of_place() {
-    let mut town = Town::new("control");
+    let mut town = Cluster::new("control");
     let memory = sealed(8192);
     let open_memory = unsealed(8192);
     let big = sealed(2 << 20);
-    type Attack<'a> = Box<dyn Fn(&Intruder) + 'a>;
+    type Attack<'a> = Box<dyn Fn(&HostilePeer) + 'a>;
     let region = |id, bytes| Message::Region { id, bytes };
     let attacks: Vec<(&str, Attack<'_>)> = vec![
         ("a second Hello", Box::new(|i| i.say(&hello(), &[memory.fd(), memory.fd()]))),
@@ -130,7 +130,7 @@ fn messages_out_of_place() {
 /// Bells without end, and no sleeper.
 #[test]
 fn a_storm_of_bells() {
-    let mut town = Town::new("bells");
+    let mut town = Cluster::new("bells");
     let (intruder, qp) = town.intruder();
     for _ in 0..200 {
         while Message::Bell.send(intruder.socket.as_fd(), &[]).is_ok() {}
@@ -144,9 +144,9 @@ fn a_storm_of_bells() {
 /// more.
 #[test]
 fn a_peer_that_takes_nothing_is_ended() {
-    let mut town = Town::new("takes-nothing");
+    let mut town = Cluster::new("takes-nothing");
     town.server.common.config.retry_timeout = Duration::from_millis(200);
-    let free = |town: &Town| town.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
+    let free = |town: &Cluster| town.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
     let before = free(&town);
     let (_intruder, qp) = town.intruder();
     let mut chain: Vec<Posting> = (0..32)
@@ -163,7 +163,7 @@ fn a_peer_that_takes_nothing_is_ended() {
     let waiting = town.server.table.get(qp).expect("it waits");
     let mut waited = |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
     assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
-    waiting.patience.end();
+    waiting.stall.stop();
     waiting.watch_waiting(&mut town.server.common);
     town.until("the first of them ends", |t| {
         t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())
@@ -186,10 +186,10 @@ fn a_peer_that_takes_nothing_is_ended() {
 /// Random writes to the shared memory while it is in use.
 #[test]
 fn scribbling() {
-    let mut town = Town::new("scribble");
+    let mut town = Cluster::new("scribble");
     for round in 0..20u64 {
         let (intruder, qp) = town.intruder();
-        let Intruder { socket, ring, table, peer_table, layout } = intruder;
+        let HostilePeer { socket, ring, table, peer_table, layout } = intruder;
         let scribbler = std::thread::spawn(move || {
             let mut random = round + 1;
             let ring = layout.rings(ring, Side::Connector).expect("rings");

@@ -6,7 +6,7 @@ use crate::Found;
 /// Polls after which every queue pair is cold.
 const QUIET: usize = 5000;
 
-impl Town {
+impl Cluster {
     /// The client's end of a connection is up.
     fn is_up(&mut self, client: QpId) {
         self.until("the client is up", |t| t.client.table.get(client).filter(|qp| qp.is_live()).map(|_| ()));
@@ -52,7 +52,7 @@ impl Town {
 
 #[test]
 fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
-    let mut town = Town::new("quiet");
+    let mut town = Cluster::new("quiet");
     let pairs = town.twenty_more();
     town.quiet();
     for (client, server) in [pairs[7], pairs[19], pairs[7]] {
@@ -72,7 +72,7 @@ fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
 
 #[test]
 fn a_burst_from_all_quiet_ones_arrives_in_one_turn() {
-    let mut town = Town::new("at-once");
+    let mut town = Cluster::new("at-once");
     let pairs = town.twenty_more();
     town.quiet();
     for &(client, _) in &pairs {
@@ -85,7 +85,7 @@ fn a_burst_from_all_quiet_ones_arrives_in_one_turn() {
 /// One that has a message in every poll, which has room for no other.
 #[test]
 fn a_quiet_peer_gets_through_beside_one_that_fills_each_poll() {
-    let mut town = Town::new("busy");
+    let mut town = Cluster::new("busy");
     let (busy, server) = town.twenty_more()[0];
     town.quiet();
     town.send(busy, false);
@@ -105,7 +105,7 @@ fn a_quiet_peer_gets_through_beside_one_that_fills_each_poll() {
 /// A full poll may keep its owner for long.
 #[test]
 fn behind_a_full_poll_more_of_those_that_are_quiet_are_looked_at() {
-    let mut town = Town::new("full");
+    let mut town = Cluster::new("full");
     let pairs = town.twenty_more();
     town.quiet();
     let (busy, server) = pairs[0];
@@ -127,7 +127,7 @@ fn behind_a_full_poll_more_of_those_that_are_quiet_are_looked_at() {
 
 #[test]
 fn a_message_that_is_alone_is_returned_and_others_are_appended() {
-    let mut town = Town::new("alone");
+    let mut town = Cluster::new("alone");
     let pairs = town.twenty_more();
     town.quiet();
     // Found by the check of cold connections, then in each poll.
@@ -154,7 +154,7 @@ fn a_message_that_is_alone_is_returned_and_others_are_appended() {
 
 #[test]
 fn a_connection_of_the_last_look_prevents_the_sleep() {
-    let mut town = Town::new("between");
+    let mut town = Cluster::new("between");
     let client = town.client.connect(&town.address.clone(), &params()).expect("connect");
     let server = town.accept();
     town.last_look();
@@ -172,7 +172,7 @@ fn a_connection_of_the_last_look_prevents_the_sleep() {
 
 #[test]
 fn the_look_before_a_sleep_finds_that_a_signalled_send_was_taken() {
-    let mut town = Town::new("taken");
+    let mut town = Cluster::new("taken");
     let (client, _) = town.honest;
     // Any position between two checks of the peer's report.
     for before in 0..16 {

@@ -11,7 +11,7 @@ fn requests(fabric: &mut SoftwareFabric) -> usize {
 
 #[test]
 fn a_connection_goes_to_the_fabric_with_the_fewest() {
-    let mut town = Town::new("seats");
+    let mut town = Cluster::new("balance");
     let mut other = open();
     other.listen(&town._listener).expect("listen");
     let address = town.address.clone();

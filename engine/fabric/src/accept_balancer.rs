@@ -1,0 +1,131 @@
+//! Distribution of connections among the fabrics that share an address. The fabric with the fewest gets each one,
+//! whichever has accepted it.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::Waker;
+
+/// The fabrics that listen at one address. `T` is a connection request.
+#[derive(Debug)]
+pub(crate) struct AcceptBalancer<T>(Mutex<Vec<Arc<Load<T>>>>);
+
+impl<T> Default for AcceptBalancer<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+/// The load of one fabric, which the others read.
+#[derive(Debug)]
+struct Load<T> {
+    /// Connections of the fabric, requests included.
+    connections: Arc<AtomicUsize>,
+    /// Connections that other fabrics have accepted for this one.
+    handed_over: Mutex<VecDeque<Accepted<T>>>,
+    waker: Waker,
+}
+
+/// A new connection, counted at its fabric.
+#[derive(Debug)]
+pub(crate) struct Accepted<T> {
+    pub(crate) request: T,
+    pub(crate) count: ConnectionCount,
+}
+
+/// Counts one connection of a fabric until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ConnectionCount(Arc<AtomicUsize>);
+
+impl ConnectionCount {
+    fn new<T>(load: &Load<T>) -> Self {
+        // It counts, and orders nothing.
+        load.connections.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(&load.connections))
+    }
+}
+
+impl Drop for ConnectionCount {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The membership of one fabric in a balancer, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct BalancerMember<T> {
+    balancer: Arc<AcceptBalancer<T>>,
+    own: Arc<Load<T>>,
+}
+
+impl<T> BalancerMember<T> {
+    /// Adds a fabric, which `waker` wakes.
+    pub(crate) fn new(balancer: &Arc<AcceptBalancer<T>>, waker: Waker) -> Self {
+        let own = Arc::new(Load { connections: Arc::default(), handed_over: Mutex::default(), waker });
+        lock(&balancer.0).push(Arc::clone(&own));
+        Self { balancer: Arc::clone(balancer), own }
+    }
+
+    /// Assigns a connection that this fabric has accepted, and returns it if it stays here. Each fabric has at most
+    /// `most` connections handed over.
+    pub(crate) fn assign(&self, request: T, most: usize) -> Option<Accepted<T>> {
+        let (load, count) = {
+            // The lock is held until it is counted: of two that choose at a time, the second sees the first.
+            let all = lock(&self.balancer.0);
+            let others = all.iter().filter(|load| lock(&load.handed_over).len() < most);
+            let fewest = others.min_by_key(|load| {
+                let own = Arc::ptr_eq(load, &self.own);
+                (load.connections.load(Ordering::Relaxed), !own)
+            });
+            let load = fewest.unwrap_or(&self.own);
+            (Arc::clone(load), ConnectionCount::new(load))
+        };
+        let accepted = Accepted { request, count };
+        if Arc::ptr_eq(&load, &self.own) {
+            return Some(accepted);
+        }
+        load.hand_over(accepted);
+        None
+    }
+
+    /// Whether other fabrics have handed connections over to this one.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn has_handed_over(&self) -> bool {
+        !lock(&self.own.handed_over).is_empty()
+    }
+
+    /// Takes the connections that other fabrics have handed over to this one.
+    pub(crate) fn take_handed_over(&self) -> VecDeque<Accepted<T>> {
+        std::mem::take(&mut lock(&self.own.handed_over))
+    }
+}
+
+impl<T> Drop for BalancerMember<T> {
+    fn drop(&mut self) {
+        let mut all = lock(&self.balancer.0);
+        all.retain(|load| !Arc::ptr_eq(load, &self.own));
+        for Accepted { request, count } in self.take_handed_over() {
+            // Without another fabric, the peer sees that the listener is closed.
+            if let Some(next) = all.iter().min_by_key(|load| load.connections.load(Ordering::Relaxed)) {
+                drop(count);
+                next.hand_over(Accepted { request, count: ConnectionCount::new(next) });
+            }
+        }
+    }
+}
+
+impl<T> Load<T> {
+    /// Hands over a connection that is counted here.
+    fn hand_over(&self, accepted: Accepted<T>) {
+        lock(&self.handed_over).push_back(accepted);
+        self.waker.wake();
+    }
+}
+
+/// A panic of another thread has left the list whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

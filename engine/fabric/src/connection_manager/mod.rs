@@ -1,0 +1,463 @@
+//! Connection management of the fabrics over sockets.
+//!
+//! The manager dials, accepts, and drives each connection through its handshake. It owns the half-open connections with
+//! their deadlines, the sockets of closed connections that their peers still read from, and the descriptors that a
+//! shard sleeps on. An established connection belongs to a queue pair of the fabric, which only has its socket watched
+//! here.
+//!
+//! A fabric implements two traits. [`Handshake`] states what the two ends exchange, when that is complete, and how it
+//! fails; it has no access to queue pairs. [`ManagedFabric`] connects its outcome with the fabric's queue pairs.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `sockets` | the watched descriptors; listeners, with a pause after a failed accept |
+//! | `requests` | connections that peers have started, with shares by host |
+//! | `dials` | connections that this side has started |
+//! | `expiring` | a queue of expiring values |
+//!
+//! A transport of plain TCP, such as ONC RPC with record marking, is another [`Handshake`], whose request and answer
+//! are empty: its dials end when they are connected, and its requests when they are accepted. TLS is a handshake of the
+//! byte stream below one of these. Its state belongs into [`Handshake::Dial`] and [`Handshake::Incoming`], where it
+//! takes and returns bytes until the stream is ready for the handshake above it.
+
+#![forbid(unsafe_code)]
+
+mod dials;
+mod expiring;
+mod requests;
+mod sockets;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::{Arguments, Debug, Display};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown};
+
+use self::dials::{Dial, Dialed};
+use self::expiring::Expiring;
+use self::requests::Request;
+#[cfg(test)]
+pub(crate) use self::sockets::EVENTS;
+pub(crate) use self::sockets::{Listen, Sockets, Token};
+use crate::accept_balancer::Accepted;
+use crate::keys::Randoms;
+use crate::log_limit::ClockedLog;
+use crate::sleeper::shorter;
+use crate::{ControlEvent, FabricAddress, FabricError, QpId};
+
+/// Longest sleep while something is due that no descriptor announces.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+/// Most expired entries of each kind dropped per pass.
+const EXPIRIES: usize = 64;
+/// Closed connections whose peers have not closed them yet. Beyond that the oldest are reset.
+const CLOSING: usize = 1024;
+/// Bytes of a closed connection discarded per read.
+const SCRATCH: usize = 16 << 10;
+
+/// The handshake of a fabric: what its two ends exchange before a connection is established. The fabric's shared state
+/// implements it.
+pub(crate) trait Handshake: Debug + Sized {
+    /// The fabric, in log lines.
+    const FABRIC: &str;
+    /// Most connections accepted from a listener in one poll.
+    const ACCEPTS: usize;
+    /// Most requests completed in one poll. Others wait in their sockets.
+    const REQUESTS: usize = usize::MAX;
+    /// Whether closed sockets stay open until their peers have read everything; see
+    /// [`close`](ConnectionManager::close).
+    const LINGERS: bool;
+    /// The bound addresses.
+    type Listener: Listen<Accepted = (OwnedFd, Self::Peer)>;
+    /// The far end of an accepted connection.
+    type Peer: Debug + Display;
+    /// What a peer has sent of its request. Initially nothing.
+    type Incoming: Debug + Default;
+    /// Our side of a connection that was not answered yet.
+    type Dial: Debug;
+    /// The peer's agreement.
+    type Answer: Debug;
+
+    fn control(&mut self) -> &mut Control;
+    /// The error of a dial without an answer in time.
+    fn timed_out(limit: Duration) -> FabricError;
+
+    /// Whether two peers share the places of one host among incomplete requests.
+    fn is_same_host(_one: &Self::Peer, _other: &Self::Peer) -> bool {
+        false
+    }
+
+    /// Prepares an accepted socket.
+    fn equip(&self, _socket: BorrowedFd<'_>) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    /// Reads from a peer. A message is its request's private data, and means that the request is complete. After that,
+    /// any input is a fault.
+    fn read_request(&mut self, socket: BorrowedFd<'_>, incoming: &mut Self::Incoming) -> Received<Vec<u8>>;
+    /// Sends the owner's refusal of a complete request.
+    fn send_reject(&self, socket: BorrowedFd<'_>, incoming: &Self::Incoming, private_data: &[u8]);
+    /// Sends the cause of the fabric's own refusal, if the protocol can express it.
+    fn send_refusal(_socket: BorrowedFd<'_>, _why: String) {}
+
+    /// Starts to connect.
+    fn open(&self, address: &FabricAddress) -> Result<ConnectProgress, FabricError>;
+    /// Sends our request on a socket that is connected, or that could not be.
+    fn send_request(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        address: &FabricAddress,
+        dial: &mut Self::Dial,
+    ) -> Result<(), FabricError>;
+    /// Reads the peer's answer.
+    fn read_answer(&mut self, socket: BorrowedFd<'_>, dial: &mut Self::Dial) -> Received<Answer<Self::Answer>>;
+
+    /// Counts and logs a refused connect request.
+    #[cold]
+    fn refuse(&mut self, why: Arguments<'_>) {
+        let control = self.control();
+        control.requests_refused += 1;
+        let line = format_args!("{}: connect request refused: {why}", Self::FABRIC);
+        control.log.warn("connect requests refused", line);
+    }
+}
+
+/// The knobs of a fabric that the manager follows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) max_handshakes: usize,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) linger: Duration,
+}
+
+/// The result of a read from a peer during the handshake.
+#[derive(Debug)]
+pub(crate) enum Received<T> {
+    Message(T),
+    /// Nothing, or not all of it.
+    Pending,
+    /// The peer closed its end, or died.
+    Closed,
+    /// The peer broke the rules, or a call has failed here.
+    Failed(FabricError),
+}
+
+impl<T> Received<T> {
+    /// Continues with a message.
+    pub(crate) fn and_then<U>(self, with: impl FnOnce(T) -> Received<U>) -> Received<U> {
+        match self {
+            Self::Message(message) => with(message),
+            Self::Pending => Received::Pending,
+            Self::Closed => Received::Closed,
+            Self::Failed(error) => Received::Failed(error),
+        }
+    }
+
+    /// A breach of the rules by the peer.
+    pub(crate) fn violation(why: impl Display) -> Self {
+        Self::Failed(FabricError::peer(why))
+    }
+}
+
+/// A peer's answer to our request.
+#[derive(Debug)]
+pub(crate) enum Answer<T> {
+    Accepted(T),
+    /// The peer's owner refuses, with its private data.
+    Rejected(Vec<u8>),
+}
+
+/// The state of a new outgoing connection.
+#[derive(Debug)]
+pub(crate) enum ConnectProgress {
+    Connected(OwnedFd),
+    /// The socket becomes writable when it is connected, or cannot be.
+    Connecting(OwnedFd),
+    /// The listener's queue is full: try again later.
+    QueueFull,
+}
+
+/// What queue pairs leave to connection management.
+#[derive(Debug, Default)]
+pub(crate) struct Control {
+    /// For the next `poll_control`.
+    pub(crate) events: VecDeque<ControlEvent>,
+    /// Lines that peers can cause.
+    pub(crate) log: ClockedLog,
+    /// Slots of queue pairs to tend.
+    pub(crate) attention: Vec<u32>,
+    /// For the fabric's counters.
+    pub(crate) requests_refused: u64,
+}
+
+impl Control {
+    /// Forgets a queue pair that is destroyed. The caller of destroy needs no event of its end.
+    pub(crate) fn forget(&mut self, id: QpId) {
+        self.attention.retain(|&slot| slot != id.slot);
+        self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
+    }
+}
+
+/// The connections of a fabric that are not, or no longer, a queue pair's. A pass costs the same for any number: only
+/// sockets with news are read, and the oldest expire first.
+#[derive(Debug)]
+pub(crate) struct ConnectionManager<H: Handshake> {
+    pub(crate) sockets: Sockets<H::Listener>,
+    pub(crate) limits: Limits,
+    /// Accepted connections that have not been read.
+    unread: VecDeque<Accepted<(OwnedFd, H::Peer)>>,
+    /// Incomplete requests of peers, each for the handshake's time.
+    pub(crate) incomplete: Expiring<Request<H>>,
+    /// Complete requests, by the same numbers. They wait for the owner without a limit.
+    pub(crate) complete: BTreeMap<u64, Request<H>>,
+    /// Unanswered connections of this side, each for the handshake's time.
+    dials: Expiring<Dial<H>>,
+    /// Sockets that this side has shut down. Later input of their peers is discarded: a TCP socket that is closed with
+    /// input unread is reset, and its peer then loses what it has not read.
+    pub(crate) closing: Expiring<OwnedFd>,
+    pub(crate) randoms: Randoms,
+}
+
+impl<H: Handshake> ConnectionManager<H> {
+    pub(crate) fn new(limits: Limits) -> Result<Self, FabricError> {
+        Ok(Self {
+            sockets: Sockets::new()?,
+            limits,
+            unread: VecDeque::new(),
+            incomplete: Expiring::default(),
+            complete: BTreeMap::new(),
+            dials: Expiring::default(),
+            closing: Expiring::default(),
+            randoms: Randoms::default(),
+        })
+    }
+
+    /// Forgets the dial of a queue pair that is destroyed.
+    pub(crate) fn forget_dial(&mut self, qp: QpId) {
+        if let Some((Dial { socket: Some(socket), .. }, _)) = self.give_up(qp) {
+            self.close(socket);
+        }
+    }
+
+    /// Closes a socket. Where peers could lose unread data by that, it stays open until its peer has read everything,
+    /// for `linger` at most.
+    pub(crate) fn close(&mut self, socket: OwnedFd) {
+        let _ = rustix::net::shutdown(&socket, Shutdown::Write);
+        let token = Token::Closing(self.closing.next);
+        if !H::LINGERS || self.sockets.sleeper.add(&socket, token, EventFlags::IN | EventFlags::RDHUP).is_err() {
+            // Without a watch the peer's end would go unnoticed: it is cut off.
+            return;
+        }
+        if self.closing.len() >= CLOSING {
+            self.closing.remove_oldest(|_| true);
+        }
+        self.closing.insert(Instant::now() + self.limits.linger, socket);
+    }
+
+    /// Waits until the hosts of the peers of closed connections have everything, within the sockets' time.
+    /// `unacknowledged` returns the bytes that a host has not acknowledged.
+    pub(crate) fn finish_closing(&mut self, unacknowledged: impl Fn(BorrowedFd<'_>) -> Result<usize, Errno>) {
+        loop {
+            let now = Instant::now();
+            while self.closing.pop_due(now).is_some() {}
+            // A reset socket acknowledges nothing.
+            let is_busy = |socket: &OwnedFd| unacknowledged(socket.as_fd()).is_ok_and(|bytes| bytes > 0);
+            self.closing.retain(|socket| is_busy(socket) && !has_ended(socket));
+            if self.closing.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits for sockets up to `timeout`. Serves listeners, requests and closed connections, and returns all tokens.
+    /// `None` if it was interrupted.
+    fn wait(&mut self, fabric: &mut H, timeout: Option<Duration>) -> Option<impl Iterator<Item = Token> + use<H>> {
+        let tokens = self.sockets.wait(timeout)?;
+        // Requests beyond their number wait, since calls of other connections wait meanwhile. The owner then polls
+        // again at once, and unread input stays readable. Accepted connections come first: new ones may arrive without
+        // end.
+        let mut left = H::REQUESTS;
+        for token in tokens.clone() {
+            if let Token::Request(id) = token
+                && left > 0
+            {
+                left -= usize::from(self.read_request(id, fabric));
+            }
+        }
+        self.unread.extend(self.sockets.take_handed_over());
+        left -= self.read_accepted(left, fabric);
+        for token in tokens.clone() {
+            match token {
+                Token::Listener if left > 0 => {
+                    self.accept(fabric);
+                    left -= self.read_accepted(left, fabric);
+                }
+                Token::Closing(id) if self.closing.get_mut(id).is_some_and(|socket| has_ended(socket)) => {
+                    self.closing.remove(id);
+                }
+                _ => {}
+            }
+        }
+        Some(tokens)
+    }
+
+    /// Ends what has expired; the rest is due at the next pass. Returns a dial that has ended.
+    fn expire(&mut self, fabric: &mut H, now: Instant) -> Option<Dialed<H>> {
+        for _ in 0..EXPIRIES {
+            let (incomplete, closing) = (self.incomplete.pop_due(now), self.closing.pop_due(now));
+            if incomplete.is_none() && closing.is_none() {
+                break;
+            }
+        }
+        self.tend_dials(fabric, now)
+    }
+
+    /// Longest sleep: until something expires, or is due without an announcement. `None` if nothing can.
+    pub(crate) fn longest_wait(&self) -> Option<Duration> {
+        let deadlines = [self.incomplete.next_deadline(), self.closing.next_deadline(), self.dials.next_deadline()];
+        let next = deadlines.into_iter().flatten().min();
+        let expiry = next.map(|next| next.saturating_duration_since(Instant::now()));
+        let unread = (!self.unread.is_empty()).then_some(Duration::ZERO);
+        let tick = self.dials.iter().any(|dial| dial.socket.is_none()).then_some(TICK);
+        [expiry, unread, tick, self.sockets.resumes_in()].into_iter().flatten().min()
+    }
+}
+
+/// Discards input of a closed connection; true if its peer has ended.
+fn has_ended(socket: &OwnedFd) -> bool {
+    // Once: the set reports the rest again.
+    !matches!(receive(socket, &mut [0; SCRATCH]), Ok(1..) | Err(Errno::AGAIN | Errno::INTR))
+}
+
+/// A fabric whose connections a [`ConnectionManager`] sets up.
+pub(crate) trait ManagedFabric {
+    type Handshake: Handshake;
+
+    fn parts(&mut self) -> (&mut ConnectionManager<Self::Handshake>, &mut Self::Handshake);
+    /// Establishes a connection that the peer has accepted; returns the peer's private data.
+    fn establish(
+        &mut self,
+        qp: QpId,
+        socket: OwnedFd,
+        dial: <Self::Handshake as Handshake>::Dial,
+        answer: <Self::Handshake as Handshake>::Answer,
+    ) -> Result<Vec<u8>, FabricError>;
+    /// Ends a queue pair that was never connected; it keeps the socket, if there is one, until it is destroyed.
+    fn fail_dial(&mut self, qp: QpId, socket: Option<OwnedFd>);
+    /// Polls a new connection in every turn from now on.
+    fn start_polling(&mut self, slot: u32);
+    /// Handles news at the socket of a connected queue pair. True if `poll_control` is due by that.
+    fn read_connected(&mut self, qp: QpId) -> bool;
+    /// Does a queue pair's work that is due at intervals. True if it needs another pass.
+    fn tend_qp(&mut self, slot: u32, now: Instant) -> bool;
+    /// Longest sleep beside work of queue pairs.
+    fn busy_limit(&self) -> Option<Duration>;
+
+    /// Waits for sockets up to `timeout` and serves them. False if `poll_control` is not due by that.
+    fn poll_sockets(&mut self, timeout: Option<Duration>) -> bool {
+        let (manager, fabric) = self.parts();
+        let Some(tokens) = manager.wait(fabric, timeout) else { return false };
+        let mut is_due = false;
+        for token in tokens {
+            match token {
+                // Left for `sleep`: a wake also ends the *next* wait.
+                Token::Waker => is_due = true,
+                Token::Dial(id) => {
+                    let (manager, fabric) = self.parts();
+                    let ended = manager.read_dial(id, fabric);
+                    ended.into_iter().for_each(|dialed| self.finish_dial(dialed));
+                }
+                Token::Qp(qp) => is_due |= self.read_connected(qp),
+                Token::Listener | Token::Request(_) | Token::Closing(_) => {}
+            }
+        }
+        is_due || !self.control().events.is_empty()
+    }
+
+    /// Does all work of connection management that is due, and appends its events.
+    fn poll_events(&mut self, events: &mut Vec<ControlEvent>) {
+        self.poll_sockets(Some(Duration::ZERO));
+        self.tend();
+        for event in std::mem::take(&mut self.control().events) {
+            if let ControlEvent::Established { qp, .. } = &event {
+                self.start_polling(qp.slot);
+            }
+            events.push(event);
+        }
+    }
+
+    /// Reports the end of a dial: the connection is established, or has failed.
+    fn finish_dial(&mut self, (dial, result): Dialed<Self::Handshake>) {
+        let Dial { qp, socket, state, .. } = dial;
+        let (event, socket) = match (result, socket) {
+            (Ok(Answer::Accepted(answer)), Some(socket)) => match self.establish(qp, socket, state, answer) {
+                Ok(private_data) => {
+                    return self.control().events.push_back(ControlEvent::Established { qp, private_data });
+                }
+                Err(error) => (ControlEvent::ConnectFailed { qp, error }, None),
+            },
+            (Ok(Answer::Rejected(private_data)), socket) => (ControlEvent::Rejected { qp, private_data }, socket),
+            (Err(error), socket) => (ControlEvent::ConnectFailed { qp, error }, socket),
+            (Ok(Answer::Accepted(_)), None) => return,
+        };
+        self.control().events.push_back(event);
+        self.fail_dial(qp, socket);
+    }
+
+    fn control(&mut self) -> &mut Control {
+        self.parts().1.control()
+    }
+
+    /// Drops a connection that its owner has abandoned. The answer does not matter.
+    fn abandon(&mut self, qp: QpId) {
+        let ended = self.parts().0.give_up(qp);
+        ended.into_iter().for_each(|dialed| self.finish_dial(dialed));
+    }
+
+    /// Does work that is due without a socket event.
+    fn tend(&mut self) {
+        self.control().log.sum_up();
+        if self.control().attention.is_empty() && self.parts().0.longest_wait().is_none() {
+            return;
+        }
+        let now = Instant::now();
+        loop {
+            let (manager, fabric) = self.parts();
+            let Some(dialed) = manager.expire(fabric, now) else { break };
+            self.finish_dial(dialed);
+        }
+        let mut slots = std::mem::take(&mut self.control().attention);
+        slots.sort_unstable();
+        slots.dedup();
+        slots.retain(|&slot| self.tend_qp(slot, now));
+        self.control().attention.append(&mut slots);
+    }
+
+    /// Sleeps until news; false if none concern connection management.
+    fn sleep(&mut self, timeout: Option<Duration>) -> bool {
+        let limit = self.busy_limit();
+        let expiry = self.parts().0.longest_wait();
+        let is_due = self.poll_sockets(shorter(timeout, shorter(limit, expiry)));
+        let (manager, _) = self.parts();
+        if is_due {
+            manager.sockets.sleeper.clear_waker();
+        }
+        is_due || limit.is_some() || manager.longest_wait() == Some(Duration::ZERO)
+    }
+}
+
+/// Reads from a socket without waiting. Returns the bytes, 0 at the end of the stream.
+pub(crate) fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<usize, Errno> {
+    #[cfg(test)]
+    READS.set(READS.get() + 1);
+    rustix::net::recv(socket, space, RecvFlags::DONTWAIT).map(|(_, n)| n)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Counts calls of [`receive`].
+    pub(crate) static READS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
