@@ -41,11 +41,8 @@ mod message;
 #[cfg(all(test, loom))]
 mod model;
 mod qp;
-mod receive;
 mod region;
-mod retire;
 mod ring;
-mod send;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -61,8 +58,7 @@ pub use self::address::SoftwareListener;
 use self::common::Common;
 pub use self::config::SoftwareConfig;
 use self::connect::ClosingQp;
-use self::qp::{Qp, State};
-use self::receive::Polled;
+use self::qp::{Polled, Qp, State};
 use self::region::{PROCESS, PeerMemory, Regions};
 use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric};
 use super::forward::over_sockets;

@@ -1,4 +1,14 @@
 //! One queue pair: its state and its end.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `send` | the sending half |
+//! | `receive` | the receiving half |
+//! | `retire` | executed requests that wait for their completion |
+
+mod receive;
+mod retire;
+mod send;
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
@@ -7,13 +17,14 @@ use std::time::{Duration, Instant};
 use rpcrdma_mempool::{PeerRings, prefetch};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
+pub(super) use self::receive::Polled;
+use self::retire::RetireQueue;
 use super::common::Common;
 use super::config::RING_BYTES;
 use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Lines, Side, Word};
 use super::message::Message;
 use super::region::{ExposedMemory, Places};
-use super::retire::RetireQueue;
 use super::ring::{Consumer, Header, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::accept_balancer::ConnectionCount;
@@ -26,11 +37,11 @@ use crate::{
 };
 
 /// The end of a connection whose peer violates the protocol, in front of what it did.
-pub(super) const VIOLATION: &str = "the peer broke the rules of the fabric";
+const VIOLATION: &str = "the peer broke the rules of the fabric";
 
 /// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(crate) enum State {
     /// Not answered yet.
     Connecting,
     /// Both directions may be used.
@@ -49,63 +60,63 @@ type Progress = (u64, usize, usize);
 /// One queue pair. Fields that each message needs come first, together.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Qp {
+pub(crate) struct Qp {
     // Read by every poll.
-    pub(super) ring: PeerRings,
-    pub(super) rx: Consumer,
+    pub(crate) ring: PeerRings,
+    pub(crate) rx: Consumer,
     /// The next poll has work even without a message. So it is unless it is up, and nothing that was posted waits or
     /// has failed.
-    pub(super) chores: bool,
+    pub(crate) chores: bool,
     /// Work due at intervals: acknowledgements in either direction.
-    pub(super) later: bool,
-    pub(super) state: State,
+    later: bool,
+    pub(crate) state: State,
     /// A request has failed: nothing behind it is carried out.
-    pub(super) halted: bool,
+    halted: bool,
     /// The first request waits for room in the ring, and for nothing else.
-    pub(super) needs_room: bool,
-    pub(super) peer_may_sleep: bool,
+    needs_room: bool,
+    pub(crate) peer_may_sleep: bool,
     /// Polls since the last message.
-    pub(super) idle: u32,
+    pub(crate) idle: u32,
     /// Quiet for long, so not polled every time.
-    pub(super) cold: bool,
+    pub(crate) cold: bool,
     /// The purpose of its own bell; the peer may have taken it.
     armed: Option<Waits>,
-    pub(super) id: QpId,
-    pub(super) tx: Producer,
-    pub(super) max_message: u32,
-    pub(super) retire: RetireQueue,
-    pub(super) pending: VecDeque<Posting>,
-    pub(super) depth: usize,
-    pub(super) own_receives: Option<Receives>,
-    pub(super) peer_bell: Doorbell,
+    pub(crate) id: QpId,
+    pub(crate) tx: Producer,
+    pub(crate) max_message: u32,
+    retire: RetireQueue,
+    pub(crate) pending: VecDeque<Posting>,
+    depth: usize,
+    pub(crate) own_receives: Option<Receives>,
+    peer_bell: Doorbell,
     own_bell: Doorbell,
     own_report: usize,
-    pub(super) peer_report: usize,
+    peer_report: usize,
     // Receiver-not-ready.
-    pub(super) rnr_retry: u8,
-    pub(super) rnr_polls: u32,
+    rnr_retry: u8,
+    rnr_polls: u32,
     refused: Option<Refusal>,
     // Memory.
-    pub(super) windows: OwnWindows,
-    pub(super) peer_windows: Option<PeerWindows>,
-    pub(super) exposed: ExposedMemory,
-    pub(super) announced: Vec<u32>,
+    pub(crate) windows: OwnWindows,
+    pub(crate) peer_windows: Option<PeerWindows>,
+    pub(crate) exposed: ExposedMemory,
+    pub(crate) announced: Vec<u32>,
     // Connection.
     side: Side,
     /// The layout of the rings: the connector's, until the acceptor's answer.
     layout: Layout,
     /// Progress of requests that wait for the peer.
-    pub(super) stall: StallTimer<Progress>,
-    pub(super) socket: Option<OwnedFd>,
-    pub(super) deadline: Option<Instant>,
+    pub(crate) stall: StallTimer<Progress>,
+    pub(crate) socket: Option<OwnedFd>,
+    pub(crate) deadline: Option<Instant>,
     /// Counts an accepted connection.
-    pub(super) count: Option<ConnectionCount>,
+    pub(crate) count: Option<ConnectionCount>,
 }
 
 /// Why a receiver does not take a record; travels in its report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub(super) enum Refusal {
+enum Refusal {
     NotReady = 1,
     InvalidRequest = 2,
 }
@@ -123,20 +134,20 @@ impl Refusal {
 }
 
 /// What a new queue pair is made of.
-pub(super) struct NewQp<'a> {
-    pub(super) id: QpId,
-    pub(super) side: Side,
-    pub(super) layout: Layout,
-    pub(super) ring: PeerRings,
-    pub(super) windows: OwnWindows,
-    pub(super) params: &'a ConnectParams,
-    pub(super) max_message: u32,
+pub(crate) struct NewQp<'a> {
+    pub(crate) id: QpId,
+    pub(crate) side: Side,
+    pub(crate) layout: Layout,
+    pub(crate) ring: PeerRings,
+    pub(crate) windows: OwnWindows,
+    pub(crate) params: &'a ConnectParams,
+    pub(crate) max_message: u32,
     /// Bytes mapped for the connection itself, and their places.
-    pub(super) mapped: (u64, Places),
+    pub(crate) mapped: (u64, Places),
 }
 
 impl Qp {
-    pub(super) fn new(new: NewQp<'_>) -> Self {
+    pub(crate) fn new(new: NewQp<'_>) -> Self {
         let NewQp { id, side, layout, ring, windows, params, max_message, mapped } = new;
         let depth = params.send_queue_depth.max(1) as usize;
         Self {
@@ -178,18 +189,18 @@ impl Qp {
         }
     }
 
-    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether messages are still taken.
-    pub(super) fn is_live(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         matches!(self.state, State::Up | State::Closing | State::Draining)
     }
 
     /// Reports our progress to the peer; wakes it if it waits for that.
     #[inline(never)]
-    pub(super) fn report(&mut self) {
+    pub(crate) fn report(&mut self) {
         // Pair with the loads in `settle_reported` and `refusal` at the other side: a load that sees a refusal also
         // sees its head.
         let (head, refusal) = self.ring.words(self.own_report);
@@ -205,14 +216,14 @@ impl Qp {
     /// Rings. A full socket has bells in it already; a closed one has no reader.
     #[cold]
     #[inline(never)]
-    pub(super) fn wake_peer(&self) {
+    fn wake_peer(&self) {
         if let Some(socket) = self.socket() {
             let _ = Message::Bell.send(socket, &[]);
         }
     }
 
     /// Requests a wake-up.
-    pub(super) fn arm(&mut self) {
+    pub(crate) fn arm(&mut self) {
         if !self.is_live() {
             return;
         }
@@ -226,7 +237,7 @@ impl Qp {
     }
 
     /// As above for a cold queue pair, whose bell stays set: the next time costs nothing. False if there is work.
-    pub(super) fn arm_cold(&mut self) -> bool {
+    pub(crate) fn arm_cold(&mut self) -> bool {
         if !self.is_live() || self.chores || self.later {
             return false;
         }
@@ -239,21 +250,21 @@ impl Qp {
     }
 
     /// Is awake.
-    pub(super) fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         if self.armed.take().is_some() && self.is_live() {
             self.own_bell.clear(&self.ring);
         }
     }
 
     /// Whether there is work without a bell: a sliced copy, a busy window, or a message without a Receive.
-    pub(super) fn needs_polls(&self) -> bool {
+    pub(crate) fn needs_polls(&self) -> bool {
         self.is_live() && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
 
     /// Refuses the record at the head of the ring: both sides go to error.
     #[cold]
     #[inline(never)]
-    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) {
+    fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) {
         self.refused = Some(why);
         self.fail(common, Disconnect::Violation, reason.to_owned());
     }
@@ -261,7 +272,7 @@ impl Qp {
     /// Closes the connection of a peer that violates the protocol; returns false.
     #[cold]
     #[inline(never)]
-    pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
+    pub(crate) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
         common.stats.peer_violations += 1;
         self.fail(common, Disconnect::Violation, format!("{VIOLATION}: {what}"));
         false
@@ -270,7 +281,7 @@ impl Qp {
     /// The end: posted requests are flushed.
     #[cold]
     #[inline(never)]
-    pub(super) fn fail(&mut self, common: &mut Common, cause: Disconnect, reason: String) {
+    pub(crate) fn fail(&mut self, common: &mut Common, cause: Disconnect, reason: String) {
         self.fail_as(common, cause, reason, None);
     }
 
@@ -300,14 +311,14 @@ impl Qp {
 
     /// Reads the peer's reported progress. False if that cannot be.
     #[inline]
-    pub(super) fn settle_reported(&mut self) -> bool {
+    pub(crate) fn settle_reported(&mut self) -> bool {
         // Pairs with the publication in `report` at the other side.
         self.tx.acknowledge(self.ring.words(self.peer_report).0.acquire())
     }
 
     /// The peer's status for the first record that it has not taken.
     #[inline]
-    pub(super) fn refusal(&self) -> Option<Status> {
+    fn refusal(&self) -> Option<Status> {
         // Pairs with the publication in `report` at the other side.
         Refusal::status(self.ring.words(self.peer_report).1.acquire())
     }
@@ -334,7 +345,7 @@ impl Qp {
     ///
     /// # Errors
     /// That cannot be.
-    pub(super) fn take_rings(&mut self, bytes: u32, max_message: u32) -> Result<(), String> {
+    pub(crate) fn take_rings(&mut self, bytes: u32, max_message: u32) -> Result<(), String> {
         let no_rings = || format!("it answers with rings of {bytes} bytes");
         if !RING_BYTES.contains(&(bytes as usize)) || bytes > self.layout.ring_bytes {
             return Err(no_rings());
@@ -353,21 +364,21 @@ impl Qp {
 
     /// Prefetches a message's memory, well before the poll.
     #[inline]
-    pub(super) fn prefetch(&self) {
+    pub(crate) fn prefetch(&self) {
         prefetch::<{ offset_of!(Qp, own_report).div_ceil(64) }, _>(self);
     }
 
     /// As above, for the place of the next message in the ring. Reads the queue pair, which should be in the cache by
     /// now.
     #[inline]
-    pub(super) fn prefetch_message(&self) {
+    pub(crate) fn prefetch_message(&self) {
         self.rx.prefetch(&self.ring.rx());
     }
 
     /// Enlarges the sending ring for such a message. False at the maximum.
     #[cold]
     #[inline(never)]
-    pub(super) fn make_room(&mut self, len: u32) -> bool {
+    fn make_room(&mut self, len: u32) -> bool {
         let Some(bytes) = self.tx.larger(len) else { return false };
         let laid = self.layout.lay_tx(&mut self.ring, self.side, bytes);
         if laid {
@@ -379,13 +390,13 @@ impl Qp {
     /// Follows the peer's ring growth, if this header has it. False if it cannot be.
     #[cold]
     #[inline(never)]
-    pub(super) fn follow_growth(&mut self, header: Header) -> bool {
+    fn follow_growth(&mut self, header: Header) -> bool {
         self.rx.grow(header).is_some_and(|bytes| self.layout.lay_rx(&mut self.ring, self.side, bytes))
     }
 
     /// Starts the timing of requests that wait for the peer.
     #[cold]
-    pub(super) fn watch_waiting(&mut self, common: &mut Common) {
+    pub(crate) fn watch_waiting(&mut self, common: &mut Common) {
         if !self.stall.is_running() {
             self.stall.start(self.progress());
             common.control.attention.push(self.id.slot);
@@ -393,7 +404,7 @@ impl Qp {
     }
 
     /// Time without progress of posted requests; `None` if none waits.
-    pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
+    pub(crate) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if self.pending.is_empty() {
             self.stall.stop();
             return None;
@@ -402,7 +413,7 @@ impl Qp {
     }
 
     /// See [`Fabric::flow`](crate::Fabric::flow). Reads move at once, by this side's own copies.
-    pub(super) fn flow(&self) -> Flow {
+    pub(crate) fn flow(&self) -> Flow {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
         Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.unacked() + pending as u64 }
     }
@@ -418,7 +429,7 @@ impl Qp {
 
     /// Ends the connection: the peer took nothing for `retry_timeout`, as a device's retries end.
     #[cold]
-    pub(super) fn not_taken(&mut self, common: &mut Common) {
+    pub(crate) fn not_taken(&mut self, common: &mut Common) {
         let limit = common.config.retry_timeout;
         let reason = format!("the peer takes nothing of what was sent: longer than retry_timeout, {limit:?}");
         self.fail_as(common, Disconnect::Failure, reason, Some(Status::RnrRetryExceeded));
@@ -426,7 +437,7 @@ impl Qp {
 
     /// Ends the connection for an error of [`read_socket`](Self::read_socket).
     #[cold]
-    pub(super) fn end_for(&mut self, common: &mut Common, error: FabricError) {
+    pub(crate) fn end_for(&mut self, common: &mut Common, error: FabricError) {
         match error.kind() {
             FabricErrorKind::Peer => drop(self.violation(common, error.detail())),
             _ => self.fail(common, Disconnect::Failure, error.to_string()),
@@ -434,7 +445,7 @@ impl Qp {
     }
 
     /// Takes the messages that wait at the connection's socket. False once it is closed.
-    pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, FabricError> {
+    pub(crate) fn read_socket(&mut self, common: &mut Common) -> Result<bool, FabricError> {
         // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
         for _ in 0..64 {
             let Some(socket) = self.socket() else { return Ok(false) };

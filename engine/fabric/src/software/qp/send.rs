@@ -3,16 +3,16 @@
 use rpcrdma_mempool::{Buf, Lent, PeerMapping};
 use rustix::io::Errno;
 
-use super::common::Common;
-use super::message::Message;
-use super::qp::{Qp, State, VIOLATION};
-use super::region::Region;
 use super::retire::Retire;
-use super::ring::Header;
-use super::window::Exposure;
+use super::{Qp, State, VIOLATION};
 use crate::checks;
 use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
+use crate::software::common::Common;
+use crate::software::message::Message;
+use crate::software::region::Region;
+use crate::software::ring::Header;
+use crate::software::window::Exposure;
 use crate::{
     Access, Completion, Disconnect, FabricErrorKind, Opcode, PostError, Posting, RemoteMemory, Source, Status,
     WorkRequest,
@@ -33,7 +33,7 @@ enum Step {
 impl Qp {
     /// Posts a chain; see [`Fabric::post_send`](crate::Fabric::post_send).
     #[inline]
-    pub(super) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+    pub(crate) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         // All of these are chores.
         if self.chores && (self.state != State::Up || !self.pending.is_empty() || self.halted) {
             return self.post_behind(common, chain, 0);

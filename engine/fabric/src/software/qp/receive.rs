@@ -2,10 +2,10 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::common::Common;
-use super::qp::{Qp, Refusal, State};
-use super::ring::Header;
+use super::{Qp, Refusal, State};
 use crate::keys::Revoked;
+use crate::software::common::Common;
+use crate::software::ring::Header;
 use crate::{Arrival, Completion, ReceivedBuf, Status};
 
 /// Messages per queue pair and poll, for fairness.
@@ -21,7 +21,7 @@ const IDLE_POLLS: u32 = 4096;
 
 /// Other results of a poll than one message alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Polled {
+pub(crate) enum Polled {
     /// Nothing to do.
     Quiet,
     /// Nothing was to do for long.
@@ -46,7 +46,7 @@ enum NoMessage {
 impl Qp {
     /// Polls the queue pair. Returns a lone message, if no other work remains.
     #[inline]
-    pub(super) fn poll(
+    pub(crate) fn poll(
         &mut self,
         common: &mut Common,
         out: &mut Vec<Completion>,
