@@ -1,15 +1,20 @@
-//! Checks of work requests, common to all fabrics.
+//! Checks of work requests and configurations, common to all fabrics.
 
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::ArenaId;
 
-use crate::Source;
+use crate::{FabricError, Source};
 
 /// Memory that a work request may not name.
 pub(crate) const FOREIGN: &str = "memory that is not registered with this fabric";
 /// Bytes that are not the buffer's.
 const BOUNDS: &str = "bytes outside of the buffer";
+
+/// Checks a field of a fabric's configuration; `rule` states the allowed values.
+pub(crate) fn field(fabric: &str, ok: bool, field: &str, got: usize, rule: &str) -> Result<(), FabricError> {
+    if ok { Ok(()) } else { Err(FabricError::misuse(format!("{fabric} fabric: {field} = {got}: {rule}"))) }
+}
 
 /// A work request names memory that is registered.
 #[inline]

@@ -131,6 +131,12 @@ fn split(text: &str) -> Result<(&str, u16), &'static str> {
     }
 }
 
+/// Error of a port that this user may not bind.
+pub(crate) fn privileged_port(address: &str, error: impl fmt::Display) -> FabricError {
+    let remedy = "ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as";
+    FabricError::address(address, format!("{error}: {remedy} {DEFAULT_PORT}"))
+}
+
 /// The local address on the route to that one; itself, if local.
 #[cfg(feature = "verbs")]
 pub(crate) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {

@@ -32,7 +32,7 @@ impl SocketFile {
     /// another user's and cannot be removed. Otherwise the failed call.
     pub fn listen(socket: BorrowedFd<'_>, path: &Path, backlog: i32) -> Result<Self, FabricError> {
         let name = path.display().to_string();
-        let too_long = |_| address(&name, "too long: names of Unix sockets end at 107 bytes");
+        let too_long = |_| FabricError::address(&name, "too long: names of Unix sockets end at 107 bytes");
         let place = SocketAddrUnix::new(path).map_err(too_long)?;
         let _turn = Turn::take(&name, path)?;
         // The file gets the mode of its socket. No path is used that another user could redirect.
@@ -66,7 +66,7 @@ pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
         Errno::ADDRINUSE => {
             FabricError::in_use(name, "another server is alive there; stop it (ss -xlp shows it) or take another name")
         }
-        _ => address(name, &format!("bind: {error}")),
+        _ => FabricError::address(name, format!("bind: {error}")),
     }
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
 fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
     match found(path) {
         Some(found) if error == Errno::ADDRINUSE && no_socket(path).is_some() => {
-            address(name, &format!("there is {found}, no socket; remove it, or take another name"))
+            FabricError::address(name, format!("there is {found}, no socket; remove it, or take another name"))
         }
         Some(found) if error == Errno::ADDRINUSE => FabricError::in_use(
             name,
@@ -104,17 +104,14 @@ fn is_stale(path: &Path, place: &SocketAddrUnix) -> Result<bool, FabricError> {
     if !std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
         return Ok(false);
     }
-    Ok(rustix::net::connect(probe()?, place) == Err(Errno::CONNREFUSED))
+    Ok(rustix::net::connect(new_socket()?, place) == Err(Errno::CONNREFUSED))
 }
 
-fn probe() -> Result<OwnedFd, FabricError> {
+/// A Unix socket of datagrams in order, which never blocks.
+pub(crate) fn new_socket() -> Result<OwnedFd, FabricError> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(|e| failed("socket(AF_UNIX, SOCK_SEQPACKET)", e))
-}
-
-fn address(name: &str, detail: &str) -> FabricError {
-    FabricError::address(name, detail)
 }
 
 /// The kind and owner of a file: `a plain file of user 65534`. `None` without a file.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::FabricError;
+use crate::{FabricError, checks};
 
 /// When FPDUs carry a CRC-32C (RFC 5044 §4.4, §7.1). TCP's checksum has 16 bits. It does not cover corruption by
 /// network cards, switches and hosts after they have checked it; the CRC is end to end. Neither protects against
@@ -130,19 +130,12 @@ pub const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
 impl IwarpConfig {
     /// Checks the fields; an error names one out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
-        let bad = |field: &str, got: usize, rule: &str| {
-            Err(FabricError::misuse(format!("iWARP fabric: {field} = {got}: {rule}")))
-        };
-        if self.max_message == 0 || self.max_message > 1 << 30 {
-            return bad("max_message", self.max_message, "must be from 1 to 1 GiB");
-        }
-        if self.read_depth == 0 || self.read_depth > MAX_READ_DEPTH {
-            return bad("read_depth", self.read_depth.into(), "must be from 1 to 16383");
-        }
-        if self.max_handshakes == 0 {
-            return bad("max_handshakes", 0, "must be at least 1");
-        }
-        Ok(())
+        let check = |ok, field, got, rule| checks::field("iWARP", ok, field, got, rule);
+        let is_message = (1..=1 << 30).contains(&self.max_message);
+        check(is_message, "max_message", self.max_message, "must be from 1 to 1 GiB")?;
+        let is_depth = (1..=MAX_READ_DEPTH).contains(&self.read_depth);
+        check(is_depth, "read_depth", self.read_depth.into(), "must be from 1 to 16383")?;
+        check(self.max_handshakes != 0, "max_handshakes", 0, "must be at least 1")
     }
 }
 

@@ -78,13 +78,7 @@ fn refused(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno) ->
                 at.ip()
             ),
         ),
-        Errno::ACCESS | Errno::PERM => FabricError::address(
-            &text,
-            format!(
-                "{error}: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as {}",
-                host::DEFAULT_PORT
-            ),
-        ),
+        Errno::ACCESS | Errno::PERM => host::privileged_port(&text, error),
         error => failed(&format!("{call} at {text}"), error),
     }
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, sockopt};
 
 use super::config::IwarpConfig;
-use super::endpoint::{Endpoint, Failure, Progress, Reason, Shared, Taken, Terms};
+use super::endpoint::{Endpoint, Failure, Progress, Shared, Taken, Terms};
 use super::sys::{self, Into, Slices};
 use super::wire::Fault;
 use crate::accept_balancer::ConnectionCount;
@@ -280,47 +280,46 @@ impl Qp {
         // Bytes read with a CRC may be in the endpoint, unreported.
         let untold = std::mem::take(&mut self.full);
         if untold || !self.stash.is_empty() || self.endpoint.waits_for_receive() {
-            match self.take_stash(common, out, end) {
-                Ok(Taken::All) => self.set_stalled(common, false),
-                Ok(Taken::Full) => {
-                    self.full = true;
-                    return Polled::Unread;
-                }
-                Ok(Taken::NoReceive) => {
-                    self.set_stalled(common, true);
-                    return Polled::Stalled;
-                }
-                Err(failure) => {
-                    self.fail(common, failure);
-                    return Polled::Dead;
-                }
+            let taken = self.take_stash(common, out, end);
+            if let Some(stopped) = self.stop_reading(common, taken) {
+                return stopped;
             }
+            self.set_stalled(common, false);
         }
         let mut polled = Polled::Quiet;
         for _ in 0..READS {
-            match self.read_once(common, out, end) {
+            let (taken, more) = match self.read_once(common, out, end) {
                 Ok(None) => break,
-                Ok(Some((Taken::All, more))) => {
-                    polled = Polled::Active;
-                    if !more {
-                        break;
-                    }
-                }
-                Ok(Some((Taken::Full, _))) => {
-                    self.full = true;
-                    return Polled::Unread;
-                }
-                Ok(Some((Taken::NoReceive, _))) => {
-                    self.set_stalled(common, true);
-                    return Polled::Stalled;
-                }
-                Err(failure) => {
-                    self.fail(common, failure);
-                    return Polled::Dead;
-                }
+                Ok(Some((taken, more))) => (Ok(taken), more),
+                Err(failure) => (Err(failure), false),
+            };
+            if let Some(stopped) = self.stop_reading(common, taken) {
+                return stopped;
+            }
+            polled = Polled::Active;
+            if !more {
+                break;
             }
         }
         polled
+    }
+
+    /// Notes why the peer's bytes were not all taken. `None` if they were.
+    #[inline]
+    fn stop_reading(&mut self, common: &mut Common, taken: Result<Taken, Failure>) -> Option<Polled> {
+        match taken {
+            Ok(Taken::All) => return None,
+            Ok(Taken::Full) => self.full = true,
+            Ok(Taken::NoReceive) => {
+                self.set_stalled(common, true);
+                return Some(Polled::Stalled);
+            }
+            Err(failure) => {
+                self.fail(common, failure);
+                return Some(Polled::Dead);
+            }
+        }
+        Some(Polled::Unread)
     }
 
     fn set_stalled(&mut self, common: &Common, stalled: bool) {
@@ -440,7 +439,6 @@ impl Qp {
         }
         if told {
             log::debug!("{:?}: {reason}", self.id);
-            let reason = reason.to_string();
             common.control.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
     }
@@ -505,9 +503,8 @@ impl Qp {
         } else {
             "the peer does not send the rest of a message, or the answer to a Read"
         };
-        let reason = Reason::Other(format!("{what}: longer than iwarp.retry_timeout, {limit:?}"));
-        let (status, cause) = (Status::RetryExceeded, Disconnect::Failure);
-        self.fail(common, Failure { terminate: None, status, cause, reason });
+        let reason = format!("{what}: longer than iwarp.retry_timeout, {limit:?}");
+        self.fail(common, Failure::new(Status::RetryExceeded, Disconnect::Failure, reason));
     }
 }
 
@@ -525,5 +522,5 @@ fn lost(error: Errno) -> Failure {
         }
         error => format!("the connection is lost: {error}"),
     };
-    Failure { terminate: None, status, cause, reason: Reason::Other(reason) }
+    Failure::new(status, cause, reason)
 }

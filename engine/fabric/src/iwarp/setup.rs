@@ -70,23 +70,13 @@ impl RequestedParameters {
 
     /// The initiator's frame.
     pub(super) fn request(self, private_data: &[u8]) -> Setup {
-        let enhanced = Enhanced {
-            ird: self.ird,
-            ord: self.ord,
-            peer_to_peer: true,
-            rtr_send: false,
-            rtr_write: true,
-            rtr_read: false,
-        };
-        let private_data = [private_data, MARK].concat();
+        let (ird, ord) = (self.ird, self.ord);
+        let enhanced = Enhanced { ird, ord, peer_to_peer: true, rtr_write: true, ..Enhanced::default() };
         Setup {
-            kind: Kind::Request,
-            revision: REVISION,
-            markers: false,
             crc: self.crc == Crc::Always,
-            reject: false,
             enhanced: Some(enhanced),
-            private_data,
+            private_data: [private_data, MARK].concat(),
+            ..Setup::new(Kind::Request, REVISION)
         }
     }
 
@@ -115,20 +105,13 @@ impl RequestedParameters {
             ird: if is_said(theirs.ord) { agreed.ird } else { NOT_SAID },
             ord: if is_said(theirs.ird) { agreed.ord } else { NOT_SAID },
             peer_to_peer: theirs.peer_to_peer,
-            rtr_send: false,
             // One that is possible here is named even if the initiator has named none such (RFC 6581 §9.2).
             rtr_write: theirs.peer_to_peer && !rtr_read,
             rtr_read,
+            ..Enhanced::default()
         });
-        let reply = Setup {
-            kind: Kind::Reply,
-            revision: request.revision,
-            markers: false,
-            crc: agreed.crc,
-            reject: false,
-            enhanced,
-            private_data: [private_data, MARK].concat(),
-        };
+        let private_data = [private_data, MARK].concat();
+        let reply = Setup { crc: agreed.crc, enhanced, private_data, ..Setup::new(Kind::Reply, request.revision) };
         Ok((reply, agreed))
     }
 
@@ -160,23 +143,12 @@ impl RequestedParameters {
     pub(super) fn rejection(self, request: &Setup, private_data: &[u8]) -> Setup {
         let private_data = private_data[..private_data.len().min(PRIVATE_DATA)].to_vec();
         // In the revision that the initiator understands.
-        let enhanced = request.enhanced.map(|theirs| Enhanced {
-            ird: self.ird,
-            ord: self.ord,
-            peer_to_peer: theirs.peer_to_peer,
-            rtr_send: false,
-            rtr_write: theirs.peer_to_peer,
-            rtr_read: false,
+        let enhanced = request.enhanced.filter(|_| request.revision >= REVISION).map(|theirs| {
+            let Enhanced { peer_to_peer, .. } = theirs;
+            Enhanced { ird: self.ird, ord: self.ord, peer_to_peer, rtr_write: peer_to_peer, ..Enhanced::default() }
         });
-        Setup {
-            kind: Kind::Reply,
-            revision: request.revision.clamp(1, REVISION),
-            markers: false,
-            crc: false,
-            reject: true,
-            enhanced: enhanced.filter(|_| request.revision >= REVISION),
-            private_data,
-        }
+        let revision = request.revision.clamp(1, REVISION);
+        Setup { reject: true, enhanced, private_data, ..Setup::new(Kind::Reply, revision) }
     }
 }
 

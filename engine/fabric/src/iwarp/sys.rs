@@ -154,32 +154,24 @@ pub(super) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
 
 /// Bytes that a TCP segment of this connection holds (`TCP_MAXSEG`).
 pub(super) fn max_segment(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
-    let mut bytes: libc::c_int = 0;
-    let mut size = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: value and size live through the call, and the size is the value's.
-    let got = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_MAXSEG,
-            (&raw mut bytes).cast(),
-            &raw mut size,
-        )
-    };
-    result(got as isize).map(|_| bytes.max(0) as usize)
+    tcp_option(socket, libc::TCP_MAXSEG).map(|[bytes]| bytes as usize)
 }
 
 /// Round-trip time to the peer's TCP, smoothed (`TCP_INFO`).
 pub(super) fn round_trip(socket: BorrowedFd<'_>) -> Result<Duration, Errno> {
     /// Word of `tcpi_rtt`, in microseconds: 8 bytes of states, then words.
     const RTT: usize = 17;
-    let mut info = [0_u32; RTT + 1];
-    let mut size = size_of_val(&info) as libc::socklen_t;
+    tcp_option::<{ RTT + 1 }>(socket, libc::TCP_INFO).map(|info| Duration::from_micros(info[RTT].into()))
+}
+
+/// The first words of a TCP option.
+fn tcp_option<const WORDS: usize>(socket: BorrowedFd<'_>, name: libc::c_int) -> Result<[u32; WORDS], Errno> {
+    let mut words = [0; WORDS];
+    let mut size = size_of_val(&words) as libc::socklen_t;
+    let (level, value) = (libc::IPPROTO_TCP, words.as_mut_ptr().cast());
     // SAFETY: value and size live through the call, and the size is the value's: the kernel writes no more.
-    let got = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut size)
-    };
-    result(got as isize).map(|_| Duration::from_micros(info[RTT].into()))
+    let got = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value, &raw mut size) };
+    result(got as isize).map(|_| words)
 }
 
 fn result(n: isize) -> Result<usize, Errno> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{address, found};
+use super::found;
 use crate::FabricError;
 use crate::error::failed;
 
@@ -48,7 +48,9 @@ impl Turn {
                 Err(error @ (Errno::MFILE | Errno::NFILE)) => {
                     return Err(failed(&format!("open {}", lock.display()), error));
                 }
-                Err(error) if found(&lock).is_none() => return Err(address(name, &no_directory(path, error))),
+                Err(error) if found(&lock).is_none() => {
+                    return Err(FabricError::address(name, no_directory(path, error)));
+                }
                 // A link, a directory, or a file that this user may not even open.
                 Err(_) => {
                     displace(name, &lock)?;
@@ -66,12 +68,12 @@ impl Turn {
                 // Other processes of this user wait for the same: the first one's file stays.
                 Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => displace(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(error) => return Err(address(name, &format!("flock {}: {error}", lock.display()))),
+                Err(error) => return Err(FabricError::address(name, format!("flock {}: {error}", lock.display()))),
             }
         }
         let (shown, whose) = (lock.display(), found(&lock).unwrap_or_default());
         let detail = format!("{shown}, {whose}, is locked (flock) for longer than {PATIENCE:?}");
-        Err(address(name, &format!("{detail}; `fuser -v {shown}` tells by whom")))
+        Err(FabricError::address(name, format!("{detail}; `fuser -v {shown}` tells by whom")))
     }
 }
 
@@ -120,7 +122,8 @@ fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             let shown = lock.display();
             let remedy = "remove it, or take a directory that only the server's user may write to";
-            Err(address(name, &format!("{shown} is {whose}, and in the way of our lock (unlink: {error}); {remedy}")))
+            let detail = format!("{shown} is {whose}, and in the way of our lock (unlink: {error}); {remedy}");
+            Err(FabricError::address(name, detail))
         }
         _ => Ok(()),
     }

@@ -11,12 +11,11 @@ use std::sync::Arc;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use crate::accept_balancer::{AcceptBalancer, BalancerMember};
 use crate::connection_manager::{ConnectProgress, Listen};
-use crate::error::failed;
-use crate::socket_file::{SocketFile, bind_error, no_socket};
+use crate::socket_file::{SocketFile, bind_error, new_socket, no_socket};
 use crate::{FabricAddress, FabricError, Waker};
 
 /// Connect requests that the kernel keeps for a listener that is busy.
@@ -146,12 +145,6 @@ pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, Fabric
         Ok(_) => Ok(ConnectProgress::Connected(socket)),
         Err(detail) => Err(FabricError::unreachable(&address.0, detail)),
     }
-}
-
-fn new_socket() -> Result<OwnedFd, FabricError> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|e| failed("socket(AF_UNIX, SOCK_SEQPACKET)", e))
 }
 
 /// Refuses peers that are neither our user nor root.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::FabricError;
+use crate::{FabricError, checks};
 
 /// Smallest and largest ring that either side of a connection agrees to, in bytes.
 pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 4096..=1 << 24;
@@ -52,18 +52,12 @@ with_defaults! {
 impl SoftwareConfig {
     /// Checks the fields; an error names one out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
-        let bad = |field: &str, got: usize, rule: &str| {
-            Err(FabricError::misuse(format!("software fabric: {field} = {got}: {rule}")))
-        };
-        if !self.ring_bytes.is_power_of_two() || !RING_BYTES.contains(&self.ring_bytes) {
-            return bad("ring_bytes", self.ring_bytes, "must be a power of two from 4 KiB to 16 MiB");
-        }
-        if self.max_message == 0 || self.max_message > self.ring_bytes / 2 {
-            return bad("max_message", self.max_message, "must be from 1 to half of ring_bytes");
-        }
-        if self.max_handshakes == 0 {
-            return bad("max_handshakes", 0, "must be at least 1");
-        }
-        Ok(())
+        let check = |ok, field, got, rule| checks::field("software", ok, field, got, rule);
+        let ring = self.ring_bytes;
+        let is_size = ring.is_power_of_two() && RING_BYTES.contains(&ring);
+        check(is_size, "ring_bytes", ring, "must be a power of two from 4 KiB to 16 MiB")?;
+        let fits = (1..=ring / 2).contains(&self.max_message);
+        check(fits, "max_message", self.max_message, "must be from 1 to half of ring_bytes")?;
+        check(self.max_handshakes != 0, "max_handshakes", 0, "must be at least 1")
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::host::{self, NamedDevice};
 use crate::path::PathConfig;
-use crate::{FabricAddress, FabricError};
+use crate::{FabricAddress, FabricError, checks};
 
 /// Use of a device feature: on, off, or automatic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,9 +120,7 @@ impl VerbsConfig {
 
     /// Checks the fields. An error names the field that is out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
-        let check = |ok: bool, field: &str, got: u32, rule: &str| {
-            if ok { Ok(()) } else { Err(FabricError::misuse(format!("verbs fabric: {field} = {got}: {rule}"))) }
-        };
+        let check = |ok, field, got: u32, rule| checks::field("verbs", ok, field, got as usize, rule);
         self.path.check(super::VerbsFabric::SCHEME)?;
         check((1..=1 << 21).contains(&self.shared_receives), "shared_receives", self.shared_receives, "1 to 2097152")?;
         check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;

@@ -106,8 +106,8 @@ impl VerbsFabric {
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let gone = || FabricError::misuse(format!("{request:?} is unknown, or the peer has given it up"));
-        let at = self.requests.iter().position(|waiting| waiting.number == request.0).ok_or_else(gone)?;
-        let Request { mut cm, responder_resources, initiator_depth, count, .. } = self.requests.swap_remove(at);
+        let request = self.take_request(request.0).ok_or_else(gone)?;
+        let Request { mut cm, responder_resources, initiator_depth, count, .. } = request;
         let mut params = params.clone();
         params.responder_resources = params.responder_resources.min(responder_resources);
         params.initiator_depth = params.initiator_depth.min(initiator_depth);
@@ -136,12 +136,14 @@ impl VerbsFabric {
     }
 
     pub(super) fn reject_request(&mut self, request: RequestId, private_data: &[u8]) {
-        let Some(at) = self.requests.iter().position(|waiting| waiting.number == request.0) else { return };
-        let Request { cm, .. } = self.requests.swap_remove(at);
-        if let Err(error) = cm.reject(&private_data[..private_data.len().min(REJECT_DATA)]) {
-            log::debug!("rdma_reject: {error}");
-        }
+        let Some(Request { cm, .. }) = self.take_request(request.0) else { return };
+        reject(&cm, &private_data[..private_data.len().min(REJECT_DATA)]);
         reaper::dispose(cm);
+    }
+
+    fn take_request(&mut self, number: u64) -> Option<Request> {
+        let at = self.requests.iter().position(|request| request.number == number)?;
+        Some(self.requests.swap_remove(at))
     }
 
     /// Creates a queue pair. `identify` creates the identifier for its slot.
@@ -226,9 +228,7 @@ impl VerbsFabric {
         if theirs <= most {
             return Ok(());
         }
-        if let Err(error) = cm.reject(format!("path_mtu here is {most}, asked for were {theirs}").as_bytes()) {
-            log::debug!("rdma_reject: {error}");
-        }
+        reject(cm, format!("path_mtu here is {most}, asked for were {theirs}").as_bytes());
         Err(FabricError::peer(format!(
             "it asks for a path MTU of {theirs}, and path_mtu here is {most}: set it there, too"
         )))
@@ -304,11 +304,8 @@ impl VerbsFabric {
         }
         if event.cookie & REQUEST != 0 {
             // The peer gave up before the answer.
-            let number = (event.cookie & !REQUEST) as u64;
-            if let Some(at) = self.requests.iter().position(|request| request.number == number) {
-                self.requests.swap_remove(at).dispose();
-            }
-            return;
+            let gone = self.take_request((event.cookie & !REQUEST) as u64);
+            return gone.into_iter().for_each(Request::dispose);
         }
         let Some(qp) = self.book.table.at(event.cookie as u32) else { return };
         let id = qp.id;
@@ -336,11 +333,7 @@ impl VerbsFabric {
                 }
             }
             // The client gave up meanwhile. The reject informs the acceptor.
-            (CmEventKind::ConnectResponse, State::Failed) => {
-                if let Err(error) = qp.cm.reject(&[]) {
-                    log::debug!("{id:?}: rdma_reject: {error}");
-                }
-            }
+            (CmEventKind::ConnectResponse, State::Failed) => reject(&qp.cm, &[]),
             (CmEventKind::Established, State::Accepting) => self.established(id, Vec::new()),
             (CmEventKind::Rejected, State::Connecting) => self.rejected(id, event),
             (kind, State::Connecting) if ends(kind) => {
@@ -616,6 +609,13 @@ impl Last for Leaving<'_> {
         let limit = *self.limit.get_or_insert_with(|| Instant::now() + within);
         std::thread::yield_now();
         Instant::now() < limit
+    }
+}
+
+/// Informs the peer of a refusal. If that fails, the end of its connection does.
+fn reject(cm: &CmId, private_data: &[u8]) {
+    if let Err(error) = cm.reject(private_data) {
+        log::debug!("rdma_reject: {error}");
     }
 }
 

@@ -446,7 +446,7 @@ impl Endpoint {
     #[cold]
     fn undo(&mut self, posting: &Posting) {
         match &posting.wr {
-            WorkRequest::Bind { window, .. } => self.windows.undo_bind(window.index),
+            WorkRequest::Bind { window, .. } => self.windows.free(window.index),
             WorkRequest::LocalInvalidate { window } => self.windows.undo_revoke(window.index),
             WorkRequest::Send { .. } | WorkRequest::Write { .. } | WorkRequest::Read { .. } => {}
         }
@@ -545,7 +545,7 @@ impl Endpoint {
             // SAFETY: the device has completed this request or a later one of its queue, or the queue pair is
             // destroyed.
             Holds::Message(posted) => drop(unsafe { posted.complete() }),
-            Holds::Invalidation(index) if status.is_ok() => self.windows.revoked(index),
+            Holds::Invalidation(index) if status.is_ok() => self.windows.free(index),
             // A failed invalidation leaves the memory exposed until the queue pair's destruction.
             Holds::Invalidation(_) | Holds::Nothing | Holds::Lent(_) | Holds::Frozen(_) => {}
         }

@@ -189,13 +189,7 @@ fn refused(address: &str, at: SocketAddr, error: &io::Error) -> FabricError {
                 device::alternatives(&device::ports())
             ),
         ),
-        Some(Errno::ACCESS | Errno::PERM) => FabricError::address(
-            &text,
-            format!(
-                "{error}: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as {}",
-                host::DEFAULT_PORT
-            ),
-        ),
+        Some(Errno::ACCESS | Errno::PERM) => host::privileged_port(&text, error),
         _ => explain::calling(format!("listening at {text}"), error),
     }
 }

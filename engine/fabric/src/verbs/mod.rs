@@ -69,7 +69,6 @@ use self::receives::SharedReceives;
 use self::region::Regions;
 use self::sleep::Source;
 use self::sys::EventChannel;
-use self::window::NoWindow;
 use super::sleeper::{Sleeper, shorter};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
@@ -281,20 +280,13 @@ impl Fabric for VerbsFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
         if !self.quirks.has_windows {
             return Err(FabricError::misuse(format!(
                 "{} has no type-2 memory windows (`ibv_devinfo -v`), without which no memory is exposed to peers",
                 self.capabilities.device
             )));
         }
-        let windows = &mut self.book.table.get(qp).ok_or_else(unknown)?.endpoint.windows;
-        windows.add().map(|index| WindowId { qp, index }).map_err(|why| match why {
-            NoWindow::Limit(limit) => {
-                FabricError::misuse(format!("{qp:?} has all the {limit} windows of its ConnectParams"))
-            }
-            NoWindow::Device(error) => explain::pinning("ibv_alloc_mw", &error),
-        })
+        self.book.table.find(qp)?.endpoint.windows.add(qp)
     }
 
     #[inline]

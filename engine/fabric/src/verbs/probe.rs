@@ -176,7 +176,7 @@ impl Pair {
     }
 
     fn add_window(&mut self) -> io::Result<()> {
-        self.ends[0].windows.add().map(drop).map_err(|_| other("the device gives no window"))
+        self.ends[0].windows.add(QpId { slot: 0, generation: 0 }).map(drop).map_err(other)
     }
 
     /// Posts a Write of the peer and returns its status.

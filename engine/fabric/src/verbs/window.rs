@@ -9,8 +9,10 @@ use std::rc::Rc;
 
 use rpcrdma_mempool::{ArenaId, Lent};
 
+use super::explain;
 use super::map::NumberMap;
 use super::sys::{MemoryWindow, ProtectionDomain};
+use crate::{FabricError, QpId, WindowId};
 
 /// The owner's part of a key. The other bits identify the window.
 const KEY_VARIANT: u32 = 0xFF;
@@ -38,14 +40,6 @@ pub(super) struct Windows {
     by_key: NumberMap<u32>,
 }
 
-/// Reasons to refuse a new window.
-pub(super) enum NoWindow {
-    /// The limit of the parameters is reached.
-    Limit(u32),
-    /// The device failed to allocate one.
-    Device(std::io::Error),
-}
-
 /// A window's values for a bind.
 pub(super) struct Binding {
     pub(super) mw: *mut rdma_sys::ibv_mw,
@@ -58,16 +52,16 @@ impl Windows {
         Self { pd: Rc::clone(pd), limit, list: Vec::new(), by_key: NumberMap::default() }
     }
 
-    /// Adds a free window and returns its index.
-    pub(super) fn add(&mut self) -> Result<u32, NoWindow> {
-        if self.list.len() as u32 >= self.limit {
-            return Err(NoWindow::Limit(self.limit));
-        }
-        let mw = MemoryWindow::new(&self.pd).map_err(NoWindow::Device)?;
+    /// Adds a free window of this queue pair.
+    pub(super) fn add(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let index = self.list.len() as u32;
+        if index >= self.limit {
+            return Err(FabricError::all_windows(qp, self.limit));
+        }
+        let mw = MemoryWindow::new(&self.pd).map_err(|error| explain::pinning("ibv_alloc_mw", &error))?;
         self.by_key.insert(mw.rkey() & !KEY_VARIANT, index);
         self.list.push(Window { mw, state: State::Free, mem: None });
-        Ok(index)
+        Ok(WindowId { qp, index })
     }
 
     /// The key after the next bind.
@@ -96,13 +90,6 @@ impl Windows {
         }
     }
 
-    /// Reverts a bind that was not posted.
-    pub(super) fn undo_bind(&mut self, index: u32) {
-        if let Some(window) = self.list.get_mut(index as usize) {
-            window.state = State::Free;
-        }
-    }
-
     /// Takes a bound window for a local invalidation before its post. Returns its key.
     #[inline]
     pub(super) fn begin_revoke(&mut self, index: u32) -> Result<u32, &'static str> {
@@ -121,9 +108,9 @@ impl Windows {
         }
     }
 
-    /// Frees a window after its local invalidation.
+    /// Frees a window after its local invalidation, or one whose bind was not posted.
     #[inline]
-    pub(super) fn revoked(&mut self, index: u32) {
+    pub(super) fn free(&mut self, index: u32) {
         if let Some(window) = self.list.get_mut(index as usize) {
             window.state = State::Free;
             window.mem = None;
@@ -134,14 +121,12 @@ impl Windows {
     #[inline]
     pub(super) fn revoked_by_peer(&mut self, rkey: u32) -> bool {
         let index = self.by_key.get(&(rkey & !KEY_VARIANT)).copied().unwrap_or(u32::MAX);
-        match self.list.get_mut(index as usize) {
-            Some(window) if window.state == State::Bound && window.mw.rkey() == rkey => {
-                window.state = State::Free;
-                window.mem = None;
-                true
-            }
-            _ => false,
+        let window = self.list.get(index as usize);
+        let is_bound = window.is_some_and(|window| window.state == State::Bound && window.mw.rkey() == rkey);
+        if is_bound {
+            self.free(index);
         }
+        is_bound
     }
 
     /// Whether a window is bound to memory of this arena.

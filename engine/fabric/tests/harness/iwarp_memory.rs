@@ -282,7 +282,6 @@ impl Qp {
         self.end = None;
         self.endpoint.flush(status, &mut common.ready);
         if told {
-            let reason = reason.to_string();
             common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
     }

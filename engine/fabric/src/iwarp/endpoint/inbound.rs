@@ -7,8 +7,8 @@ use std::fmt;
 
 use rpcrdma_mempool::{Buf, Lent};
 
-use super::windows::{Refused, Windows};
-use super::{Failure, Reason, Terms, status_of};
+use super::windows::Windows;
+use super::{Failure, Terms, status_of};
 use crate::iwarp::sys;
 use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment,
@@ -130,26 +130,6 @@ struct Wrong {
 impl Wrong {
     fn new(fault: Fault, what: impl fmt::Display) -> Self {
         Self { fault, what: what.to_string(), read: None }
-    }
-}
-
-/// The DDP fault for a refused access; DDP places Writes and Read Responses.
-fn tagged(refused: Refused) -> Fault {
-    match refused {
-        Refused::InvalidStag => Fault::TaggedInvalidStag,
-        Refused::Bounds => Fault::TaggedBounds,
-        Refused::Rights => Fault::AccessRights,
-        Refused::Wrap => Fault::TaggedOffsetWrap,
-    }
-}
-
-/// The same for a Read Request, which RDMAP checks.
-fn requested(refused: Refused) -> Fault {
-    match refused {
-        Refused::InvalidStag => Fault::InvalidStag,
-        Refused::Bounds => Fault::Bounds,
-        Refused::Rights => Fault::AccessRights,
-        Refused::Wrap => Fault::OffsetWrap,
     }
 }
 
@@ -417,7 +397,7 @@ impl Placing {
             Target::Nothing
         } else {
             let found = windows.find(stag, address, len as u64, true);
-            found.map_err(|refused| Wrong::new(tagged(refused), format!("a Write is refused: {refused:?}")))?;
+            found.map_err(|refused| Wrong::new(refused.fault(true), format!("a Write is refused: {refused:?}")))?;
             Target::Window { stag, address }
         };
         Ok(false)
@@ -488,8 +468,8 @@ impl Placing {
             Target::Window { stag, address } => {
                 // It may have been revoked since the segment began.
                 let found = windows.find(*stag, *address, bytes.len() as u64, true);
-                let (mem, offset) =
-                    found.map_err(|refused| Wrong::new(tagged(refused), format!("a Write is refused: {refused:?}")))?;
+                let (mem, offset) = found
+                    .map_err(|refused| Wrong::new(refused.fault(true), format!("a Write is refused: {refused:?}")))?;
                 mem.write_at(offset, bytes)
             }
             Target::Read => {
@@ -566,13 +546,12 @@ impl Placing {
                 Ok(terminate) => (terminate.fault(), terminate.to_string()),
                 Err(error) => (None, error.to_string()),
             };
-            let reason = Reason::Terminated(words);
             let status = status_of(fault);
             let cause = match status {
                 Status::RemoteAccess | Status::RemoteInvalidRequest => Disconnect::Refused,
                 _ => Disconnect::Failure,
             };
-            return Ok(Some(Failure { terminate: None, status, cause, reason }));
+            return Ok(Some(Failure::new(status, cause, format!("the peer has ended the stream: {words}"))));
         }
         let Ok(bytes) = <&[u8; 28]>::try_from(bytes) else { return Ok(None) };
         let request = ReadRequest::decode(bytes);
@@ -585,7 +564,7 @@ impl Placing {
             && let Err(refused) = windows.find(request.source_stag, request.source_offset, request.len.into(), false)
         {
             let what = format!("a Read is refused: {refused:?}");
-            return Err(Wrong { fault: requested(refused), what, read: Some(*bytes) });
+            return Err(Wrong { fault: refused.fault(false), what, read: Some(*bytes) });
         }
         self.requests.push_back(request);
         Ok(None)

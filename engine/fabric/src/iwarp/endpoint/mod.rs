@@ -117,42 +117,31 @@ pub(super) struct Failure {
     /// The final status of our oldest unfinished request.
     pub(super) status: Status,
     pub(super) cause: Disconnect,
-    pub(super) reason: Reason,
-}
-
-/// The cause of a connection's end, as log text.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Reason {
-    #[error("the peer broke the rules of the fabric: {0}")]
-    Violation(String),
-    #[error("the peer has ended the stream: {0}")]
-    Terminated(String),
-    #[error("{0}")]
-    Other(String),
+    /// For a log.
+    pub(super) reason: String,
 }
 
 impl Failure {
+    /// An end without a message to the peer.
+    pub(super) fn new(status: Status, cause: Disconnect, reason: impl Into<String>) -> Self {
+        Self { terminate: None, status, cause, reason: reason.into() }
+    }
+
     /// The peer violates the protocol.
     fn violation(terminate: Vec<u8>, what: impl fmt::Display) -> Self {
-        Self {
-            terminate: Some(terminate),
-            status: Status::Flushed,
-            cause: Disconnect::Violation,
-            reason: Reason::Violation(what.to_string()),
-        }
+        let reason = format!("the peer broke the rules of the fabric: {what}");
+        Self { terminate: Some(terminate), ..Self::new(Status::Flushed, Disconnect::Violation, reason) }
     }
 
     /// We do not want the connection that the peer offers.
     pub(super) fn declined(fault: Fault, why: String) -> Self {
         let terminate = inbound::encoded(&Terminate::new(fault, None, None));
-        let reason = Reason::Other(why);
-        Self { terminate: Some(terminate), status: Status::Flushed, cause: Disconnect::Local, reason }
+        Self { terminate: Some(terminate), ..Self::own(why) }
     }
 
     /// We are leaving.
-    pub(super) fn own(why: &str) -> Self {
-        let reason = Reason::Other(why.to_owned());
-        Self { terminate: None, status: Status::Flushed, cause: Disconnect::Local, reason }
+    pub(super) fn own(why: impl Into<String>) -> Self {
+        Self::new(Status::Flushed, Disconnect::Local, why)
     }
 }
 
@@ -197,13 +186,13 @@ impl Endpoint {
     }
 
     pub(super) fn alloc_window(&mut self) -> Result<WindowId, FabricError> {
-        let (qp, most) = (self.id, self.limits.windows);
-        let all = || FabricError::misuse(format!("{qp:?} has all the {most} windows of its ConnectParams"));
-        Ok(WindowId { qp, index: self.windows.add().ok_or_else(all)? })
+        let qp = self.id;
+        let index = self.windows.add().ok_or_else(|| FabricError::all_windows(qp, self.limits.windows))?;
+        Ok(WindowId { qp, index })
     }
 
     pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {
-        self.windows.next_rkey(index)
+        self.windows.keys.next(index)
     }
 
     /// Whether memory of this arena is exposed to the peer right now.
@@ -225,25 +214,25 @@ impl Endpoint {
     /// Whether there are bytes to send.
     #[inline]
     pub(super) fn has_bytes(&self) -> bool {
-        self.outbound.has_bytes()
+        !self.outbound.stream.is_empty()
     }
 
     /// The bytes to send next.
     #[inline]
     pub(super) fn slices<'a>(&'a self, to: &mut sys::Slices<'a>) {
-        self.outbound.slices(to);
+        self.outbound.stream.slices(to);
     }
 
     /// The same as bytes, up to `most`, for tests without a socket.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn unsent(&self, most: usize) -> Vec<u8> {
-        self.outbound.bytes(most)
+        self.outbound.stream.bytes(most)
     }
 
     /// Counts `n` of them as sent.
     #[inline]
     pub(super) fn sent(&mut self, n: usize) {
-        self.outbound.sent(n);
+        self.outbound.stream.advance(n);
     }
 
     /// Appends the completions of finished requests.
@@ -261,14 +250,14 @@ impl Endpoint {
     /// Bytes that were sent so far.
     #[inline]
     pub(super) fn position(&self) -> u64 {
-        self.outbound.position()
+        self.outbound.stream.sent()
     }
 
     /// A value that changes with the progress of waiting requests. `untaken`: bytes that were sent and that the peer
     /// has not taken.
     pub(super) fn progress(&self, untaken: u64) -> Progress {
         Progress {
-            taken: self.outbound.position().saturating_sub(untaken),
+            taken: self.outbound.stream.sent().saturating_sub(untaken),
             received: self.inbound.position,
             done: self.inbound.placing.reads_done,
         }
@@ -278,7 +267,7 @@ impl Endpoint {
     /// `untaken`.
     pub(super) fn flow(&self, untaken: u64) -> Flow {
         Flow {
-            moved: (self.outbound.position() + self.inbound.position).saturating_sub(untaken),
+            moved: (self.outbound.stream.sent() + self.inbound.position).saturating_sub(untaken),
             queued: self.outbound.queued() + self.inbound.queued() + untaken,
         }
     }
@@ -296,12 +285,7 @@ impl Endpoint {
         } else {
             "the peer closed the connection amid a message"
         };
-        Failure {
-            terminate: None,
-            status: Status::Flushed,
-            cause: Disconnect::Peer,
-            reason: Reason::Other(reason.to_owned()),
-        }
+        Failure::new(Status::Flushed, Disconnect::Peer, reason)
     }
 
     /// Takes bytes of the peer.
@@ -316,7 +300,7 @@ impl Endpoint {
         let Self { id, inbound, outbound, windows, own_receives, limits } = self;
         let Shared { receives, stats, .. } = shared;
         let receives = own_receives.as_mut().unwrap_or(receives);
-        let (rnr_retry, sent) = (limits.rnr_retry, outbound.position());
+        let (rnr_retry, sent) = (limits.rnr_retry, outbound.stream.sent());
         let taken = inbound.take(&mut Sinks { id: *id, windows, receives, stats, rnr_retry, sent, out, end }, input);
         if inbound.spoken {
             outbound.open = true;

@@ -11,7 +11,6 @@ use super::stream::{Payload, STAGE, Stream};
 use super::windows::Windows;
 use super::{Failure, Shared, Terms};
 use crate::checks;
-use crate::iwarp::sys;
 use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
     TAGGED_HEADER, Terminate, UNTAGGED_HEADER,
@@ -65,7 +64,7 @@ enum Amid {
 /// The outbound state of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
-    stream: Stream,
+    pub(super) stream: Stream,
     pending: VecDeque<Posting>,
     retire: VecDeque<Retire>,
     depth: usize,
@@ -111,11 +110,6 @@ impl Outbound {
         self.ord = terms.ord.into();
     }
 
-    #[inline]
-    pub(super) fn position(&self) -> u64 {
-        self.stream.sent()
-    }
-
     /// Unsent bytes of posted requests and answers.
     pub(super) fn queued(&self) -> u64 {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
@@ -123,28 +117,8 @@ impl Outbound {
     }
 
     #[inline]
-    pub(super) fn has_bytes(&self) -> bool {
-        !self.stream.is_empty()
-    }
-
-    #[inline]
     pub(super) fn is_busy(&self) -> bool {
         !self.retire.is_empty() || !self.pending.is_empty()
-    }
-
-    #[inline]
-    pub(super) fn slices<'a>(&'a self, to: &mut sys::Slices<'a>) {
-        self.stream.slices(to);
-    }
-
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn bytes(&self, most: usize) -> Vec<u8> {
-        self.stream.bytes(most)
-    }
-
-    #[inline]
-    pub(super) fn sent(&mut self, n: usize) {
-        self.stream.advance(n);
     }
 
     /// Posts from the front of `chain` up to the queue's room.

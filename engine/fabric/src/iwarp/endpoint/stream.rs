@@ -2,6 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "testing"))]
+#[path = "../../../tests/harness/iwarp_stream.rs"]
+mod testing;
+
 use std::collections::VecDeque;
 
 use crate::Source;
@@ -135,31 +139,6 @@ impl Stream {
                 break;
             }
         }
-    }
-
-    /// The first `most` of the bytes themselves, for tests, which have no socket.
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn bytes(&self, most: usize) -> Vec<u8> {
-        let mut all = Vec::new();
-        let mut at = self.first;
-        for piece in &self.pieces {
-            let start = all.len();
-            let room = most - start;
-            if room == 0 {
-                break;
-            }
-            match piece {
-                Piece::Staged(len) => {
-                    all.extend_from_slice(&self.staged[at..at + len.min(&room)]);
-                    at += len;
-                }
-                Piece::Memory { of, offset, len } => {
-                    all.resize(start + len.min(&room), 0);
-                    copy(of, *offset, &mut all[start..]);
-                }
-            }
-        }
-        all
     }
 
     /// Counts `n` bytes as sent.

@@ -7,6 +7,7 @@
 use rpcrdma_mempool::{ArenaId, Lent};
 
 use crate::Access;
+use crate::iwarp::wire::Fault;
 use crate::keys::{Keys, Revoked};
 
 /// Refusals of a peer's access (RFC 5040 §7.1 and RFC 5041 §8.2).
@@ -20,6 +21,22 @@ pub(in super::super) enum Refused {
     Rights,
     /// Address and length pass the end of all addresses.
     Wrap,
+}
+
+impl Refused {
+    /// The fault in a tagged segment, a Write or Read Response, which DDP places; or in a Read Request, which RDMAP
+    /// checks.
+    pub(in super::super) fn fault(self, tagged: bool) -> Fault {
+        match (self, tagged) {
+            (Self::InvalidStag, true) => Fault::TaggedInvalidStag,
+            (Self::InvalidStag, false) => Fault::InvalidStag,
+            (Self::Bounds, true) => Fault::TaggedBounds,
+            (Self::Bounds, false) => Fault::Bounds,
+            (Self::Rights, _) => Fault::AccessRights,
+            (Self::Wrap, true) => Fault::TaggedOffsetWrap,
+            (Self::Wrap, false) => Fault::OffsetWrap,
+        }
+    }
 }
 
 /// The memory that a window exposes.
@@ -47,11 +64,6 @@ impl Windows {
     /// No windows. `random` makes their STags hard to guess.
     pub(in super::super) fn new(limit: u32, random: u32) -> Self {
         Self { keys: Keys::new(limit, random), exposures: Vec::new() }
-    }
-
-    /// The key that the next posted bind makes valid.
-    pub(in super::super) fn next_rkey(&self, index: u32) -> Option<u32> {
-        self.keys.next(index)
     }
 
     /// Makes a window, within the limit.

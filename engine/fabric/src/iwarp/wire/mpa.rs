@@ -64,7 +64,7 @@ pub struct Setup {
 }
 
 /// Enhanced RDMA connection establishment data (RFC 6581 §9). The private data begins with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enhanced {
     /// Most concurrent Read Requests accepted from the peer; 14 bits. The value 0x3FFF means not negotiated.
     pub ird: u16,
@@ -107,6 +107,12 @@ pub enum SetupError {
 }
 
 impl Setup {
+    /// A frame without any option or data.
+    pub fn new(kind: Kind, revision: u8) -> Self {
+        let private_data = Vec::new();
+        Self { kind, revision, markers: false, crc: false, reject: false, enhanced: None, private_data }
+    }
+
     /// Appends the frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let enhanced = self.enhanced.filter(|_| self.revision >= 2);

@@ -41,9 +41,9 @@ const WRITE: u8 = 0;
 const READ_REQUEST: u8 = 1;
 const READ_RESPONSE: u8 = 2;
 const SEND: u8 = 3;
-const SEND_INVALIDATE: u8 = 4;
-const SEND_SOLICITED: u8 = 5;
-const SEND_SOLICITED_INVALIDATE: u8 = 6;
+/// Added to `SEND` by Send with Invalidate and by Send with Solicited Event.
+const INVALIDATE: u8 = 1;
+const SOLICITED: u8 = 2;
 const TERMINATE: u8 = 7;
 
 /// Zero bytes after a ULPDU. They align the FPDU to four (RFC 5044 §4.1).
@@ -92,10 +92,8 @@ impl Opcode {
             Self::Write => (WRITE, 0),
             Self::ReadRequest => (READ_REQUEST, 0),
             Self::ReadResponse => (READ_RESPONSE, 0),
-            Self::Send { invalidate: None, solicited: false } => (SEND, 0),
-            Self::Send { invalidate: Some(stag), solicited: false } => (SEND_INVALIDATE, stag),
-            Self::Send { invalidate: None, solicited: true } => (SEND_SOLICITED, 0),
-            Self::Send { invalidate: Some(stag), solicited: true } => (SEND_SOLICITED_INVALIDATE, stag),
+            Self::Send { invalidate: None, solicited } => (SEND + SOLICITED * solicited as u8, 0),
+            Self::Send { invalidate: Some(stag), solicited } => (SEND + INVALIDATE + SOLICITED * solicited as u8, stag),
             Self::Terminate => (TERMINATE, 0),
         }
     }
@@ -266,11 +264,11 @@ impl Segment {
             WRITE => Opcode::Write,
             READ_REQUEST => Opcode::ReadRequest,
             READ_RESPONSE => Opcode::ReadResponse,
-            SEND => Opcode::Send { invalidate: None, solicited: false },
-            SEND_INVALIDATE => Opcode::Send { invalidate: Some(stag), solicited: false },
-            SEND_SOLICITED => Opcode::Send { invalidate: None, solicited: true },
-            SEND_SOLICITED_INVALIDATE => Opcode::Send { invalidate: Some(stag), solicited: true },
-            _ => Opcode::Terminate,
+            TERMINATE => Opcode::Terminate,
+            send => Opcode::Send {
+                invalidate: ((send - SEND) & INVALIDATE != 0).then_some(stag),
+                solicited: (send - SEND) & SOLICITED != 0,
+            },
         };
         Ok(Some((Self { opcode, last: ddp & LAST != 0, place }, ulpdu - len, LENGTH + len)))
     }
