@@ -235,7 +235,7 @@ impl ManagedFabric for IwarpFabric {
         let terms = self.common.terms(socket.as_fd(), agreed, false);
         qp.begin(&mut self.common, socket, terms, &dial.reply.bytes).map_err(|error| failed("epoll_ctl", error))?;
         if agreed.rtr {
-            qp.endpoint.say_hello();
+            qp.endpoint.send_empty_write();
             qp.flush(&mut self.common);
         }
         if !agreed.is_ours {
@@ -280,7 +280,7 @@ impl ManagedFabric for IwarpFabric {
                     qp.nudge = None;
                     // The first message is the owner's, unless a Write of nothing was agreed on.
                     if qp.endpoint.position() > 0 {
-                        qp.endpoint.say_hello();
+                        qp.endpoint.send_empty_write();
                         qp.flush(&mut self.common);
                     }
                 }

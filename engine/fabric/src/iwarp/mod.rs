@@ -211,7 +211,7 @@ impl IwarpFabric {
             }
             let slot = event.data.u64() as u32;
             match self.table.at(slot) {
-                Some(qp) if qp.stalled => qp.left_behind(&mut self.common, event.flags),
+                Some(qp) if qp.stalled => qp.peer_left_before_receives(&mut self.common, event.flags),
                 Some(qp) if crowd || !qp.hot => {
                     self.poll_qp(slot, out, end);
                 }

@@ -12,7 +12,7 @@ use rustix::net::{Shutdown, sockopt};
 
 use super::config::IwarpConfig;
 use super::endpoint::{Endpoint, Failure, Progress, Shared, Taken, Terms};
-use super::sys::{self, Into, Slices};
+use super::sys::{self, ReceiveTarget, Slices};
 use super::wire::Fault;
 use crate::accept_balancer::ConnectionCount;
 use crate::connection_manager::Control;
@@ -332,7 +332,7 @@ impl Qp {
 
     /// Handles epoll's report of a departed peer with messages that wait for a Receive. They have a while left.
     #[cold]
-    pub(super) fn left_behind(&mut self, common: &mut Common, flags: EventFlags) {
+    pub(super) fn peer_left_before_receives(&mut self, common: &mut Common, flags: EventFlags) {
         if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
             let error = self.socket().map_or(Ok(Err(Errno::CONNRESET)), sockopt::socket_error);
             let error = error.and_then(|inner| inner).err().unwrap_or(Errno::CONNRESET);
@@ -372,7 +372,7 @@ impl Qp {
         let (got, direct, asked) = match self.endpoint.direct() {
             None => {
                 let most = if self.long { PEEK } else { SCRATCH };
-                (sys::receive(socket, Into::Bytes(&mut scratch[..most]), &mut []), 0, most)
+                (sys::receive(socket, ReceiveTarget::Bytes(&mut scratch[..most]), &mut []), 0, most)
             }
             Some(place) => {
                 let len = place.len();

@@ -80,14 +80,14 @@ fn address(lent: &Lent, offset: usize, len: usize) -> *mut libc::c_void {
 }
 
 /// Memory to receive into.
-pub(super) enum Into<'a> {
+pub(super) enum ReceiveTarget<'a> {
     /// Ordinary bytes.
     Bytes(&'a mut [u8]),
     /// A range of lent memory, by offset and length, within its bounds.
     Lent(&'a Lent, usize, usize),
 }
 
-impl Into<'_> {
+impl ReceiveTarget<'_> {
     /// Bytes of it.
     #[inline]
     pub(super) fn len(&self) -> usize {
@@ -116,8 +116,8 @@ impl Into<'_> {
 
 /// Receives into `first`, then into `rest`, without waiting. Returns the bytes, 0 at the end of the stream.
 #[inline]
-pub(super) fn receive(socket: BorrowedFd<'_>, mut first: Into<'_>, rest: &mut [u8]) -> Result<usize, Errno> {
-    let mut of = [first.iovec(), Into::Bytes(rest).iovec()];
+pub(super) fn receive(socket: BorrowedFd<'_>, mut first: ReceiveTarget<'_>, rest: &mut [u8]) -> Result<usize, Errno> {
+    let mut of = [first.iovec(), ReceiveTarget::Bytes(rest).iovec()];
     // SAFETY: as in `send`.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = of.as_mut_ptr();

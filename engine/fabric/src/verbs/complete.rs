@@ -14,7 +14,7 @@ use crate::table::Table;
 use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, Status};
 
 /// State that completions change.
-pub(super) struct Book {
+pub(super) struct CompletionState {
     pub(super) table: Table<Qp>,
     pub(super) shared: SharedReceives,
     /// Slot by queue pair number.
@@ -35,7 +35,7 @@ pub(super) struct Book {
     invalidated_flags: u32,
 }
 
-impl Book {
+impl CompletionState {
     pub(super) fn new(shared: SharedReceives, room: usize, quirks: &Quirks) -> Self {
         Self {
             table: Table::default(),
@@ -53,7 +53,7 @@ impl Book {
     }
 
     /// Continues with a reopened device. Counters and queue pair names stay.
-    pub(super) fn go_on(&mut self, shared: SharedReceives, room: usize, quirks: &Quirks) {
+    pub(super) fn resume(&mut self, shared: SharedReceives, room: usize, quirks: &Quirks) {
         (self.shared, self.room, self.is_port_down) = (shared, room, false);
         self.invalidated_flags = quirks.invalidated_flags;
     }

@@ -10,7 +10,7 @@ use crate::{FabricAddress, FabricError, checks};
 
 /// Use of a device feature: on, off, or automatic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Switch {
+pub enum FeatureMode {
     /// Decided by the device table and the start-up test.
     #[default]
     Auto,
@@ -50,7 +50,7 @@ with_defaults! {
         /// value that most devices support without longer work requests.
         pub max_inline_data: u32 = 220,
         /// Whether peers may invalidate this side's keys by Send With Invalidate. Default auto.
-        pub remote_invalidate: Switch = Switch::Auto,
+        pub remote_invalidate: FeatureMode = FeatureMode::Auto,
         /// The peer's wait before a retry when no Receive is posted here. InfiniBand code: 1 (10 µs) to 31 (491 ms), 0
         /// for 655 ms. Default 12: 640 µs.
         pub min_rnr_timer: u8 = 12,

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use rdma_sys::ibv_qp_state;
 
 use super::device::Gid;
-use super::drain::{Known, Last, drain};
+use super::drain::{Draining, ErrorState, drain};
 use super::endpoint::{Endpoint, Parts};
 use super::listener::Listening;
-use super::opened::Opened;
+use super::opened::SharedObjects;
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
@@ -92,7 +92,7 @@ impl VerbsFabric {
             CmId::new(&channel, slot as usize).map_err(|e| explain::opening("rdma_create_id", &e))
         })?;
         let timeout = milliseconds(self.config.resolve_timeout);
-        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
             qp.open(self.choice.port)?;
             self.config.path.tos.map_or(Ok(()), |tos| qp.cm.set_tos(tos))?;
             qp.cm.resolve_address(from, to, timeout)
@@ -123,7 +123,7 @@ impl VerbsFabric {
             cm.set_cookie(slot as usize);
             Ok(cm)
         })?;
-        let result = self.book.table.get(id).map_or(Ok(()), |qp| {
+        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
             qp.count = Some(count);
             qp.start(&self.config, self.is_infiniband)?;
             qp.cm.accept(&qp.parameters(&self.config))
@@ -162,9 +162,9 @@ impl VerbsFabric {
         bounded("own_receive_queue", params.own_receive_queue.unwrap_or(0), capabilities.max_recv_wr)?;
         bounded("initiator_depth", params.initiator_depth.into(), capabilities.max_read_depth.into())?;
         bounded("responder_resources", params.responder_resources.into(), capabilities.max_read_depth.into())?;
-        let Some(Opened { pd, cq, .. }) = &self.device else { return Err(self.absent()) };
-        let srq = self.book.shared.queue();
-        let id = self.book.table.try_insert(|id| {
+        let Some(SharedObjects { pd, cq, .. }) = &self.device else { return Err(self.absent()) };
+        let srq = self.completion.shared.queue();
+        let id = self.completion.table.try_insert(|id| {
             if id.slot >= wr_id::MAX_QPS - 1 {
                 return Err(FabricError::misuse(format!("a fabric has at most {} queue pairs", wr_id::MAX_QPS - 1)));
             }
@@ -191,16 +191,16 @@ impl VerbsFabric {
                 params: params.clone(),
                 deadline: None,
                 failure: None,
-                farewell: None,
+                end_report: None,
                 is_early: false,
                 was_ready: false,
                 last_receive_reached: false,
                 count: None,
             })
         })?;
-        if let Some(qp) = self.book.table.peek(id) {
+        if let Some(qp) = self.completion.table.peek(id) {
             let number = qp.endpoint.number();
-            self.book.add_number(number, id.slot);
+            self.completion.add_number(number, id.slot);
         }
         Ok(id)
     }
@@ -265,7 +265,7 @@ impl VerbsFabric {
             let channel = Arc::clone(&self.channel);
             self.channel_events(&channel);
         }
-        if !self.book.attention.is_empty() {
+        if !self.completion.attention.is_empty() {
             self.tend();
         }
         if self.lost.is_some() {
@@ -307,14 +307,14 @@ impl VerbsFabric {
             let gone = self.take_request((event.cookie & !REQUEST) as u64);
             return gone.into_iter().for_each(Request::dispose);
         }
-        let Some(qp) = self.book.table.at(event.cookie as u32) else { return };
+        let Some(qp) = self.completion.table.at(event.cookie as u32) else { return };
         let id = qp.id;
         log::trace!("{id:?}: {:?} {}", event.kind, event.status);
         match (event.kind, qp.state) {
             (CmEventKind::AddressResolved, State::Connecting) => {
                 let timeout = milliseconds(self.config.resolve_timeout);
                 let resolved = find_path(&qp.cm, &self.config.path, timeout);
-                if let Some(Err(error)) = self.book.table.peek(id).map(|qp| self.check_device(&qp.cm)) {
+                if let Some(Err(error)) = self.completion.table.peek(id).map(|qp| self.check_device(&qp.cm)) {
                     self.connect_failed(id, error);
                 } else if let Err(error) = resolved {
                     self.not_reached(id, format!("rdma_resolve_route: {error}"));
@@ -381,7 +381,7 @@ impl VerbsFabric {
     }
 
     fn established(&mut self, id: QpId, private_data: Vec<u8>) {
-        if let Some(qp) = self.book.table.get(id) {
+        if let Some(qp) = self.completion.table.get(id) {
             qp.state = State::Up;
             self.events.push(ControlEvent::Established { qp: id, private_data });
         }
@@ -402,7 +402,7 @@ impl VerbsFabric {
     }
 
     fn not_reached(&mut self, id: QpId, why: String) {
-        let peer = self.book.table.peek(id).and_then(|qp| qp.cm.peer_address());
+        let peer = self.completion.table.peek(id).and_then(|qp| qp.cm.peer_address());
         let error = self.unreachable(peer.map_or_else(String::new, |address| address.to_string()), why);
         self.connect_failed(id, error);
     }
@@ -415,7 +415,7 @@ impl VerbsFabric {
 
     /// Marks a connection attempt as failed. Returns false if the connection is not `Connecting`.
     fn fail(&mut self, id: QpId) -> bool {
-        let Some(qp) = self.book.table.get(id).filter(|qp| qp.state == State::Connecting) else {
+        let Some(qp) = self.completion.table.get(id).filter(|qp| qp.state == State::Connecting) else {
             return false;
         };
         qp.state = State::Failed;
@@ -425,7 +425,7 @@ impl VerbsFabric {
 
     /// Ends the connection and flushes posted requests.
     pub(super) fn finish(&mut self, id: QpId, cause: Disconnect, reason: String) {
-        let Some(qp) = self.book.table.get(id) else { return };
+        let Some(qp) = self.completion.table.get(id) else { return };
         if matches!(qp.state, State::Connecting | State::Failed | State::Over) {
             return;
         }
@@ -436,21 +436,21 @@ impl VerbsFabric {
         }
         qp.stop();
         log::debug!("{id:?}: {reason}");
-        qp.farewell = Some((self.book.empty_polls, cause, reason));
-        self.book.attention.push(id.slot);
+        qp.end_report = Some((self.completion.empty_polls, cause, reason));
+        self.completion.attention.push(id.slot);
     }
 
     /// Starts a local close. Posted requests still leave.
     pub(super) fn start_disconnect(&mut self, id: QpId) {
-        let Some(qp) = self.book.table.get(id) else { return };
+        let Some(qp) = self.completion.table.get(id) else { return };
         match qp.state {
             State::Up => {
                 qp.state = State::Closing;
                 qp.deadline = Some(Instant::now() + self.config.linger);
                 if qp.endpoint.post_marker(&mut self.scratch) {
-                    self.book.room = self.book.room.saturating_sub(1);
+                    self.completion.room = self.completion.room.saturating_sub(1);
                 }
-                self.book.attention.push(id.slot);
+                self.completion.attention.push(id.slot);
             }
             State::Connecting => {
                 self.connect_failed(id, FabricError::misuse("given up by this side"));
@@ -462,13 +462,13 @@ impl VerbsFabric {
 
     /// Processes the slots in `attention`.
     fn tend(&mut self) {
-        for slot in std::mem::take(&mut self.book.attention) {
-            let Some(qp) = self.book.table.at(slot) else { continue };
+        for slot in std::mem::take(&mut self.completion.attention) {
+            let Some(qp) = self.completion.table.at(slot) else { continue };
             let id = qp.id;
-            if let Some((since, ..)) = qp.farewell {
-                if self.book.empty_polls == since {
-                    self.book.attention.push(slot);
-                } else if let Some((_, cause, reason)) = qp.farewell.take() {
+            if let Some((since, ..)) = qp.end_report {
+                if self.completion.empty_polls == since {
+                    self.completion.attention.push(slot);
+                } else if let Some((_, cause, reason)) = qp.end_report.take() {
                     self.events.push(ControlEvent::Disconnected { qp: id, cause, reason });
                 }
             } else if let Some((cause, reason)) = qp.failure.take() {
@@ -477,7 +477,7 @@ impl VerbsFabric {
                 if qp.endpoint.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                     self.finish(id, Disconnect::Local, "closed by this side".to_owned());
                 } else {
-                    self.book.attention.push(slot);
+                    self.completion.attention.push(slot);
                 }
             } else if qp.state == State::Accepting && qp.is_early {
                 // The connection manager detects this by itself. With `rdma_notify` and an immediate close, Linux 6.1
@@ -500,12 +500,12 @@ impl VerbsFabric {
                     self.device_lost(DeviceEvent::Failed);
                 }
                 AsyncEvent::Port { port, code: AsyncEvent::PORT_ERROR } if port == u32::from(self.choice.port) => {
-                    self.book.is_port_down = true;
-                    self.book.stats.port_downs += 1;
+                    self.completion.is_port_down = true;
+                    self.completion.stats.port_downs += 1;
                     self.events.push(ControlEvent::Device(DeviceEvent::PortDown { port }));
                 }
                 AsyncEvent::Port { port, code: AsyncEvent::PORT_ACTIVE } if port == u32::from(self.choice.port) => {
-                    self.book.is_port_down = false;
+                    self.completion.is_port_down = false;
                     self.events.push(ControlEvent::Device(DeviceEvent::PortUp { port }));
                 }
                 other => log::info!("{}: {other:?}", self.choice.device),
@@ -514,15 +514,15 @@ impl VerbsFabric {
     }
 
     fn queue_pair_event(&mut self, slot: u32, code: u32) {
-        let Some(qp) = self.book.table.at(slot) else { return };
+        let Some(qp) = self.completion.table.at(slot) else { return };
         match code {
             AsyncEvent::LAST_RECEIVE_REACHED => qp.last_receive_reached = true,
             AsyncEvent::ESTABLISHED => {
                 qp.is_early = true;
-                self.book.attention.push(slot);
+                self.completion.attention.push(slot);
             }
             // Fatal error, invalid request, or refused access. Other codes concern path migration.
-            1..=3 => qp.fail(&mut self.book.attention, Disconnect::Failure, || {
+            1..=3 => qp.fail(&mut self.completion.attention, Disconnect::Failure, || {
                 format!("the device says: event {code} of the queue pair")
             }),
             _ => log::debug!("{:?}: event {code} of the queue pair", qp.id),
@@ -531,7 +531,7 @@ impl VerbsFabric {
 
     /// Destroys a queue pair and returns all its memory.
     pub(super) fn destroy(&mut self, id: QpId) {
-        let Some(qp) = self.book.table.get(id) else { return };
+        let Some(qp) = self.completion.table.get(id) else { return };
         let was_connected = !matches!(qp.state, State::Connecting | State::Failed);
         if was_connected && qp.state != State::Over {
             // An error means that both sides have closed already.
@@ -542,27 +542,27 @@ impl VerbsFabric {
         if qp.was_ready {
             self.drain(id);
         }
-        let Some(gone) = self.book.table.remove(id) else { return };
+        let Some(gone) = self.completion.table.remove(id) else { return };
         let Qp { mut endpoint, cm, .. } = *gone;
-        self.book.remove_number(endpoint.number());
-        let held = endpoint.destroy(&mut self.book.ready);
-        self.book.room += held.count;
+        self.completion.remove_number(endpoint.number());
+        let held = endpoint.destroy(&mut self.completion.ready);
+        self.completion.room += held.count;
         reaper::dispose(cm);
-        self.book.attention.retain(|&slot| slot != id.slot);
+        self.completion.attention.retain(|&slot| slot != id.slot);
         // The caller of `destroy` needs no `Disconnected` event.
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 
     /// Waits a bounded time for the last completions of a queue pair in error.
     fn drain(&mut self, id: QpId) {
-        if let Some(qp) = self.book.table.get(id)
+        if let Some(qp) = self.completion.table.get(id)
             && qp.endpoint.post_marker(&mut self.scratch)
         {
-            self.book.room = self.book.room.saturating_sub(1);
+            self.completion.room = self.completion.room.saturating_sub(1);
         }
         let within = self.config.drain;
-        let mut leaving = Leaving { fabric: self, id, limit: None, done: Vec::new() };
-        if !drain(&mut leaving) {
+        let mut closing = ClosingQp { fabric: self, id, limit: None, done: Vec::new() };
+        if !drain(&mut closing) {
             let line = format_args!("{id:?}: its last completions did not come within {within:?}");
             self.scratch.log.warn("queue pairs whose last completions did not come", line);
         }
@@ -570,25 +570,25 @@ impl VerbsFabric {
 }
 
 /// A queue pair before its destruction, with its fabric.
-struct Leaving<'a> {
+struct ClosingQp<'a> {
     fabric: &'a mut VerbsFabric,
     id: QpId,
     limit: Option<Instant>,
     done: Vec<Completion>,
 }
 
-impl Last for Leaving<'_> {
+impl Draining for ClosingQp<'_> {
     fn take(&mut self) -> (usize, bool) {
         let Self { fabric, done, .. } = self;
         let taken = fabric.poll_device(done, POLL_BATCH);
-        fabric.book.ready.extend(done.drain(..));
+        fabric.completion.ready.extend(done.drain(..));
         (taken, taken == POLL_BATCH)
     }
 
     fn is_silent(&mut self) -> bool {
-        let VerbsFabric { book, quirks, .. } = self.fabric;
-        book.table.peek(self.id).is_none_or(|qp| {
-            let known = Known {
+        let VerbsFabric { completion, quirks, .. } = self.fabric;
+        completion.table.peek(self.id).is_none_or(|qp| {
+            let known = ErrorState {
                 was_ready: qp.was_ready,
                 shares_receives: qp.endpoint.shares_receives(),
                 reports_last_receive: quirks.reports_last_receive,

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 /// A queue pair with outstanding completions, and its completion queue.
-pub(super) trait Last {
+pub(super) trait Draining {
     /// Takes a batch of completions. Returns the count and whether more may follow.
     fn take(&mut self) -> (usize, bool);
     /// Whether the device will add no more completions of the queue pair.
@@ -19,7 +19,7 @@ pub(super) trait Last {
 
 /// Takes completions until none of a queue pair in error can be left. Returns false if the device may still add some
 /// after the time-out.
-pub(super) fn drain(last: &mut impl Last) -> bool {
+pub(super) fn drain(last: &mut impl Draining) -> bool {
     loop {
         // Before `take`: completions that precede the device's report are in the queue now.
         let silent = last.is_silent();
@@ -46,7 +46,7 @@ pub(super) fn drain(last: &mut impl Last) -> bool {
 
 /// The state of a queue pair in error.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct ErrorState {
     /// The queue pair was ready to receive. Before that it takes no Receive and reports no last one.
     pub(super) was_ready: bool,
     /// It uses the shared receive queue.
@@ -59,7 +59,7 @@ pub(super) struct Known {
     pub(super) outstanding: usize,
 }
 
-impl Known {
+impl ErrorState {
     /// Whether the device will report no more completions of the queue pair.
     pub(super) fn is_silent(&self) -> bool {
         let owes_word = self.was_ready && self.shares_receives && self.reports_last_receive;
@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    impl Last for Queue {
+    impl Draining for Queue {
         fn take(&mut self) -> (usize, bool) {
             self.takes += 1;
             assert!(self.takes < 1000, "it goes on for ever");
@@ -162,12 +162,13 @@ mod tests {
 
     #[test]
     fn only_queue_pairs_once_ready_report_their_last_receive() {
-        let ready = Known { was_ready: true, shares_receives: true, reports_last_receive: true, ..Known::default() };
+        let ready =
+            ErrorState { was_ready: true, shares_receives: true, reports_last_receive: true, ..ErrorState::default() };
         assert!(!ready.is_silent());
-        assert!(Known { last_receive_reached: true, ..ready }.is_silent());
-        assert!(Known { was_ready: false, ..ready }.is_silent(), "the request was abandoned before");
-        assert!(Known { reports_last_receive: false, ..ready }.is_silent());
-        assert!(Known { shares_receives: false, ..ready }.is_silent());
-        assert!(!Known { shares_receives: false, outstanding: 1, ..ready }.is_silent());
+        assert!(ErrorState { last_receive_reached: true, ..ready }.is_silent());
+        assert!(ErrorState { was_ready: false, ..ready }.is_silent(), "the request was abandoned before");
+        assert!(ErrorState { reports_last_receive: false, ..ready }.is_silent());
+        assert!(ErrorState { shares_receives: false, ..ready }.is_silent());
+        assert!(!ErrorState { shares_receives: false, outstanding: 1, ..ready }.is_silent());
     }
 }

@@ -37,7 +37,7 @@ const MOST_UNSIGNALLED: usize = 64;
 
 /// Memory that the device uses for a request.
 #[expect(dead_code, reason = "lent and frozen memory is held to be dropped")]
-enum Holds {
+enum RequestMemory {
     Nothing,
     Message(Posted),
     Lent(Lent),
@@ -52,14 +52,14 @@ struct InFlight {
     told: bool,
     /// Posted by the fabric itself and never reported.
     own: bool,
-    holds: Holds,
+    holds: RequestMemory,
 }
 
 impl InFlight {
     /// Whether it holds no memory and is reported only on failure.
     #[inline]
-    fn is_nobodys(&self) -> bool {
-        matches!(self.holds, Holds::Nothing) && !self.told
+    fn is_unreported(&self) -> bool {
+        matches!(self.holds, RequestMemory::Nothing) && !self.told
     }
 }
 
@@ -239,7 +239,7 @@ impl Endpoint {
         stats.doorbells += 1;
         stats.posts += 1;
         stats.signalled += u64::from(signalled);
-        let holds = Holds::Nothing;
+        let holds = RequestMemory::Nothing;
         self.in_flight.push_back(InFlight { wr_id, opcode: Opcode::Send, told, own: false, holds });
         // The device has copied the message, so its buffer returns to the pool here.
         if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
@@ -428,16 +428,20 @@ impl Endpoint {
         let Posting { wr_id, signalled, wr } = posting;
         let (opcode, holds) = match wr {
             // The device has copied an inline message, so its buffer returns to the pool here.
-            WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => (Opcode::Send, Holds::Nothing),
-            WorkRequest::Send { buf, .. } => (Opcode::Send, Holds::Message(buf.post())),
-            WorkRequest::Write { src: Source::Lent(mem), .. } => (Opcode::Write, Holds::Lent(mem)),
-            WorkRequest::Write { src: Source::Frozen(mem), .. } => (Opcode::Write, Holds::Frozen(mem)),
-            WorkRequest::Read { dst, .. } => (Opcode::Read, Holds::Lent(dst)),
+            WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => {
+                (Opcode::Send, RequestMemory::Nothing)
+            }
+            WorkRequest::Send { buf, .. } => (Opcode::Send, RequestMemory::Message(buf.post())),
+            WorkRequest::Write { src: Source::Lent(mem), .. } => (Opcode::Write, RequestMemory::Lent(mem)),
+            WorkRequest::Write { src: Source::Frozen(mem), .. } => (Opcode::Write, RequestMemory::Frozen(mem)),
+            WorkRequest::Read { dst, .. } => (Opcode::Read, RequestMemory::Lent(dst)),
             WorkRequest::Bind { window, mem, .. } => {
                 self.windows.bound(window.index, mem);
-                (Opcode::Bind, Holds::Nothing)
+                (Opcode::Bind, RequestMemory::Nothing)
             }
-            WorkRequest::LocalInvalidate { window } => (Opcode::LocalInvalidate, Holds::Invalidation(window.index)),
+            WorkRequest::LocalInvalidate { window } => {
+                (Opcode::LocalInvalidate, RequestMemory::Invalidation(window.index))
+            }
         };
         self.in_flight.push_back(InFlight { wr_id, opcode, told: signalled, own: false, holds });
     }
@@ -500,7 +504,7 @@ impl Endpoint {
         if self.ring(scratch, 1) == Err(0) {
             return false;
         }
-        let holds = Holds::Nothing;
+        let holds = RequestMemory::Nothing;
         self.in_flight.push_back(InFlight { wr_id: 0, opcode: Opcode::Write, told: false, own: true, holds });
         self.unsignalled = 0;
         true
@@ -528,7 +532,7 @@ impl Endpoint {
 
     #[inline]
     fn end_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
-        if status.is_ok() && self.in_flight.front().is_some_and(InFlight::is_nobodys) {
+        if status.is_ok() && self.in_flight.front().is_some_and(InFlight::is_unreported) {
             // The usual case: the rest of a Send that the device has copied.
             self.first = self.first.wrapping_add(1);
             drop(self.in_flight.pop_front());
@@ -544,10 +548,13 @@ impl Endpoint {
         match holds {
             // SAFETY: the device has completed this request or a later one of its queue, or the queue pair is
             // destroyed.
-            Holds::Message(posted) => drop(unsafe { posted.complete() }),
-            Holds::Invalidation(index) if status.is_ok() => self.windows.free(index),
+            RequestMemory::Message(posted) => drop(unsafe { posted.complete() }),
+            RequestMemory::Invalidation(index) if status.is_ok() => self.windows.free(index),
             // A failed invalidation leaves the memory exposed until the queue pair's destruction.
-            Holds::Invalidation(_) | Holds::Nothing | Holds::Lent(_) | Holds::Frozen(_) => {}
+            RequestMemory::Invalidation(_)
+            | RequestMemory::Nothing
+            | RequestMemory::Lent(_)
+            | RequestMemory::Frozen(_) => {}
         }
         if (told || !status.is_ok()) && !own {
             out.extend([Completion::ended(self.id, wr_id, opcode, status)]);

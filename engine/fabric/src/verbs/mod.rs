@@ -13,9 +13,10 @@
 //!   memory back.
 //! - Memory is registered without remote rights. A peer reaches only the memory of type-2 windows (`window`) that are
 //!   bound on its queue pair. Either side revokes a window by invalidation.
-//! - A lost device is closed when its connections have ended. It is reopened when it is present again (`again`). Memory
-//!   and address stay the same.
-//! - All work completes in one completion queue. A post never exceeds its capacity, which `Book::room` tracks.
+//! - A lost device is closed when its connections have ended. It is reopened when it is present again
+//!   (`device_recovery`). Memory and address stay the same.
+//! - All work completes in one completion queue. A post never exceeds its capacity, which `CompletionState::room`
+//!   tracks.
 //!
 //! # Devices
 //! iWARP devices are refused ([`FabricError::Iwarp`]). They have no memory windows, so each exposure would need a
@@ -25,11 +26,11 @@
 //! `quirks` lists the devices' deviations from the specification. Soft-RoCE does not check window bounds. A peer there
 //! reaches all of an arena while one window of it is bound. See [`Capabilities::checks_window_bounds`].
 
-mod again;
 mod complete;
 mod config;
 mod connect;
 mod device;
+mod device_recovery;
 mod drain;
 mod endpoint;
 mod explain;
@@ -55,14 +56,14 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use self::again::{AGAIN, Lost};
-use self::complete::Book;
-pub use self::config::{Switch, VerbsConfig};
+use self::complete::CompletionState;
+pub use self::config::{FeatureMode, VerbsConfig};
 use self::device::Choice;
+use self::device_recovery::{Lost, RECOVERY_INTERVAL};
 use self::endpoint::Scratch;
 use self::listener::Listening;
 pub use self::listener::VerbsListener;
-use self::opened::{Found, Opened};
+use self::opened::{OpenedDevice, SharedObjects};
 use self::qp::State;
 use self::quirks::Quirks;
 use self::receives::SharedReceives;
@@ -96,13 +97,13 @@ const POLLS_PER_YIELD: u64 = 16;
 pub struct VerbsFabric {
     // In drop order: queue pairs before the objects that they use.
     requests: Vec<connect::Request>,
-    book: Book,
+    completion: CompletionState,
     regions: Regions,
     listener: Option<Listening>,
     channel: Arc<EventChannel>,
     sleeper: Sleeper,
     /// `None` while the device is absent.
-    device: Option<Opened>,
+    device: Option<SharedObjects>,
     scratch: Scratch,
     events: Vec<ControlEvent>,
     next_request: u64,
@@ -130,14 +131,14 @@ impl VerbsFabric {
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let config = config.with_device_of_address()?;
-        let Found { opened, channel, srq, choice, is_infiniband, quirks, capabilities, room, not_ready } =
-            Found::open(&config, None)?;
+        let OpenedDevice { opened, channel, srq, choice, is_infiniband, quirks, capabilities, room, not_ready } =
+            OpenedDevice::open(&config, None)?;
         let sleeper = Sleeper::new()?;
         Source::Connections.watch(&sleeper, channel.fd())?;
         opened.wake(&sleeper)?;
         Ok(Self {
             requests: Vec::new(),
-            book: Book::new(SharedReceives::new(srq, config.shared_receives), room, &quirks),
+            completion: CompletionState::new(SharedReceives::new(srq, config.shared_receives), room, &quirks),
             regions: Regions::new(&opened.pd),
             listener: None,
             channel,
@@ -159,26 +160,32 @@ impl VerbsFabric {
     /// Takes up to `max` completions from the device. Returns the count.
     #[inline]
     fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let (Some(device), book) = (&self.device, &mut self.book) else { return 0 };
-        device.cq.poll(max, |done| book.complete(&done, out)).unwrap_or_else(|error| unpollable(&error, book))
+        let (Some(device), completion) = (&self.device, &mut self.completion) else { return 0 };
+        device
+            .cq
+            .poll(max, |done| completion.complete(&done, out))
+            .unwrap_or_else(|error| unpollable(&error, completion))
     }
 }
 
 /// Fails all connections of a failed completion queue, because their completions are lost.
 #[cold]
-fn unpollable(error: &std::io::Error, book: &mut Book) -> usize {
-    let attention = &mut book.attention;
-    book.table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Failure, || format!("ibv_poll_cq: {error}")));
+fn unpollable(error: &std::io::Error, completion: &mut CompletionState) -> usize {
+    let attention = &mut completion.attention;
+    completion
+        .table
+        .iter_mut()
+        .for_each(|qp| qp.fail(attention, Disconnect::Failure, || format!("ibv_poll_cq: {error}")));
     0
 }
 
 impl Drop for VerbsFabric {
     fn drop(&mut self) {
-        let ids: Vec<QpId> = self.book.table.iter().map(|qp| qp.id).collect();
+        let ids: Vec<QpId> = self.completion.table.iter().map(|qp| qp.id).collect();
         for id in ids {
             self.destroy(id);
         }
-        self.book.ready.clear();
+        self.completion.ready.clear();
         self.requests.drain(..).for_each(connect::Request::dispose);
     }
 }
@@ -186,12 +193,12 @@ impl Drop for VerbsFabric {
 impl VerbsFabric {
     /// Longest permitted sleep.
     fn sleep_limit(&self) -> Option<Duration> {
-        if !self.book.ready.is_empty() || !self.events.is_empty() {
+        if !self.completion.ready.is_empty() || !self.events.is_empty() {
             Some(Duration::ZERO)
-        } else if !self.book.attention.is_empty() {
+        } else if !self.completion.attention.is_empty() {
             Some(TICK)
         } else {
-            self.lost.as_ref().map(|_| if self.device.is_some() { TICK } else { AGAIN })
+            self.lost.as_ref().map(|_| if self.device.is_some() { TICK } else { RECOVERY_INTERVAL })
         }
     }
 }
@@ -206,8 +213,8 @@ impl Fabric for VerbsFabric {
     /// Counters. `receiver_not_ready` is the port's counter, so it includes other users of the port.
     fn stats(&self) -> FabricStats {
         let now = device::receiver_not_ready(&self.choice.device, self.choice.port);
-        let receiver_not_ready = self.book.stats.receiver_not_ready + now.saturating_sub(self.not_ready_before);
-        FabricStats { receiver_not_ready, ..self.book.stats }
+        let receiver_not_ready = self.completion.stats.receiver_not_ready + now.saturating_sub(self.not_ready_before);
+        FabricStats { receiver_not_ready, ..self.completion.stats }
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -215,7 +222,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        if self.book.table.iter().any(|qp| qp.endpoint.windows.exposes(arena)) {
+        if self.completion.table.iter().any(|qp| qp.endpoint.windows.exposes(arena)) {
             return Err(FabricError::still_bound(arena));
         }
         self.regions.remove(arena)
@@ -286,12 +293,12 @@ impl Fabric for VerbsFabric {
                 self.capabilities.device
             )));
         }
-        self.book.table.find(qp)?.endpoint.windows.add(qp)
+        self.completion.table.find(qp)?.endpoint.windows.add(qp)
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.book.table.peek(window.qp).and_then(|qp| qp.endpoint.windows.next_rkey(window.index)).unwrap_or(0)
+        self.completion.table.peek(window.qp).and_then(|qp| qp.endpoint.windows.next_rkey(window.index)).unwrap_or(0)
     }
 
     #[inline]
@@ -301,7 +308,7 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let Book { table, shared, ready, stats, room, .. } = &mut self.book;
+        let CompletionState { table, shared, ready, stats, room, .. } = &mut self.completion;
         let posted = match qp {
             None => shared.post(&self.regions, bufs, *room),
             Some(id) => {
@@ -322,7 +329,7 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let Book { table, stats, room, .. } = &mut self.book;
+        let CompletionState { table, stats, room, .. } = &mut self.completion;
         let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests()) else {
             return Err(PostError::NotConnected);
         };
@@ -333,7 +340,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
-        let Book { table, room, .. } = &mut self.book;
+        let CompletionState { table, room, .. } = &mut self.completion;
         let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests() && *room > 0) else { return false };
         let posted = qp.endpoint.post_immediate(&mut self.scratch, &self.regions, posting, immediate);
         *room -= usize::from(posted);
@@ -343,15 +350,15 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let start = out.len();
-        if !self.book.ready.is_empty() {
-            Completion::hand_out(&mut self.book.ready, out, start.saturating_add(max));
+        if !self.completion.ready.is_empty() {
+            Completion::hand_out(&mut self.completion.ready, out, start.saturating_add(max));
         }
         let room = max - (out.len() - start);
         if room > 0 {
             let taken = self.poll_device(out, room);
             if taken == 0 {
-                self.book.empty_polls += 1;
-                if self.quirks.works_on_our_cores && self.book.empty_polls.is_multiple_of(POLLS_PER_YIELD) {
+                self.completion.empty_polls += 1;
+                if self.quirks.works_on_our_cores && self.completion.empty_polls.is_multiple_of(POLLS_PER_YIELD) {
                     std::thread::yield_now();
                 }
             }

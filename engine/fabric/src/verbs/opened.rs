@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::config::{Switch, VerbsConfig};
+use super::config::{FeatureMode, VerbsConfig};
 use super::connect::{self, WATCH};
 use super::device::{self, Choice, Gid, Port};
 use super::quirks::Quirks;
@@ -25,7 +25,7 @@ use crate::{Capabilities, FabricError};
 const SPARE_COMPLETIONS: u32 = 32;
 
 /// Device objects that connections share.
-pub(super) struct Opened {
+pub(super) struct SharedObjects {
     // In drop order.
     pub(super) cq: Rc<CompletionQueue>,
     pub(super) pd: Rc<ProtectionDomain>,
@@ -35,8 +35,8 @@ pub(super) struct Opened {
 }
 
 /// Results of opening a device.
-pub(super) struct Found {
-    pub(super) opened: Opened,
+pub(super) struct OpenedDevice {
+    pub(super) opened: SharedObjects,
     /// Event channel of the identifiers.
     pub(super) channel: Arc<EventChannel>,
     pub(super) srq: Rc<SharedReceiveQueue>,
@@ -50,7 +50,7 @@ pub(super) struct Found {
     pub(super) not_ready: u64,
 }
 
-impl Found {
+impl OpenedDevice {
     /// Opens the configured device, and creates a `channel` unless given.
     ///
     /// # Errors
@@ -90,9 +90,9 @@ impl Found {
             .map_err(|e| explain::pinning(format!("ibv_create_srq of {receives} Receives"), &e))?;
         let max_inline_data = most_inline_data(&pd, &cq, &srq, config.max_inline_data)?;
         let switch = |auto| match config.remote_invalidate {
-            Switch::Auto => auto,
-            Switch::On => true,
-            Switch::Off => false,
+            FeatureMode::Auto => auto,
+            FeatureMode::On => true,
+            FeatureMode::Off => false,
         };
         let capabilities = Capabilities {
             scheme: VerbsFabric::SCHEME,
@@ -116,7 +116,7 @@ impl Found {
                 .any(|p| (&p.device, p.number) == (&choice.device, choice.port) && p.link_layer == "InfiniBand"),
             room: cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize,
             not_ready: device::receiver_not_ready(&choice.device, choice.port),
-            opened: Opened { cq, pd, context, watch },
+            opened: SharedObjects { cq, pd, context, watch },
             channel,
             srq,
             choice,
@@ -126,7 +126,7 @@ impl Found {
     }
 }
 
-impl Opened {
+impl SharedObjects {
     /// Registers the device's descriptors with the sleeper.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ const WINDOW: usize = 64;
 
 /// Results of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Findings {
+pub(super) struct ProbeResults {
     /// Send With Invalidate revokes a window, reports it, and leaves the window free.
     pub(super) remote_invalidate: bool,
     /// The device refuses a Write beyond the end of a window.
@@ -48,8 +48,8 @@ pub(super) fn findings(
     choice: &Choice,
     port: &PortAttributes,
     quirks: &Quirks,
-) -> Option<Findings> {
-    static KNOWN: Mutex<Option<HashMap<String, Option<Findings>>>> = Mutex::new(None);
+) -> Option<ProbeResults> {
+    static KNOWN: Mutex<Option<HashMap<String, Option<ProbeResults>>>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_with(HashMap::new);
     if let Some(findings) = known.get(&choice.device) {
@@ -65,8 +65,8 @@ pub(super) fn findings(
     found
 }
 
-fn ask(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Quirks) -> io::Result<Findings> {
-    Ok(Findings {
+fn ask(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Quirks) -> io::Result<ProbeResults> {
+    Ok(ProbeResults {
         remote_invalidate: Pair::new(context, choice, port, quirks)?.invalidates()?,
         checks_window_bounds: Pair::new(context, choice, port, quirks)?.keeps_bounds()?,
     })

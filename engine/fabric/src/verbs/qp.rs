@@ -45,7 +45,7 @@ pub(super) struct Qp {
     pub(super) failure: Option<(Disconnect, String)>,
     /// The final event, and the count of empty polls at its time. The fabric reports the event after a later empty
     /// poll, so that earlier messages are delivered first.
-    pub(super) farewell: Option<(u64, Disconnect, String)>,
+    pub(super) end_report: Option<(u64, Disconnect, String)>,
     /// A message arrived before the connection manager reported the connection.
     pub(super) is_early: bool,
     /// It was ready to receive. Its messages may have consumed Receives.

@@ -199,7 +199,7 @@ impl<'p, 'd> Story<'p, 'd> {
                 self.post(WorkRequest::LocalInvalidate { window }, with & 4 != 0);
                 self.revoking.push((self.next, window.index));
             }
-            14 if with == 0 => self.endpoint.say_hello(),
+            14 if with == 0 => self.endpoint.send_empty_write(),
             _ => self.say(if step == 14 { 7 * usize::from(with) } else { usize::MAX }),
         }
     }

@@ -323,7 +323,7 @@ impl Qp {
                         self.state = State::Up;
                         self.endpoint.begin(common.terms(agreed, false));
                         if agreed.rtr {
-                            self.endpoint.say_hello();
+                            self.endpoint.send_empty_write();
                             self.flush(common);
                         }
                         return common.events.push_back(ControlEvent::Established { qp, private_data });

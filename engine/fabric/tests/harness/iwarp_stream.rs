@@ -1,24 +1,24 @@
 //! The outbound bytes of a connection, for tests without a socket.
 
-use super::{Piece, Stream, copy};
+use super::{Span, Stream, copy};
 
 impl Stream {
     /// The first `most` of the bytes themselves, for tests, which have no socket.
     pub(crate) fn bytes(&self, most: usize) -> Vec<u8> {
         let mut all = Vec::new();
         let mut at = self.first;
-        for piece in &self.pieces {
+        for span in &self.spans {
             let start = all.len();
             let room = most - start;
             if room == 0 {
                 break;
             }
-            match piece {
-                Piece::Staged(len) => {
+            match span {
+                Span::Staged(len) => {
                     all.extend_from_slice(&self.staged[at..at + len.min(&room)]);
                     at += len;
                 }
-                Piece::Memory { of, offset, len } => {
+                Span::Memory { of, offset, len } => {
                     all.resize(start + len.min(&room), 0);
                     copy(of, *offset, &mut all[start..]);
                 }

@@ -37,7 +37,7 @@ pub(in super::super) enum Taken {
 }
 
 /// The targets and resources of inbound data.
-pub(super) struct Sinks<'a> {
+pub(super) struct Targets<'a> {
     pub(super) id: QpId,
     pub(super) windows: &'a mut Windows,
     pub(super) receives: &'a mut Receives,
@@ -54,7 +54,7 @@ pub(super) struct Sinks<'a> {
 #[derive(Debug)]
 pub(super) struct Inbound {
     reader: Reader,
-    pub(super) placing: Placing,
+    pub(super) placement: Placement,
     /// First segment of a message without a Receive, and its bytes.
     waiting: Option<(Segment, usize)>,
     rnr_polls: u32,
@@ -66,7 +66,7 @@ pub(super) struct Inbound {
 
 /// The destination of all bytes.
 #[derive(Debug)]
-pub(super) struct Placing {
+pub(super) struct Placement {
     max_message: usize,
     ird: usize,
     /// Numbers of the next message on each queue.
@@ -120,14 +120,14 @@ enum Target {
 }
 
 /// A rule that was broken.
-struct Wrong {
+struct Violation {
     fault: Fault,
     what: String,
     /// The Read Request that is at fault.
     read: Option<[u8; 28]>,
 }
 
-impl Wrong {
+impl Violation {
     fn new(fault: Fault, what: impl fmt::Display) -> Self {
         Self { fault, what: what.to_string(), read: None }
     }
@@ -137,7 +137,7 @@ impl Default for Inbound {
     fn default() -> Self {
         Self {
             reader: Reader::new(false),
-            placing: Placing {
+            placement: Placement {
                 max_message: 0,
                 ird: 0,
                 send_msn: 1,
@@ -160,12 +160,12 @@ impl Default for Inbound {
 impl Inbound {
     pub(super) fn begin(&mut self, terms: &Terms) {
         self.reader = Reader::new(terms.crc);
-        self.placing.max_message = terms.max_message;
-        self.placing.ird = terms.ird.into();
+        self.placement.max_message = terms.max_message;
+        self.placement.ird = terms.ird.into();
     }
 
     pub(super) fn has_reads(&self) -> bool {
-        !self.placing.reads.is_empty()
+        !self.placement.reads.is_empty()
     }
 
     pub(super) fn waits_for_receive(&self) -> bool {
@@ -174,12 +174,12 @@ impl Inbound {
 
     /// Whether no message and no segment is half here.
     pub(super) fn is_between(&self) -> bool {
-        self.reader.is_between() && self.placing.message.is_none() && self.waiting.is_none()
+        self.reader.is_between() && self.placement.message.is_none() && self.waiting.is_none()
     }
 
     /// Bytes that Reads are still to bring, ours and the peer's.
     pub(super) fn queued(&self) -> u64 {
-        let Placing { reads, requests, .. } = &self.placing;
+        let Placement { reads, requests, .. } = &self.placement;
         let own: usize = reads.iter().map(|read| read.len - read.got).sum();
         own as u64 + requests.iter().map(|request| u64::from(request.len)).sum::<u64>()
     }
@@ -187,12 +187,12 @@ impl Inbound {
     /// The peer's oldest unanswered Read.
     #[inline]
     pub(super) fn request(&self) -> Option<&ReadRequest> {
-        self.placing.requests.front()
+        self.placement.requests.front()
     }
 
     /// Consumes as many of the peer's bytes as possible.
     #[inline]
-    pub(super) fn take(&mut self, to: &mut Sinks<'_>, input: &mut &[u8]) -> Result<Taken, Failure> {
+    pub(super) fn take(&mut self, to: &mut Targets<'_>, input: &mut &[u8]) -> Result<Taken, Failure> {
         let before = input.len();
         let taken = loop {
             if to.out.len() >= to.end {
@@ -205,10 +205,10 @@ impl Inbound {
                 };
                 self.waiting = None;
                 self.rnr_polls = 0;
-                let begun = self.placing.begin_message(to, segment, len, buf);
+                let begun = self.placement.begin_message(to, segment, len, buf);
                 begun.map_err(|wrong| self.wrong(to, wrong))?;
             }
-            let Self { reader, placing, .. } = self;
+            let Self { reader, placement, .. } = self;
             let step = match reader.step(input) {
                 Ok(None) => break Taken::All,
                 Ok(Some(step)) => step,
@@ -221,9 +221,9 @@ impl Inbound {
             let done = match step {
                 Step::Segment { segment, len } => {
                     self.spoken = true;
-                    match placing.begin_segment(to.windows, segment, len) {
+                    match placement.begin_segment(to.windows, segment, len) {
                         Ok(true) => match to.receives.pop() {
-                            Some(buf) => placing.begin_message(to, segment, len, buf),
+                            Some(buf) => placement.begin_message(to, segment, len, buf),
                             None => {
                                 self.waiting = Some((segment, len));
                                 Ok(())
@@ -233,8 +233,8 @@ impl Inbound {
                         Err(wrong) => Err(wrong),
                     }
                 }
-                Step::Payload(bytes) => placing.place(to.windows, bytes),
-                Step::End => match placing.end(to) {
+                Step::Payload(bytes) => placement.place(to.windows, bytes),
+                Step::End => match placement.end(to) {
                     Ok(None) => Ok(()),
                     Ok(Some(failure)) => return Err(failure),
                     Err(wrong) => Err(wrong),
@@ -251,7 +251,7 @@ impl Inbound {
     /// Leaves a message without a Receive in place, for the granted retries. TCP makes the peer wait; iWARP has no
     /// receiver-not-ready (RFC 5041 §7.1.1).
     #[cold]
-    fn not_ready(&mut self, to: &mut Sinks<'_>) -> Result<(), Failure> {
+    fn not_ready(&mut self, to: &mut Targets<'_>) -> Result<(), Failure> {
         if self.rnr_polls == 0 {
             to.stats.receiver_not_ready += 1;
         }
@@ -270,11 +270,11 @@ impl Inbound {
     }
 
     #[cold]
-    fn wrong(&mut self, to: &mut Sinks<'_>, wrong: Wrong) -> Failure {
+    fn wrong(&mut self, to: &mut Targets<'_>, wrong: Violation) -> Failure {
         // Too long not by its first segment: it has a Receive already.
         if wrong.fault == Fault::TooLong
-            && matches!(self.placing.current.opcode, Message::Send { .. })
-            && let Some(Incoming { buf, .. }) = self.placing.message.take()
+            && matches!(self.placement.current.opcode, Message::Send { .. })
+            && let Some(Incoming { buf, .. }) = self.placement.message.take()
         {
             to.out.push(Completion::failed_receive(to.id, Status::LocalLength, buf));
         }
@@ -289,25 +289,25 @@ impl Inbound {
 
     /// The destination of the next bytes, if many of them have the same.
     #[inline]
-    pub(super) fn direct<'a>(&'a mut self, windows: &'a Windows) -> Option<sys::Into<'a>> {
+    pub(super) fn direct<'a>(&'a mut self, windows: &'a Windows) -> Option<sys::ReceiveTarget<'a>> {
         let left = self.reader.payload_left();
         if left < DIRECT || self.waiting.is_some() {
             return None;
         }
-        match &self.placing.target {
+        match &self.placement.target {
             Target::Receive => {
-                let incoming = self.placing.message.as_mut()?;
+                let incoming = self.placement.message.as_mut()?;
                 let place = incoming.buf.full_mut().get_mut(incoming.len..)?;
-                Some(sys::Into::Bytes(place.get_mut(..left)?))
+                Some(sys::ReceiveTarget::Bytes(place.get_mut(..left)?))
             }
             Target::Window { stag, address } => {
                 // The next step reports a revoked window.
                 let (mem, offset) = windows.find(*stag, *address, left as u64, true).ok()?;
-                Some(sys::Into::Lent(mem, offset, left))
+                Some(sys::ReceiveTarget::Lent(mem, offset, left))
             }
             Target::Read => {
-                let read = self.placing.reads.front()?;
-                Some(sys::Into::Lent(&read.dst, read.offset + read.got, left))
+                let read = self.placement.reads.front()?;
+                Some(sys::ReceiveTarget::Lent(&read.dst, read.offset + read.got, left))
             }
             Target::Nothing | Target::Control(_) => None,
         }
@@ -318,23 +318,23 @@ impl Inbound {
     pub(super) fn arrived(&mut self, n: usize) {
         self.reader.take(n);
         self.position += n as u64;
-        self.placing.advance(n);
+        self.placement.advance(n);
     }
 
     /// Ends the stream; returns the Receive of a partial message.
     pub(super) fn end(&mut self) -> Option<Buf> {
-        self.placing.reads.clear();
-        self.placing.requests.clear();
-        self.placing.target = Target::Nothing;
+        self.placement.reads.clear();
+        self.placement.requests.clear();
+        self.placement.target = Target::Nothing;
         self.waiting = None;
-        self.placing.message.take().map(|incoming| incoming.buf)
+        self.placement.message.take().map(|incoming| incoming.buf)
     }
 }
 
-impl Placing {
+impl Placement {
     /// Checks a segment. True if it is the first of a message, which needs a Receive.
     #[inline]
-    fn begin_segment(&mut self, windows: &Windows, segment: Segment, len: usize) -> Result<bool, Wrong> {
+    fn begin_segment(&mut self, windows: &Windows, segment: Segment, len: usize) -> Result<bool, Violation> {
         self.current = segment;
         match (segment.opcode, segment.place) {
             (Message::Send { .. }, Place::Untagged { queue: QUEUE_SEND, msn, offset }) => {
@@ -347,41 +347,41 @@ impl Placing {
     }
 
     #[inline]
-    fn begin_send(&mut self, kind: Message, msn: u32, offset: u32, len: usize) -> Result<bool, Wrong> {
+    fn begin_send(&mut self, kind: Message, msn: u32, offset: u32, len: usize) -> Result<bool, Violation> {
         if msn != self.send_msn {
             let what = format_args!("message {msn} where {} is due", self.send_msn).to_string();
-            return Err(Wrong::new(Fault::MsnRange, what));
+            return Err(Violation::new(Fault::MsnRange, what));
         }
         let Some(incoming) = &self.message else {
             if offset != 0 {
-                return Err(Wrong::new(Fault::InvalidOffset, "a message that does not begin with its first byte"));
+                return Err(Violation::new(Fault::InvalidOffset, "a message that does not begin with its first byte"));
             }
             return Ok(true);
         };
         if offset as usize != incoming.len {
             let what = format!("byte {offset} of a message of which {} have come", incoming.len);
-            return Err(Wrong::new(Fault::InvalidOffset, what));
+            return Err(Violation::new(Fault::InvalidOffset, what));
         }
         if kind != incoming.kind {
-            return Err(Wrong::new(Fault::UnexpectedOpcode, "a message that changes its kind"));
+            return Err(Violation::new(Fault::UnexpectedOpcode, "a message that changes its kind"));
         }
         self.fits(incoming.len, len, incoming.buf.capacity())?;
         self.target = Target::Receive;
         Ok(false)
     }
 
-    fn fits(&self, have: usize, more: usize, capacity: usize) -> Result<(), Wrong> {
+    fn fits(&self, have: usize, more: usize, capacity: usize) -> Result<(), Violation> {
         let most = capacity.min(self.max_message);
         if have + more <= most {
             return Ok(());
         }
         let what = format!("a message of {} bytes or more met a Receive of {most}", have + more);
-        Err(Wrong::new(Fault::TooLong, what))
+        Err(Violation::new(Fault::TooLong, what))
     }
 
     /// Stores the message that begins with this segment in this buffer.
     #[inline]
-    fn begin_message(&mut self, to: &mut Sinks<'_>, segment: Segment, len: usize, buf: Buf) -> Result<(), Wrong> {
+    fn begin_message(&mut self, to: &mut Targets<'_>, segment: Segment, len: usize, buf: Buf) -> Result<(), Violation> {
         if let Err(wrong) = self.fits(0, len, buf.capacity()) {
             to.out.push(Completion::failed_receive(to.id, Status::LocalLength, buf));
             return Err(wrong);
@@ -391,25 +391,25 @@ impl Placing {
         Ok(())
     }
 
-    fn begin_write(&mut self, windows: &Windows, stag: u32, address: u64, len: usize) -> Result<bool, Wrong> {
+    fn begin_write(&mut self, windows: &Windows, stag: u32, address: u64, len: usize) -> Result<bool, Violation> {
         self.target = if len == 0 {
             // Such a Write names no memory (RFC 5040 §5.2.1).
             Target::Nothing
         } else {
             let found = windows.find(stag, address, len as u64, true);
-            found.map_err(|refused| Wrong::new(refused.fault(true), format!("a Write is refused: {refused:?}")))?;
+            found.map_err(|refused| Violation::new(refused.fault(true), format!("a Write is refused: {refused:?}")))?;
             Target::Window { stag, address }
         };
         Ok(false)
     }
 
-    fn begin_response(&mut self, stag: u32, address: u64, len: usize) -> Result<bool, Wrong> {
+    fn begin_response(&mut self, stag: u32, address: u64, len: usize) -> Result<bool, Violation> {
         let Some(read) = self.reads.front() else {
-            return Err(Wrong::new(Fault::UnexpectedOpcode, "an answer to a Read that was never sent"));
+            return Err(Violation::new(Fault::UnexpectedOpcode, "an answer to a Read that was never sent"));
         };
         // An empty answer's name and place are not checked (RFC 5041 §5.2).
         if len > 0 && stag != read.stag {
-            return Err(Wrong::new(Fault::TaggedInvalidStag, "an answer to another Read than the oldest"));
+            return Err(Violation::new(Fault::TaggedInvalidStag, "an answer to another Read than the oldest"));
         }
         let left = read.len - read.got;
         let elsewhere = len > 0 && address != read.got as u64;
@@ -418,16 +418,16 @@ impl Placing {
                 "{len} bytes at {address} in answer to a Read of {}, of which {} have come",
                 read.len, read.got
             );
-            return Err(Wrong::new(Fault::TaggedBounds, what));
+            return Err(Violation::new(Fault::TaggedBounds, what));
         }
         self.target = Target::Read;
         Ok(false)
     }
 
     #[cold]
-    fn begin_control(&mut self, place: Place, len: usize) -> Result<bool, Wrong> {
+    fn begin_control(&mut self, place: Place, len: usize) -> Result<bool, Violation> {
         let Place::Untagged { queue, msn, offset } = place else {
-            return Err(Wrong::new(Fault::UnexpectedOpcode, "an untagged message in a tagged segment"));
+            return Err(Violation::new(Fault::UnexpectedOpcode, "an untagged message in a tagged segment"));
         };
         let (due, number, most) = match self.current.opcode {
             Message::ReadRequest => (QUEUE_READ_REQUEST, self.read_msn, 28),
@@ -435,20 +435,26 @@ impl Placing {
             _ => (QUEUE_SEND, 0, 0),
         };
         if queue != due {
-            return Err(Wrong::new(Fault::InvalidQueue, format!("queue {queue} where {due} belongs")));
+            return Err(Violation::new(Fault::InvalidQueue, format!("queue {queue} where {due} belongs")));
         }
         if msn != number {
-            return Err(Wrong::new(Fault::MsnRange, format!("message {msn} of queue {queue} where {number} is due")));
+            return Err(Violation::new(
+                Fault::MsnRange,
+                format!("message {msn} of queue {queue} where {number} is due"),
+            ));
         }
         if offset != 0 || !self.current.last {
-            return Err(Wrong::new(Fault::InvalidOffset, format!("a message of queue {queue} in several segments")));
+            return Err(Violation::new(
+                Fault::InvalidOffset,
+                format!("a message of queue {queue} in several segments"),
+            ));
         }
         let what = || format!("{len} bytes in a message of queue {queue}");
         if len > most {
-            return Err(Wrong::new(Fault::TooLong, what()));
+            return Err(Violation::new(Fault::TooLong, what()));
         }
         if due == QUEUE_READ_REQUEST && len < most {
-            return Err(Wrong::new(Fault::OperationUnspecified, what()));
+            return Err(Violation::new(Fault::OperationUnspecified, what()));
         }
         self.target = Target::Control(Vec::with_capacity(len));
         Ok(false)
@@ -456,7 +462,7 @@ impl Placing {
 
     /// Puts bytes of the current segment where they belong.
     #[inline]
-    fn place(&mut self, windows: &Windows, bytes: &[u8]) -> Result<(), Wrong> {
+    fn place(&mut self, windows: &Windows, bytes: &[u8]) -> Result<(), Violation> {
         let placed = match &mut self.target {
             Target::Receive => match &mut self.message {
                 Some(incoming) => {
@@ -468,8 +474,9 @@ impl Placing {
             Target::Window { stag, address } => {
                 // It may have been revoked since the segment began.
                 let found = windows.find(*stag, *address, bytes.len() as u64, true);
-                let (mem, offset) = found
-                    .map_err(|refused| Wrong::new(refused.fault(true), format!("a Write is refused: {refused:?}")))?;
+                let (mem, offset) = found.map_err(|refused| {
+                    Violation::new(refused.fault(true), format!("a Write is refused: {refused:?}"))
+                })?;
                 mem.write_at(offset, bytes)
             }
             Target::Read => {
@@ -507,7 +514,7 @@ impl Placing {
 
     /// The segment is here, and whole. A failure is the peer's Terminate.
     #[inline]
-    fn end(&mut self, to: &mut Sinks<'_>) -> Result<Option<Failure>, Wrong> {
+    fn end(&mut self, to: &mut Targets<'_>) -> Result<Option<Failure>, Violation> {
         match std::mem::replace(&mut self.target, Target::Nothing) {
             Target::Receive if self.current.last => self.deliver(to)?,
             Target::Read if self.current.last => {
@@ -521,7 +528,7 @@ impl Placing {
     }
 
     #[inline]
-    fn deliver(&mut self, to: &mut Sinks<'_>) -> Result<(), Wrong> {
+    fn deliver(&mut self, to: &mut Targets<'_>) -> Result<(), Violation> {
         let Some(Incoming { buf, len, kind }) = self.message.take() else { return Ok(()) };
         let invalidated = match kind {
             Message::Send { invalidate, .. } => invalidate,
@@ -532,7 +539,7 @@ impl Placing {
         {
             to.out.push(Completion::failed_receive(to.id, Status::RemoteInvalidRequest, buf));
             let what = "the peer invalidates an STag that is not bound here, or that it reads from";
-            return Err(Wrong::new(Fault::CannotInvalidate, what));
+            return Err(Violation::new(Fault::CannotInvalidate, what));
         }
         self.send_msn = self.send_msn.wrapping_add(1);
         to.out.push(Arrival { qp: to.id, buf: ReceivedBuf::new(buf, len), invalidated }.into());
@@ -540,7 +547,7 @@ impl Placing {
     }
 
     #[cold]
-    fn end_control(&mut self, windows: &Windows, bytes: &[u8]) -> Result<Option<Failure>, Wrong> {
+    fn end_control(&mut self, windows: &Windows, bytes: &[u8]) -> Result<Option<Failure>, Violation> {
         if self.current.opcode == Message::Terminate {
             let (fault, words) = match Terminate::decode(bytes) {
                 Ok(terminate) => (terminate.fault(), terminate.to_string()),
@@ -558,13 +565,13 @@ impl Placing {
         self.read_msn = self.read_msn.wrapping_add(1);
         if self.requests.len() >= self.ird {
             let what = format!("more than {} Reads at a time", self.ird);
-            return Err(Wrong::new(Fault::NoBuffer, what));
+            return Err(Violation::new(Fault::NoBuffer, what));
         }
         if request.len != 0
             && let Err(refused) = windows.find(request.source_stag, request.source_offset, request.len.into(), false)
         {
             let what = format!("a Read is refused: {refused:?}");
-            return Err(Wrong { fault: refused.fault(false), what, read: Some(*bytes) });
+            return Err(Violation { fault: refused.fault(false), what, read: Some(*bytes) });
         }
         self.requests.push_back(request);
         Ok(None)

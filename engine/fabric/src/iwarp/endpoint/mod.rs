@@ -25,7 +25,7 @@ use std::fmt;
 use rpcrdma_mempool::ArenaId;
 
 pub(super) use self::inbound::Taken;
-use self::inbound::{Inbound, Sinks};
+use self::inbound::{Inbound, Targets};
 use self::outbound::Outbound;
 use self::windows::Windows;
 use super::sys;
@@ -238,7 +238,7 @@ impl Endpoint {
     /// Appends the completions of finished requests.
     #[inline]
     pub(super) fn reap(&mut self, done: &mut impl Extend<Completion>) {
-        self.outbound.reap(self.id, self.inbound.placing.reads_done, done);
+        self.outbound.reap(self.id, self.inbound.placement.reads_done, done);
     }
 
     /// Whether something that was posted is not done.
@@ -259,7 +259,7 @@ impl Endpoint {
         Progress {
             taken: self.outbound.stream.sent().saturating_sub(untaken),
             received: self.inbound.position,
-            done: self.inbound.placing.reads_done,
+            done: self.inbound.placement.reads_done,
         }
     }
 
@@ -301,7 +301,7 @@ impl Endpoint {
         let Shared { receives, stats, .. } = shared;
         let receives = own_receives.as_mut().unwrap_or(receives);
         let (rnr_retry, sent) = (limits.rnr_retry, outbound.stream.sent());
-        let taken = inbound.take(&mut Sinks { id: *id, windows, receives, stats, rnr_retry, sent, out, end }, input);
+        let taken = inbound.take(&mut Targets { id: *id, windows, receives, stats, rnr_retry, sent, out, end }, input);
         if inbound.spoken {
             outbound.open = true;
         }
@@ -329,7 +329,7 @@ impl Endpoint {
 
     /// The target of a direct read, if many of the next bytes belong to one place.
     #[inline]
-    pub(super) fn direct(&mut self) -> Option<sys::Into<'_>> {
+    pub(super) fn direct(&mut self) -> Option<sys::ReceiveTarget<'_>> {
         self.inbound.direct(&self.windows)
     }
 
@@ -345,7 +345,7 @@ impl Endpoint {
     }
 
     /// Sends a keep-alive, an empty Write (RFC 6581 §9.3), unless a message is under way.
-    pub(super) fn say_hello(&mut self) {
+    pub(super) fn send_empty_write(&mut self) {
         self.outbound.write_nothing();
     }
 

@@ -52,7 +52,7 @@ struct Retire {
 
 /// The message in the middle of the stream; its segments are not interleaved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Amid {
+enum PartialMessage {
     #[default]
     Nothing,
     /// The first request that is posted.
@@ -68,7 +68,7 @@ pub(super) struct Outbound {
     pending: VecDeque<Posting>,
     retire: VecDeque<Retire>,
     depth: usize,
-    amid: Amid,
+    partial: PartialMessage,
     /// The last message answered a Read, so a request is next.
     answered: bool,
     /// We may speak.
@@ -209,10 +209,10 @@ impl Outbound {
         }
         while self.stream.len() < AHEAD {
             let asked = inbound.request().is_some();
-            let answer = match self.amid {
-                Amid::Answer(_) => true,
-                Amid::Request => false,
-                Amid::Nothing => asked && (!self.answered || self.pending.is_empty()),
+            let answer = match self.partial {
+                PartialMessage::Answer(_) => true,
+                PartialMessage::Request => false,
+                PartialMessage::Nothing => asked && (!self.answered || self.pending.is_empty()),
             };
             if answer {
                 self.answer(windows, inbound)?;
@@ -221,9 +221,9 @@ impl Outbound {
             self.answered = false;
             let Some(posting) = self.pending.pop_front() else { break };
             match self.step(windows, inbound, posting) {
-                Step::Done => self.amid = Amid::Nothing,
+                Step::Done => self.partial = PartialMessage::Nothing,
                 Step::More(rest) => {
-                    self.amid = Amid::Request;
+                    self.partial = PartialMessage::Request;
                     self.pending.push_front(rest);
                 }
                 Step::Wait(same) => {
@@ -241,8 +241,8 @@ impl Outbound {
     /// Appends one segment of the answer to the peer's oldest Read.
     fn answer(&mut self, windows: &mut Windows, inbound: &mut Inbound) -> Result<(), Failure> {
         let Some(&request) = inbound.request() else { return Ok(()) };
-        let done = match self.amid {
-            Amid::Answer(done) => done,
+        let done = match self.partial {
+            PartialMessage::Answer(done) => done,
             _ => 0,
         };
         let len = (request.len - done).min(self.tagged as u32);
@@ -267,11 +267,11 @@ impl Outbound {
             windows.keep_until(request.source_stag, self.stream.end());
         }
         if last {
-            self.amid = Amid::Nothing;
+            self.partial = PartialMessage::Nothing;
             self.answered = true;
-            inbound.placing.requests.pop_front();
+            inbound.placement.requests.pop_front();
         } else {
-            self.amid = Amid::Answer(done + len);
+            self.partial = PartialMessage::Answer(done + len);
         }
         Ok(())
     }
@@ -299,10 +299,10 @@ impl Outbound {
                 }
                 (Opcode::Write, Until::Sent(self.stream.end()))
             }
-            WorkRequest::Read { .. } if inbound.placing.reads.len() >= self.ord => return wait(wr),
+            WorkRequest::Read { .. } if inbound.placement.reads.len() >= self.ord => return wait(wr),
             WorkRequest::Read { dst, offset, len, remote } => {
                 let stag = self.request(len as u32, remote);
-                inbound.placing.reads.push_back(OwnRead { stag, dst, offset, len, got: 0 });
+                inbound.placement.reads.push_back(OwnRead { stag, dst, offset, len, got: 0 });
                 (Opcode::Read, Until::Read(self.reads_sent))
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
@@ -417,7 +417,7 @@ impl Outbound {
     /// Adds an empty Write to the stream. A message in progress serves as well: nothing may separate its segments, or
     /// follow a Terminate.
     pub(super) fn write_nothing(&mut self) {
-        if self.over || self.amid != Amid::Nothing {
+        if self.over || self.partial != PartialMessage::Nothing {
             return;
         }
         let segment = Segment { opcode: Message::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };

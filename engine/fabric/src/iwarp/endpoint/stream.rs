@@ -29,7 +29,7 @@ pub(super) enum Payload<'a> {
 
 /// A stretch of the stream.
 #[derive(Debug)]
-enum Piece {
+enum Span {
     /// A number of staged bytes.
     Staged(usize),
     /// These bytes, in their place.
@@ -42,7 +42,7 @@ pub(super) struct Stream {
     staged: Vec<u8>,
     /// The first staged byte that is not sent.
     first: usize,
-    pieces: VecDeque<Piece>,
+    spans: VecDeque<Span>,
     /// Bytes that were put, and that were sent, since the stream began.
     put: u64,
     sent: u64,
@@ -79,9 +79,9 @@ impl Stream {
         }
         self.staged.extend_from_slice(bytes);
         self.put += bytes.len() as u64;
-        match self.pieces.back_mut() {
-            Some(Piece::Staged(len)) => *len += bytes.len(),
-            _ => self.pieces.push_back(Piece::Staged(bytes.len())),
+        match self.spans.back_mut() {
+            Some(Span::Staged(len)) => *len += bytes.len(),
+            _ => self.spans.push_back(Span::Staged(bytes.len())),
         }
     }
 
@@ -101,7 +101,7 @@ impl Stream {
             Payload::Memory(of, offset, len) if len <= STAGE => self.stage_memory(of, offset, len),
             Payload::Memory(of, offset, len) => {
                 self.put += len as u64;
-                self.pieces.push_back(Piece::Memory { of: of.clone(), offset, len });
+                self.spans.push_back(Span::Memory { of: of.clone(), offset, len });
             }
         }
         // The CRC field exists even without a CRC (RFC 5044 §4.4).
@@ -125,15 +125,15 @@ impl Stream {
     #[inline]
     pub(super) fn slices<'a>(&'a self, to: &mut Slices<'a>) {
         let mut at = self.first;
-        for piece in &self.pieces {
-            let room = match piece {
-                Piece::Staged(len) => {
+        for span in &self.spans {
+            let room = match span {
+                Span::Staged(len) => {
                     let bytes = &self.staged[at..at + len];
                     at += len;
                     to.bytes(bytes)
                 }
-                Piece::Memory { of: Source::Frozen(frozen), offset, len } => to.bytes(&frozen[*offset..*offset + *len]),
-                Piece::Memory { of: Source::Lent(lent), offset, len } => to.lent(lent, *offset, *len),
+                Span::Memory { of: Source::Frozen(frozen), offset, len } => to.bytes(&frozen[*offset..*offset + *len]),
+                Span::Memory { of: Source::Lent(lent), offset, len } => to.lent(lent, *offset, *len),
             };
             if !room {
                 break;
@@ -146,18 +146,18 @@ impl Stream {
     pub(super) fn advance(&mut self, mut n: usize) {
         self.sent += n as u64;
         while n > 0 {
-            let Some(piece) = self.pieces.front_mut() else { break };
-            let (Piece::Staged(left) | Piece::Memory { len: left, .. }) = piece;
+            let Some(span) = self.spans.front_mut() else { break };
+            let (Span::Staged(left) | Span::Memory { len: left, .. }) = span;
             let taken = n.min(*left);
             *left -= taken;
             n -= taken;
             let over = *left == 0;
-            match piece {
-                Piece::Staged(_) => self.first += taken,
-                Piece::Memory { offset, .. } => *offset += taken,
+            match span {
+                Span::Staged(_) => self.first += taken,
+                Span::Memory { offset, .. } => *offset += taken,
             }
             if over {
-                self.pieces.pop_front();
+                self.spans.pop_front();
             }
         }
         if self.first == self.staged.len() {
@@ -173,7 +173,7 @@ impl Stream {
     pub(super) fn clear(&mut self) {
         self.staged = Vec::new();
         self.first = 0;
-        self.pieces = VecDeque::new();
+        self.spans = VecDeque::new();
         self.put = self.sent;
     }
 }

@@ -182,7 +182,7 @@ proptest! {
         let terms = Terms { crc, max_ulpdu, ..terms() };
         let (mut a, mut b) = (Side::new(terms, 0), Side::new(Terms { waits: true, ..terms }, 0));
         b.receives(sizes.len());
-        a.endpoint.say_hello();
+        a.endpoint.send_empty_write();
         talk(&mut a, &mut b, &cuts);
         let pattern = |n: usize, len: usize| (0..len).map(|i| (i * 7 + n) as u8).collect::<Vec<_>>();
         let place = b.lent(&vec![0; 60_000]);
@@ -432,7 +432,7 @@ fn message_numbers_wrap() {
     let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
     b.receives(3);
     a.endpoint.outbound.send_msn = u32::MAX;
-    b.endpoint.inbound.placing.send_msn = u32::MAX;
+    b.endpoint.inbound.placement.send_msn = u32::MAX;
     for n in 0..3 {
         a.send(n, &[n as u8], None, false);
     }
@@ -537,7 +537,7 @@ fn a_responder_is_silent_until_it_is_spoken_to() {
     a.receives(1);
     b.send(1, b"may I?", None, false);
     assert!(b.say().is_empty());
-    a.endpoint.say_hello();
+    a.endpoint.send_empty_write();
     talk(&mut a, &mut b, &[3]);
     assert!(a.take(Opcode::Recv).is_some() && b.done.len() == 1);
 }
@@ -586,13 +586,13 @@ fn segments_of_a_message_are_contiguous() {
         side.post(wr_id, WorkRequest::Write { src, offset: 0, len: 64 << 10, remote });
     }
     side.endpoint.produce().expect("all is well");
-    side.endpoint.say_hello();
+    side.endpoint.send_empty_write();
     assert!(!of_nothing(&side.say()), "in the middle of a Write");
-    side.endpoint.say_hello();
+    side.endpoint.send_empty_write();
     assert!(of_nothing(&side.say()), "between messages");
     side.endpoint.terminate(b"over");
     side.say();
-    side.endpoint.say_hello();
+    side.endpoint.send_empty_write();
     assert!(side.say().is_empty(), "behind a Terminate");
 }
 

@@ -31,7 +31,7 @@ use super::terminate::Fault;
 /// ```
 #[derive(Debug)]
 pub struct Reader {
-    cutter: Cutter,
+    framer: Framer,
     /// With CRC.
     checked: Option<Checked>,
 }
@@ -82,22 +82,22 @@ impl WireError {
 impl Reader {
     /// A reader at a stream's start, with or without CRCs.
     pub fn new(crc: bool) -> Self {
-        Self { cutter: Cutter::new(), checked: crc.then(Checked::default) }
+        Self { framer: Framer::new(), checked: crc.then(Checked::default) }
     }
 
     /// The next step; consumes its bytes from the input. `None`: the input is consumed, and the needed part of it is
     /// kept.
     #[inline]
     pub fn step<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<Step<'a>>, WireError> {
-        let Some(checked) = &mut self.checked else { return self.cutter.step(input) };
-        if self.cutter.part == Part::Between && !checked.begin(input)? {
+        let Some(checked) = &mut self.checked else { return self.framer.step(input) };
+        if self.framer.part == Part::Between && !checked.begin(input)? {
             return Ok(None);
         }
         if checked.kept.is_empty() {
-            return self.cutter.step(input);
+            return self.framer.step(input);
         }
         let mut kept = &checked.kept[checked.told..];
-        let step = self.cutter.step(&mut kept)?;
+        let step = self.framer.step(&mut kept)?;
         checked.told = checked.kept.len() - kept.len();
         Ok(step)
     }
@@ -106,7 +106,7 @@ impl Reader {
     /// rest, if the input is consumed.
     #[inline]
     pub fn payload_left(&self) -> usize {
-        if self.cutter.part == Part::Payload && self.checked.is_none() { self.cutter.left } else { 0 }
+        if self.framer.part == Part::Payload && self.checked.is_none() { self.framer.left } else { 0 }
     }
 
     /// So many of these were.
@@ -116,25 +116,25 @@ impl Reader {
     #[inline]
     pub fn take(&mut self, n: usize) {
         assert!(n <= self.payload_left(), "{n} bytes of a payload with {} left", self.payload_left());
-        self.cutter.taken(n);
+        self.framer.taken(n);
     }
 
     /// Length and header of the current segment, 16 or 20 bytes. They suit [`Terminate::new`](super::Terminate::new).
     /// After a [`HeaderError`] those of the faulty segment, as many as arrived. They stay until bytes of the next
     /// segment arrive.
     pub fn header(&self) -> &[u8] {
-        let header = &self.cutter.header[..self.cutter.filled];
+        let header = &self.framer.header[..self.framer.filled];
         whole_header(header).unwrap_or(header)
     }
 
     /// Whether the stream may end here: only whole segments, nothing kept.
     #[inline]
     pub fn is_between(&self) -> bool {
-        self.cutter.part == Part::Between && self.checked.as_ref().is_none_or(Checked::is_told)
+        self.framer.part == Part::Between && self.checked.as_ref().is_none_or(Checked::is_told)
     }
 }
 
-/// The cutter's position in an FPDU.
+/// The framer's position in an FPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// Nothing of the next FPDU was seen.
@@ -148,7 +148,7 @@ enum Part {
 
 /// Cuts, and checks nothing but headers.
 #[derive(Debug)]
-struct Cutter {
+struct Framer {
     /// Length and header. A short header leaves room for later bytes.
     header: [u8; HEADER],
     /// Received bytes of it.
@@ -160,7 +160,7 @@ struct Cutter {
     trailer: usize,
 }
 
-impl Cutter {
+impl Framer {
     const fn new() -> Self {
         Self { header: [0; HEADER], filled: 0, part: Part::Between, left: 0, trailer: 0 }
     }

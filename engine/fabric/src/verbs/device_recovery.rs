@@ -9,14 +9,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::complete::Book;
-use super::opened::Found;
+use super::complete::CompletionState;
+use super::opened::OpenedDevice;
 use super::receives::SharedReceives;
 use super::{VerbsFabric, device};
 use crate::{Capabilities, Completion, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, Status};
 
 /// Interval between checks for the device.
-pub(super) const AGAIN: Duration = Duration::from_secs(1);
+pub(super) const RECOVERY_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Lost {
     /// The kind of loss.
@@ -32,7 +32,7 @@ impl VerbsFabric {
     pub(super) fn device_lost(&mut self, event: DeviceEvent) {
         let (Some(opened), None) = (&self.device, &self.lost) else { return };
         let was_watched = opened.watch.is_some();
-        let Book { table, attention, stats, .. } = &mut self.book;
+        let CompletionState { table, attention, stats, .. } = &mut self.completion;
         let name = &self.choice.device;
         table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Device, || format!("{name}: {event}")));
         stats.device_failures += 1;
@@ -48,7 +48,7 @@ impl VerbsFabric {
                 listening.device_removed(name);
             }
         }
-        self.lost = Some(Lost { event, look: Instant::now() + AGAIN, was_watched });
+        self.lost = Some(Lost { event, look: Instant::now() + RECOVERY_INTERVAL, was_watched });
     }
 
     /// Refuses new work while the device is absent.
@@ -71,7 +71,7 @@ impl VerbsFabric {
         }
         let now = Instant::now();
         let Some(lost) = self.lost.as_mut().filter(|lost| self.device.is_none() && lost.look <= now) else { return };
-        lost.look = now + AGAIN;
+        lost.look = now + RECOVERY_INTERVAL;
         match self.open_again() {
             Ok(()) => {
                 self.lost = None;
@@ -86,14 +86,14 @@ impl VerbsFabric {
 
     /// Frees all objects of the device, if its connections have ended.
     fn let_go(&mut self) {
-        if self.book.table.iter().next().is_some() {
+        if self.completion.table.iter().next().is_some() {
             return;
         }
         let Some(opened) = self.device.take() else { return };
         self.requests.drain(..).for_each(super::connect::Request::dispose);
-        let posted = self.book.shared.close();
+        let posted = self.completion.shared.close();
         let flushed = |buf| Completion::failed_receive(QpId::NONE, Status::Flushed, buf);
-        self.book.ready.extend(posted.into_iter().map(flushed));
+        self.completion.ready.extend(posted.into_iter().map(flushed));
         self.regions.close();
         opened.close(&self.sleeper, self.lost.as_ref().is_some_and(|lost| lost.event == DeviceEvent::Removed));
         log::info!("{} is let go of, and looked for once a second", self.choice.device);
@@ -106,22 +106,22 @@ impl VerbsFabric {
             // Without a name, another device could be the first present one.
             config.device.get_or_insert_with(|| self.choice.device.clone());
         }
-        let found = Found::open(&config, Some(&self.channel))?;
+        let found = OpenedDevice::open(&config, Some(&self.channel))?;
         let opened = self.install(found);
         opened.inspect_err(|_| {
             // Reverts the opening.
             if let Some(opened) = self.device.take() {
-                self.book.shared.close();
+                self.completion.shared.close();
                 self.regions.close();
                 opened.close(&self.sleeper, false);
             }
         })
     }
 
-    fn install(&mut self, found: Found) -> Result<(), FabricError> {
+    fn install(&mut self, found: OpenedDevice) -> Result<(), FabricError> {
         let is_watched = found.opened.watch.is_some();
         let fits = is_same(&self.capabilities, &found.capabilities);
-        let Found { opened, srq, choice, is_infiniband, quirks, capabilities, room, not_ready, .. } = found;
+        let OpenedDevice { opened, srq, choice, is_infiniband, quirks, capabilities, room, not_ready, .. } = found;
         let (opened, sleeper) = (self.device.insert(opened), &self.sleeper);
         let refused = |detail: &str| {
             let call = format!("opening {} again", choice.device);
@@ -135,7 +135,7 @@ impl VerbsFabric {
         }
         opened.wake(sleeper)?;
         self.regions.open(&opened.pd)?;
-        self.book.go_on(SharedReceives::new(srq, self.config.shared_receives), room, &quirks);
+        self.completion.resume(SharedReceives::new(srq, self.config.shared_receives), room, &quirks);
         if let Some(listening) = &mut self.listener {
             listening.bind_again()?;
             listening.join(sleeper)?;
