@@ -19,9 +19,10 @@
 //!   tracks.
 //!
 //! # Devices
-//! iWARP devices are refused ([`FabricError::Iwarp`]). They have no memory windows, so each exposure would need a
-//! registration. There, the target of our RDMA Read must be open to the peer's RDMA Writes (RFC 5040 §5). Rights apply
-//! to a whole region. A peer that learns the key of one target could therefore write to all of the pool.
+//! iWARP devices are refused ([`Unsupported`](crate::FabricErrorKind::Unsupported)). They have no memory windows, so
+//! each exposure would need a registration. There, the target of our RDMA Read must be open to the peer's RDMA Writes
+//! (RFC 5040 §5). Rights apply to a whole region. A peer that learns the key of one target could therefore write to all
+//! of the pool.
 //!
 //! `quirks` lists the devices' deviations from the specification. Soft-RoCE does not check window bounds. A peer there
 //! reaches all of an arena while one window of it is bound. See [`Capabilities::checks_window_bounds`].
@@ -126,8 +127,8 @@ impl VerbsFabric {
     ///
     /// # Errors
     /// The failed call, the limit found, and the remedy. For a missing device, the existing devices. An address and a
-    /// field that name different devices. [`FabricError::Iwarp`] for a named iWARP device, or on a host without other
-    /// devices.
+    /// field that name different devices. [`Unsupported`](crate::FabricErrorKind::Unsupported) for a named iWARP
+    /// device, or on a host without other devices.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let config = config.with_device_of_address()?;
