@@ -15,7 +15,7 @@
 //! into a list, and answered in the same turn by the application's task, as a store does whose I/O has completed. With
 //! `add` a call has two numbers, and their sum comes back, read and written by hand; `typed` is the same by
 //! `rpcrdma::typed`. With
-//! `checked` messages are not decoded by their layout (`poll.decode_by_layout`).
+//! `checked` messages are not decoded by their layout (`debug.decode_by_layout`).
 //!
 //! With `snapshots` there are so many connections, of which one makes the calls; all calls are timed; and after each
 //! EVERY calls the shard tells its statistics with all connections, as `ServerConfig::stats` has it do for each reader:
@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use rpcrdma::binding::Binding;
 use rpcrdma::client::{ClientConfig, Connection, LocalClient};
-use rpcrdma::config::{PollConfig, WireConfig};
+use rpcrdma::config::{DebugConfig, PollConfig, WireConfig};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
@@ -308,12 +308,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let idle = IdlePolicy::Poll;
     let mut server = Config {
         wire: WireConfig { credit_mode: scheme, ..WireConfig::default() },
-        poll: PollConfig { decode_by_layout, idle, sample_latency: 0, ..PollConfig::default() },
+        poll: PollConfig { idle, ..PollConfig::default() },
+        debug: DebugConfig { decode_by_layout, sample_latency: 0, ..DebugConfig::default() },
         ..Config::default()
     };
     if let Some(Many { connections, snapshot_every }) = many {
         // For snapshots all calls are timed. Connections have few credits, so that Receives are enough for all.
-        server.poll.sample_latency = u32::from(snapshot_every.is_some());
+        server.debug.sample_latency = u32::from(snapshot_every.is_some());
         (server.limits.credits, server.limits.max_credits) = (FEW_CREDITS, FEW_CREDITS);
         server.memory.receives = server.memory.receives.max(2 * connections * FEW_CREDITS as usize);
     }

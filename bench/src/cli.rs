@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
-use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+use rpcrdma::config::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::path::PathConfig;
 use rpcrdma_config::program::VERSION;
 pub(crate) use rpcrdma_config::{Idle, Named};
@@ -311,11 +311,9 @@ impl DeviceArgs {
     pub(crate) fn iwarp(&self) -> IwarpConfig {
         IwarpConfig {
             crc: self.crc.unwrap_or_default(),
-            fpdu_size: self.fpdu.unwrap_or_default(),
             send_buffer: self.sndbuf,
             receive_buffer: self.rcvbuf,
             busy_poll: self.busy_poll.map(|usec| Duration::from_micros(usec.into())),
-            tos: self.tos,
             ..IwarpConfig::default()
         }
     }

@@ -1,14 +1,14 @@
 //! Addresses and their fabrics.
 #![forbid(unsafe_code)]
 
-use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::host::DEFAULT_PORT;
-use rpcrdma::fabric::iwarp::IwarpFabric;
+use rpcrdma::fabric::iwarp::{IwarpConfig, IwarpFabric};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 #[cfg(feature = "verbs")]
 use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::fabric::{Capabilities, FabricAddress, FabricError};
+use rpcrdma::{Address, Config};
 
 use crate::cli::{DeviceArgs, Idle};
 use crate::failure::Failure;
@@ -48,7 +48,13 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
             let config = SoftwareConfig { may_sleep: idle != Idle::Poll, ..SoftwareConfig::default() };
             SoftwareFabric::new(config).map(AnyFabric::Software)
         }
-        Address::Iwarp(_) => IwarpFabric::new(device.iwarp()).map(AnyFabric::Iwarp),
+        Address::Iwarp(_) => {
+            let (mut config, defaults) = (Config::default(), IwarpConfig::default());
+            config.iwarp = device.iwarp();
+            (config.debug.fpdu_size, config.device.tos) = (device.fpdu.unwrap_or_default(), device.tos);
+            let config = IwarpConfig { max_message: defaults.max_message, ..config.iwarp() };
+            IwarpFabric::new(config).map(AnyFabric::Iwarp)
+        }
         #[cfg(feature = "verbs")]
         Address::Verbs(to) => {
             let config = VerbsConfig {

@@ -21,6 +21,7 @@ use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
 use rpcrdma::service::{Application, ShardSetup};
 use rpcrdma::{Address, Config};
+use rpcrdma_config::{memory_line, print_error};
 
 use crate::cli::{
     self, BwArgs, CallArgs, Defer, DeviceArgs, Direction, EngineArgs, Form, Idle, LatArgs, Named, RateArgs, RpcOp,
@@ -89,10 +90,11 @@ impl CallServer {
             ..ServerInfo::of(&load).with_defer(args.engine.defer)
         };
         // Reverse calls of a connection with all its credits: the engine's limit.
-        let most = shard.limits.reverse_credits.min(shard.limits.credits / 4).max(1);
+        let most = shard.debug.reverse_credits.min(shard.limits.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
         let program = Program::new(&info, Some(reverser))?;
         shard.memory.arenas = vec![program.arena()];
+        print_error!("rpcperf: {}", memory_line(&shard, cores.shards.len(), 0));
         let config = ServerConfig {
             shard,
             accept,
@@ -245,6 +247,8 @@ fn measure(plan: &Plan<'_>, prepared: Prepared) -> Result<(), Failure> {
     }
     let specs: Vec<Spec> =
         sizes.iter().map(|&size| plan.spec(&travel, size, &serving, &placement)).collect::<Result<_, _>>()?;
+    let largest = specs.iter().max_by_key(|spec| spec.config.memory_bytes()).unwrap_or(&specs[0]);
+    print_error!("rpcperf: {}", memory_line(&largest.config, 1, largest.active));
     let fabric = (fabrics::name(&address), device);
     let info = plan.info(&text, fabric, &placement, &serving, &specs[0]);
     let suite = Suite::new(placement, server, plan.length, plan.limits, output, info);
@@ -368,9 +372,23 @@ impl Plan<'_> {
         let connections = common.qp as usize;
         let chunks = travel.form == Form::Chunk || travel.is_long();
         let most = if chunks && size > 0 { serving.load().outstanding_with(size, connections) } else { usize::MAX };
-        let (load, config, connect) = self.config(travel, size, most)?;
-        let outstanding = load.outstanding;
         let active = self.call.engine.active.map_or(connections, |active| connections.min(active as usize));
+        let (load, config, connect) = self.config(travel, size, most)?;
+        let (budget, all) = (config.memory.budget, config.memory_bytes());
+        let left = budget.saturating_sub(all.saturating_sub(load.outstanding * size));
+        let afforded = if travel.form == Form::Chunk { left / (active * size.max(1)) } else { usize::MAX };
+        if afforded == 0 {
+            return Err(Failure::Usage(format!(
+                "-q {connections} -s {size}: a payload of each connection exceeds memory.budget, {budget} bytes: raise it by \
+                 --set, or lower -q, --active or -s"
+            )));
+        }
+        // Fewer calls, unless all of their payloads fit.
+        let (load, config, connect) = match load.outstanding <= afforded {
+            true => (load, config, connect),
+            false => self.config(travel, size, most.min(afforded))?,
+        };
+        let outstanding = load.outstanding;
         let called = self.call.travel.direction() != Direction::Forward;
         let yields = placement.shared || (called && placement.third() == placement.client);
         let reverse = called.then(|| {
@@ -410,7 +428,7 @@ impl Plan<'_> {
             test: self.name.to_owned(),
             method: method(self.call.op, spec.travel.form).to_owned(),
             server_idle: Idle::from(serving.idle).name(),
-            batching: config.poll.batch,
+            batching: config.debug.batch,
             engine: Some(EngineInfo {
                 protocol: config::scheme_name(config.wire.credit_mode),
                 form: spec.travel.form.name(),
@@ -421,10 +439,10 @@ impl Plan<'_> {
                 shards: serving.shards,
                 workers: serving.workers,
                 deferred_us: serving.deferred_us(),
-                signal_every: config.poll.signal_every,
+                signal_every: config.debug.signal_every,
                 chunk_align: config.memory.chunk_align,
-                coalesced_grants: config.poll.coalesce_grants,
-                remote_invalidate: config.wire.remote_invalidate,
+                coalesced_grants: config.debug.coalesce_grants,
+                remote_invalidate: config.debug.remote_invalidate,
             }),
             ..TestInfo::new(("RPC", &self.call.op.name()), common, placement, self.test, (address, fabric, device))
         }

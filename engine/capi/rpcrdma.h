@@ -340,7 +340,7 @@ rpcrdma_config *rpcrdma_config_new(void);
 // all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
 // there are `server.shards`, `server.cores` (`0,2` or `0-3`), `server.workers` (threads), `server.stats` (a socket for
 // `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is
-// set again has its last value.
+// set again has its last value. `memory.budget` determines receives and all buffers that are not set.
 //
 // Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
 // it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
@@ -354,7 +354,8 @@ rpcrdma_config *rpcrdma_config_new(void);
 // whose `wire.version_1` is false end with the same error. ID names the key, not the host: `rpcrdma_call_peer` says
 // it. All hosts with one key have one name; that of `blockstore` is `blockstore`.
 //
-// Returns 0, or -EINVAL: the text names the knob, and what it takes.
+// Returns 0, or -EINVAL: the text names the knob, and what it takes. For a name of an earlier version it gives the
+// present one.
 //
 // # Safety
 // `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.
@@ -811,7 +812,7 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // chunks, by the limit that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES (it
 // refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
 // version 1, or another transport error), EOPNOTSUPP (a call back to a client that takes none: it has no
-// `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
+// `rpcrdma_config_callbacks`, or its `debug.reverse` is `none`), EINVAL.
 //
 // EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
 // server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
@@ -840,7 +841,7 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // There a Read chunk cannot be copied (EDEADLK).
 //
 // Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
+// `debug.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
 //
 // The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
 // EINVAL for the position of a chunk, a buffer of another client, or a one-way call that has chunks.

@@ -29,7 +29,7 @@ pub(crate) struct Placed {
 /// with the headers, then spread over all sets of the cache. At a multiple of 4096 they would all fall into one.
 pub(crate) fn stride(size: usize) -> usize {
     let lines = size.div_ceil(LINE);
-    LINE * if size < 512 { lines } else { lines | 1 }
+    LINE.saturating_mul(if size < 512 { lines } else { lines | 1 })
 }
 
 /// Lays the classes out, smallest first; returns them with the bytes that they take.

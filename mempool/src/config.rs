@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::arena::Arena;
-use crate::classes::lay_out;
+use crate::classes::{lay_out, stride};
 use crate::error::MemError;
 
 /// Bytes of a small page.
@@ -128,6 +128,13 @@ pub struct Class {
     pub size: usize,
     /// Number of buffers; not 0.
     pub count: usize,
+}
+
+impl Class {
+    /// Bytes that the buffers take in an arena.
+    pub fn bytes(&self) -> usize {
+        stride(self.size).saturating_mul(self.count)
+    }
 }
 
 /// Configuration of a [`Pool`](crate::Pool).

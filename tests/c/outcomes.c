@@ -240,7 +240,7 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
     CHECK(back);
     // The client takes no calls.
     CHECK(call(back, REQUEST(.procedure = STATUS), NULL) == -EOPNOTSUPP);
-    CHECK(strstr(rpcrdma_error(), "rpcrdma_config_callbacks") && strstr(rpcrdma_error(), "wire.reverse"));
+    CHECK(strstr(rpcrdma_error(), "rpcrdma_config_callbacks") && strstr(rpcrdma_error(), "debug.reverse"));
     CHECK(!rpcrdma_free(back));
     CHECK(!rpcrdma_call_answer(held, 0));
     CHECK(!rpcrdma_free(holder) && !pthread_join(thread, NULL));

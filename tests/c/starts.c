@@ -191,7 +191,7 @@ static void connects_without_answer(void) {
     char address[64];
     snprintf(address, sizeof address, "iwarp:127.0.0.1:%d", ntohs(at.sin_port));
     connects(address, "connect.timeout", "300ms", ETIMEDOUT);
-    connects(address, "iwarp.handshake_timeout", "300ms", ETIMEDOUT);
+    connects(address, "debug.handshake_timeout", "300ms", ETIMEDOUT);
     CHECK(!close(fd));
     connects(address, NULL, NULL, ECONNREFUSED);
     connects("iwarp:nobody.invalid", NULL, NULL, ECONNREFUSED);

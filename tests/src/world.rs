@@ -190,7 +190,7 @@ pub fn small() -> Config {
         c.memory.message_buffers = 160;
         c.memory.bulk_buffers = vec![(64 << 10, 16), (1 << 20, 5)];
         c.memory.pages = PagePolicy::Small;
-        c.memory.prefault = false;
+        c.debug.prefault = false;
     })
 }
 

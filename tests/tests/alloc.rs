@@ -200,9 +200,9 @@ fn allocates_nothing() {
             let (max_credits, receives) = (small().limits.credits, 16 * small().limits.credits as usize);
             let shard = small().with(|c| {
                 c.wire.credit_mode = scheme;
-                c.wire.remote_invalidate = remote_invalidate;
-                c.poll.batch = batch;
-                c.poll.signal_every = signal_every;
+                c.debug.remote_invalidate = remote_invalidate;
+                c.debug.batch = batch;
+                c.debug.signal_every = signal_every;
                 c.limits.max_credits = max_credits;
                 c.memory.receives = receives;
             });

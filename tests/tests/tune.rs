@@ -75,7 +75,7 @@ fn the_knob_that_is_bad_on_purpose_is_found() {
     assert!(said["rpcperf"].as_str().is_some_and(|version| version.starts_with("rpcperf ")), "{said:#}");
     assert_eq!(said["candidates"].as_array().map(Vec::len), Some(3), "{said:#}");
     let server = said["recommended"]["server"].as_str().expect("text");
-    for line in ["limits.credits = 128", "poll.signal_every = 4", "poll.idle = IdlePolicy::Event"] {
+    for line in ["limits.credits = 128", "debug.signal_every = 4", "poll.idle = IdlePolicy::Event"] {
         assert!(server.contains(&format!("shard.{line};\n")), "{server}");
     }
 }

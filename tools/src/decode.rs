@@ -25,7 +25,7 @@ use crate::roce;
 const HEAD: u64 = 4096;
 
 /// Longest line of hex text, in bytes. No endpoint of this engine receives a message of more than 1 MiB
-/// (`wire.max_receive_size`), which leaves 6 characters for each byte, such as `0x00: `.
+/// (`debug.max_receive_size`), which leaves 6 characters for each byte, such as `0x00: `.
 const LONGEST_LINE: usize = 6 << 20;
 
 /// Decode RPC-over-RDMA messages from a capture or from hex

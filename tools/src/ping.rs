@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientCall, ClientConfig};
-use rpcrdma::config::{ConnectConfig, LimitsConfig, MemoryConfig, WireConfig};
-use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+use rpcrdma::config::{ConnectConfig, Crc, DebugConfig, FpduSize, IwarpConfig, LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::{Address, CallError, Config, CreditMode, LocalClient};
 use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs};
@@ -198,7 +197,6 @@ fn config(args: &Args) -> ClientConfig {
     let shard = Config {
         wire: WireConfig {
             credit_mode: if args.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
-            remote_invalidate: !args.no_invalidate,
             ..WireConfig::default()
         },
         memory: MemoryConfig {
@@ -212,10 +210,11 @@ fn config(args: &Args) -> ClientConfig {
             ..MemoryConfig::default()
         },
         limits: LimitsConfig { credits: 128, max_credits: 128, ..LimitsConfig::default() },
-        iwarp: IwarpConfig {
-            crc: args.crc.unwrap_or_default(),
+        iwarp: IwarpConfig { crc: args.crc.unwrap_or_default(), ..IwarpConfig::default() },
+        debug: DebugConfig {
             fpdu_size: args.fpdu.unwrap_or_default(),
-            ..IwarpConfig::default()
+            remote_invalidate: !args.no_invalidate,
+            ..DebugConfig::default()
         },
         ..Config::default()
     };
@@ -277,18 +276,18 @@ mod tests {
 
     use super::*;
 
-    /// The fabric's configuration by these options.
-    fn iwarp(options: &[&str]) -> IwarpConfig {
+    /// CRC and FPDUs of the fabric by these options.
+    fn iwarp(options: &[&str]) -> (Crc, FpduSize) {
         let command = <Args as clap::Args>::augment_args(Command::new("ping"));
         let matches = command.get_matches_from([&["ping", "iwarp:x"], options].concat());
-        config(&Args::from_arg_matches(&matches).expect("all of them")).shard.iwarp
+        let fabric = config(&Args::from_arg_matches(&matches).expect("all of them")).shard.iwarp();
+        (fabric.crc, fabric.fpdu_size)
     }
 
     /// A ping's messages fit any FPDU, so the packets would not show the option.
     #[test]
     fn options_about_iwarp_come_to_the_fabric() {
-        assert_eq!(iwarp(&[]), IwarpConfig::default());
-        let told = IwarpConfig { crc: Crc::Never, fpdu_size: FpduSize::Segment, ..IwarpConfig::default() };
-        assert_eq!(iwarp(&["--crc", "never", "--fpdu", "segment"]), told);
+        assert_eq!(iwarp(&[]), (Crc::IfAsked, FpduSize::Auto));
+        assert_eq!(iwarp(&["--crc", "never", "--fpdu", "segment"]), (Crc::Never, FpduSize::Segment));
     }
 }

@@ -205,9 +205,9 @@ impl EngineArgs {
     pub(crate) fn knobs(&self) -> impl Iterator<Item = &'static str> {
         let knobs = [
             (self.credits.is_some(), "limits.credits"),
-            (self.no_coalesce, "poll.coalesce_grants"),
-            (self.no_remote_invalidate, "wire.remote_invalidate"),
-            (self.signal_every != 16, "poll.signal_every"),
+            (self.no_coalesce, "debug.coalesce_grants"),
+            (self.no_remote_invalidate, "debug.remote_invalidate"),
+            (self.signal_every != 16, "debug.signal_every"),
             (self.chunk_align != 64, "memory.chunk_align"),
             (self.small_buffers.is_some(), "memory.small_buffers"),
             (self.message_buffers.is_some(), "memory.message_buffers"),

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use rpcrdma::config::DeviceConfig;
 use rpcrdma::{Config, CreditMode};
-use rpcrdma_config::{HOST_KEY_ID, Role};
+use rpcrdma_config::{BUDGET, HOST_KEY_ID, Role};
 
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
 
-/// Memory limit for buffers of one size; each connection gets one buffer regardless.
+/// Memory limit for buffers of one size, and for one of them per connection. Further calls wait.
 const MOST_PER_SIZE: usize = 32 << 20;
+const MOST_FOR_CONNECTIONS: usize = 128 << 20;
 /// Receives of a shard beyond those promised.
 const SPARE_RECEIVES: usize = 256;
 /// A connection gets at most 1/`SHARE` of the remaining receives.
@@ -64,9 +65,10 @@ impl Load {
         steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size))).collect()
     }
 
-    /// Number of buffers of `size` bytes: one per call within the memory limit.
+    /// Number of buffers of `size` bytes: one per call, or per connection, within the memory limits.
     fn affordable(&self, size: usize) -> usize {
-        self.calls().min(MOST_PER_SIZE / size).max(self.connections)
+        let for_connections = self.connections.min(MOST_FOR_CONNECTIONS / size);
+        self.calls().min(MOST_PER_SIZE / size).max(for_connections).max(1)
     }
 
     /// Outstanding calls with payloads of `size` bytes on each of `connections`, at a server sized for `self`.
@@ -112,6 +114,7 @@ pub(crate) fn shared(
     let sends = load.connections * (2 * load.outstanding + args.signal_every as usize);
 
     let memory = &mut config.memory;
+    memory.budget = BUDGET;
     memory.receives = SPARE_RECEIVES + (load.connections + SHARE) * one;
     memory.small_buffers = args.small_buffers.map_or(1024 + sends, |count| count as usize);
     memory.message_buffers = args.message_buffers.map_or(256 + sends, |count| count as usize);
@@ -120,7 +123,7 @@ pub(crate) fn shared(
     memory.long_buffers = load.long_buffers();
 
     let limits = &mut config.limits;
-    (limits.credits, limits.reverse_credits, limits.max_calls) = (credits, reverse_credits, load.outstanding);
+    (limits.credits, limits.max_calls) = (credits, load.outstanding);
     limits.max_credits = limits.max_credits.max(credits);
 
     // A waiting side relies on probes: some devices do not report a lost link.
@@ -129,13 +132,15 @@ pub(crate) fn shared(
     let wire = &mut config.wire;
     wire.credit_mode = args.scheme()?;
     wire.receive_size = args.inline_threshold as usize & !3;
+    let debug = &mut config.debug;
+    debug.reverse_credits = reverse_credits;
     match load.form {
-        Form::Continued => wire.continue_up_to = usize::MAX,
-        Form::Long => wire.continue_up_to = 0,
+        Form::Continued => debug.continue_up_to = usize::MAX,
+        Form::Long => debug.continue_up_to = 0,
         Form::Inline | Form::Chunk => {}
     }
     wire.reassemble_up_to = wire.reassemble_up_to.max(load.message + SLACK);
-    wire.remote_invalidate = !args.no_remote_invalidate;
+    debug.remote_invalidate = !args.no_remote_invalidate;
     wire.host_auth = args.host_key.policy(HOST_KEY_ID).map_err(|error| Failure::Usage(format!("{error:#}")))?;
 
     config.device = DeviceConfig {
@@ -145,11 +150,11 @@ pub(crate) fn shared(
         service_level: device.sl,
         path_mtu: device.mtu,
     };
-    config.iwarp = device.iwarp();
+    (config.iwarp, debug.fpdu_size) = (device.iwarp(), device.fpdu.unwrap_or_default());
 
-    let poll = &mut config.poll;
-    (poll.idle, poll.signal_every, poll.batch) = (idle.policy(), args.signal_every, batch);
-    poll.coalesce_grants = !args.no_coalesce;
+    config.poll.idle = idle.policy();
+    (debug.signal_every, debug.batch) = (args.signal_every, batch);
+    debug.coalesce_grants = !args.no_coalesce;
     Ok(config)
 }
 
@@ -157,7 +162,7 @@ pub(crate) fn shared(
 const BY_OPTION: [(&str, &str); 5] = [
     ("poll.core", "--cores"),
     ("poll.idle", "--idle"),
-    ("poll.batch", "--no-batch"),
+    ("debug.batch", "--no-batch"),
     ("wire.receive_size", "--inline"),
     ("wire.credit_mode", "--version and --credit-scheme"),
 ];
@@ -175,7 +180,7 @@ pub(crate) fn in_force<R: Role + Default>(
         (device.sl.is_some(), "device.service_level"),
         (device.mtu.is_some(), "device.path_mtu"),
         (device.crc.is_some(), "iwarp.crc"),
-        (device.fpdu.is_some(), "iwarp.fpdu_size"),
+        (device.fpdu.is_some(), "debug.fpdu_size"),
         (device.sndbuf.is_some(), "iwarp.send_buffer"),
         (device.rcvbuf.is_some(), "iwarp.receive_buffer"),
         (device.busy_poll.is_some(), "iwarp.busy_poll"),
@@ -244,6 +249,10 @@ mod tests {
         assert_eq!(load.outstanding_with(65537, 4), 8);
         assert_eq!(load.outstanding_with(8 << 20, 4), 1);
         assert_eq!(load.outstanding_with(1 << 10, 1000), 1);
+        assert_eq!(
+            Load { connections: 2100, ..load }.bulk_buffers(),
+            [(64 << 10, 2048), (1 << 20, 128), (8 << 20, 16)]
+        );
         assert_eq!(Load { bulk: 64 << 10, ..load }.bulk_buffers(), [(64 << 10, 64)]);
         assert_eq!(Load { bulk: 0, ..load }.bulk_buffers(), []);
         assert_eq!((load.long_buffers(), load.exposed_messages()), (vec![], vec![]));

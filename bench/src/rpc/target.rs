@@ -104,7 +104,7 @@ pub(crate) fn connect(
     services: Option<Services>,
 ) -> Result<(LocalClient, ServerInfo), Failure> {
     let scheme = config.wire.credit_mode;
-    config.poll.sample_latency = 0;
+    config.debug.sample_latency = 0;
     let services = services.map(Arc::new);
     let config = ClientConfig { shard: config, connect, services, ..ClientConfig::new(PROGRAM, VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;

@@ -63,7 +63,7 @@ fn the_configuration_in_force_is_printed() {
     let file = scratch("knobs.toml");
     std::fs::write(
         &file,
-        "[limits]\ncredits = 8\nmax_reads = 3\n[poll]\nsample_latency = 1\n\
+        "[limits]\ncredits = 8\nmax_reads = 3\n[debug]\nsample_latency = 1\n\
         [accept]\nsetup = \"7s\"\n[connect]\ntimeout = \"9s\"\n",
     )
     .expect("a file");
@@ -71,10 +71,10 @@ fn the_configuration_in_force_is_printed() {
     let from = ["--config", path, "--set", "limits.max_reads=5", "--print-config"];
     let server = succeeds(&[&["serve", "--credits", "32"], &from[..]].concat());
     for line in ["credits = 32", "max_reads = 5", "sample_latency = 1", "keep_alive = \"2s\"", "name = \"unset\""] {
-        assert!(server.lines().any(|printed| printed == line), "{line} is not in {server}");
+        assert!(server.lines().any(|printed| printed.split(" # ").next() == Some(line)), "{line} is not in {server}");
     }
     let client = succeeds(&[&["lat", "--loopback", "--print-config"], &from[..4]].concat());
-    assert!(client.contains("credits = 8\n"), "{client}");
+    assert!(client.contains("\ncredits = 8 # "), "{client}");
     // One file may hold the knobs of both roles.
     assert!(server.contains("[accept]\nsetup = \"7s\"\n") && !server.contains("[connect]"), "{server}");
     assert!(client.contains("[connect]\ntimeout = \"9s\"\n") && !client.contains("[accept]"), "{client}");
@@ -90,6 +90,30 @@ fn the_configuration_in_force_is_printed() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && said.contains("--set: limits.credits is 3: 4 to 32767"), "{said}");
     std::fs::remove_file(&file).expect("it is there");
+}
+
+#[test]
+fn memory_is_announced_and_keeps_to_a_budget() {
+    let bytes = |arguments: &[&str]| {
+        let printed = succeeds(&[&["serve", "--print-config"], arguments].concat());
+        let budget = printed.lines().find(|line| line.starts_with("budget = ")).expect("a budget");
+        let (_, bytes) = budget.split_once(" # ").expect("its cost");
+        bytes.split(' ').next().and_then(|bytes| bytes.parse::<usize>().ok()).expect("a number")
+    };
+    let few = bytes(&["-q", "1", "-t", "1", "-s", "64K"]);
+    assert!(few < 64 << 20, "{few}");
+    for many in [&["-q", "2100"][..], &["-q", "2100", "--form", "long"]] {
+        let many = bytes(many);
+        assert!((64 << 20..=1 << 30).contains(&many), "{many}");
+        let less = bytes(&["-q", "2100", "--set", "memory.budget=700MiB"]);
+        assert!((64 << 20..=700 << 20).contains(&less), "{less}");
+    }
+    let output = rpcperf(&["lat", "--loopback", "-n", "10"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors.matches("rpcperf: memory: ").count(), 2, "of both ends: {errors}");
+    let refused = rpcperf(&["serve", "-q", "16384", "-t", "256"]);
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && errors.contains("memory.budget is 1073741824: at least "), "{errors}");
 }
 
 #[test]

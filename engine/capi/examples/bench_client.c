@@ -184,7 +184,7 @@ int main(int argc, char **argv) {
     if (!config)
         die("configuration", rpcrdma_error());
     set(config, "poll.idle", "poll");
-    set(config, "poll.sample_latency", "0");
+    set(config, "debug.sample_latency", "0");
     for (int option; (option = getopt(argc, argv, OPTIONS)) != -1;) {
         if (option == 'a')
             address = optarg;

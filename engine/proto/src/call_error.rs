@@ -84,7 +84,7 @@ pub enum CallError {
     #[error("not connected (`close_reason` of the client says why)")]
     Closed,
     /// The limit of calls in progress is reached.
-    #[error("{limit} calls in progress is the limit (limits.max_calls; reverse direction: limits.reverse_credits)")]
+    #[error("{limit} calls in progress is the limit (limits.max_calls; reverse direction: debug.reverse_credits)")]
     TooManyCalls {
         /// Calls in progress.
         limit: usize,
@@ -123,7 +123,7 @@ pub enum CallError {
     #[error(transparent)]
     Invalid(#[from] InvalidCall),
     /// The peer takes no calls in the reverse direction.
-    #[error("peer takes no reverse calls (ClientConfig::services and wire.reverse of the peer)")]
+    #[error("peer takes no reverse calls (ClientConfig::services and debug.reverse of the peer)")]
     NoReverse,
     /// The server answered, and this side has no buffer for the reply.
     #[error("no buffer for a reply of {needed} bytes ({knob})")]
@@ -308,7 +308,7 @@ pub enum Defect {
     /// Version 1 counts its credits by replies, and a chunk must be revoked when it was used.
     #[error("one-way call in version 1, or with chunks (wire.credit_mode)")]
     NotOneWay,
-    #[error("peer takes no chunks in this direction (version 2: wire.reverse of the peer; version 1: never)")]
+    #[error("peer takes no chunks in this direction (version 2: debug.reverse of the peer; version 1: never)")]
     NoChunks,
     #[error(transparent)]
     Binding(BindingError),

@@ -89,8 +89,8 @@ impl ClientConfig {
     fn check(&self) -> Result<(), ConfigError> {
         self.connect.validate()?;
         let wanted = "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
-        match (&self.services, self.shard.limits.reverse_credits) {
-            (Some(_), 0) => Err(ConfigError::new("limits.reverse_credits", 0, wanted)),
+        match (&self.services, self.shard.debug.reverse_credits) {
+            (Some(_), 0) => Err(ConfigError::new("debug.reverse_credits", 0, wanted)),
             _ => Ok(()),
         }
     }

@@ -2,7 +2,7 @@
 
 use rpcrdma_mempool::{ArenaConfig, AvailableMemory, Class, PoolConfig};
 
-use super::{Config, MemoryConfig};
+use super::{Config, ConfigError, DebugConfig, MOST_BUFFERS, MemoryConfig, RECEIVE_MARGIN};
 use crate::proto::{CallError, Knob, LIMITS};
 use crate::start_error::{StartError, StartErrorKind};
 use crate::wire::{self, ChunkCounts, Limits, Version};
@@ -20,25 +20,152 @@ pub(crate) const BUFFER_ALIGN: usize = 64;
 /// Size class of buffers for short messages, headroom included.
 pub(crate) const SMALL_BUFFER: usize = 512;
 
+/// Bytes of an outstanding call, about.
+const CALL_BYTES: usize = 100;
+
+/// Bytes of a buffer in its arena.
+fn padded(size: usize) -> usize {
+    Class { size, count: 1 }.bytes()
+}
+
 /// Room for the longest header with such lists, in whole cache lines.
 pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
     (wire::msg_len(Version::V2, true) + counts.encoded_len()).next_multiple_of(64)
 }
 
+/// A number of buffers that the budget may have to determine.
+struct Count<'a> {
+    count: &'a mut usize,
+    /// Bytes of each.
+    bytes: usize,
+    /// Default, which is also its weight.
+    usual: usize,
+    least: usize,
+    most: usize,
+}
+
+impl Count<'_> {
+    /// Bytes of so many of these buffers.
+    fn bytes(&self, count: usize) -> u128 {
+        self.bytes.saturating_mul(count) as u128
+    }
+}
+
+/// The numbers of a list of size classes. Its largest class gets four fifths of the bytes of the default list.
+fn classes<'a>(list: &'a mut [(usize, usize)], usual: &[(usize, usize)]) -> impl Iterator<Item = Count<'a>> + use<'a> {
+    let share = usual.iter().map(|(size, count)| size * count).sum::<usize>() / 5;
+    let (largest, others) = (list.iter().map(|class| class.0).max(), list.len().saturating_sub(1).max(1));
+    list.iter_mut().map(move |(size, count)| {
+        let share = if Some(*size) == largest { 4 * share } else { share / others };
+        Count { count, bytes: padded(*size), usual: (share / (*size).max(1)).max(1), least: 1, most: MOST_BUFFERS }
+    })
+}
+
 impl Config {
+    /// The configuration with the numbers of buffers that its budget determines.
+    ///
+    /// # Errors
+    /// The budget is too small: it names the least.
+    #[doc(hidden)]
+    pub fn sized(&self) -> Result<Self, ConfigError> {
+        let mut sized = self.clone();
+        let budget = self.memory.budget as u128;
+        if budget == 0 {
+            return Ok(sized);
+        }
+        let (usual, message_bytes) =
+            (MemoryConfig::default(), self.message_sizes().into_iter().map(padded).sum::<usize>());
+        let credits = self.limits.credits as usize + RECEIVE_MARGIN + 1;
+        let least = credits.max(self.limits.max_credits as usize).max(2 * RECEIVE_MARGIN);
+        let MemoryConfig { receives, small_buffers, message_buffers, bulk_buffers, long_buffers, .. } =
+            &mut sized.memory;
+        // One of them holds the longest message.
+        if let Some((size, 0)) = long_buffers.iter_mut().max_by_key(|class| class.0) {
+            *size = (*size).max(self.wire.reassemble_up_to);
+        }
+        let of = |count, bytes, usual, least, most| Count { count, bytes, usual, least, most };
+        let all = [
+            of(receives, padded(self.wire.receive_size), usual.receives, least, 1 << 20),
+            of(small_buffers, padded(SMALL_BUFFER), usual.small_buffers, 16, MOST_BUFFERS),
+            of(message_buffers, message_bytes, usual.message_buffers, 1, MOST_BUFFERS),
+        ];
+        let all = all.into_iter().chain(classes(bulk_buffers, &usual.bulk_buffers));
+        let all = all.chain(classes(long_buffers, &usual.long_buffers));
+        let (mut derived, set): (Vec<_>, Vec<_>) = all.partition(|count| *count.count == 0);
+        let mut taken: u128 = set.iter().map(|count| count.bytes(*count.count)).sum();
+        let least = taken + derived.iter().map(|count| count.bytes(count.least)).sum::<u128>();
+        if least > budget {
+            let wanted = format!("at least {least} bytes, as the other knobs of this group, limits and wire have it");
+            return Err(ConfigError::new("memory.budget", budget, wanted));
+        }
+        // Whatever would get less than its least gets that, and the others share the rest.
+        loop {
+            let weight: u128 = derived.iter().map(|count| count.bytes(count.usual)).sum();
+            let left = budget - taken;
+            let short = derived.iter().position(|count| count.usual as u128 * left < count.least as u128 * weight);
+            let Some(short) = short else {
+                for Count { count, usual, most, .. } in derived {
+                    *count = usize::try_from(usual as u128 * left / weight.max(1)).unwrap_or(most).min(most);
+                }
+                return Ok(sized);
+            };
+            let count = derived.swap_remove(short);
+            taken += count.bytes(count.least);
+            *count.count = count.least;
+        }
+    }
+
+    /// Bytes of a shard's memory, with the chunks of one connection at clients.
+    #[doc(hidden)]
+    pub fn memory_bytes(&self) -> usize {
+        self.buffers(true).iter().flat_map(|(_, classes)| classes).map(Class::bytes).sum()
+    }
+
+    /// Bytes that knobs cost, and what of.
+    #[doc(hidden)]
+    pub fn costs(&self) -> Vec<(&'static str, usize, &'static str)> {
+        let (limits, DebugConfig { reverse_credits, sample_latency, .. }) = (&self.limits, &self.debug);
+        let size = self.wire.receive_size;
+        let sizes = self.memory.receives + self.message_sizes().len() * self.memory.message_buffers;
+        let buffers = self.buffers(true).map(|(knob, classes)| {
+            let of = if knob == Knob::BULK_BUFFERS { "per server shard or client connection" } else { "per shard" };
+            (knob.name(), classes.iter().map(Class::bytes).sum::<usize>(), of)
+        });
+        let mut costs = vec![
+            ("memory.budget", self.memory_bytes(), "per shard, the sum of its buffers"),
+            ("wire.receive_size", size * sizes, "per shard, in receives and message_buffers"),
+            ("limits.credits", size * (limits.credits as usize + 1), "of the receives, per connection"),
+            ("limits.max_credits", size * (limits.max_credits as usize + 1), "of the receives, per busy connection"),
+            ("limits.max_calls", CALL_BYTES * limits.max_calls, "per client connection, about"),
+            (
+                "debug.reverse_credits",
+                size * *reverse_credits as usize,
+                "of the receives, per connection that is called",
+            ),
+            ("debug.sample_latency", if *sample_latency == 0 { 0 } else { 30 << 10 }, "per called procedure, about"),
+            ("iwarp.send_buffer", self.iwarp.send_buffer.unwrap_or(0), "of the kernel, per connection"),
+            ("iwarp.receive_buffer", self.iwarp.receive_buffer.unwrap_or(0), "of the kernel, per connection"),
+        ];
+        costs.extend(buffers);
+        costs.retain(|cost| cost.1 > 0);
+        costs
+    }
+
+    /// Sizes of the buffers that each of `message_buffers` stands for.
+    fn message_sizes(&self) -> Vec<usize> {
+        let (size, longest) = (self.wire.receive_size, self.longest_message());
+        let longer = (longest > size).then_some(longest + HEADROOM_REPLY);
+        [size, size + HEADROOM_REPLY].into_iter().chain(longer).collect()
+    }
+
     /// The buffers of a shard, by the knob that asks for them; `serves`: some of them for the peers' calls.
     fn buffers(&self, serves: bool) -> [(Knob, Vec<Class>); 5] {
         let class = |size, count| Class { size, count };
         let all = |classes: &[(usize, usize)]| classes.iter().map(|&(size, count)| class(size, count)).collect();
-        let messages = self.memory.message_buffers;
-        let mut message_buffers =
-            vec![class(self.wire.receive_size, messages), class(self.wire.receive_size + HEADROOM_REPLY, messages)];
-        if self.wire.longest_message() > self.wire.receive_size {
-            message_buffers.push(class(self.wire.longest_message() + HEADROOM_REPLY, messages));
-        }
+        let messages = self.message_sizes().into_iter().map(|size| class(size, self.memory.message_buffers)).collect();
         [
             (Knob::SMALL_BUFFERS, vec![class(SMALL_BUFFER, self.memory.small_buffers)]),
-            (Knob::MESSAGE_BUFFERS, message_buffers),
+            (Knob::MESSAGE_BUFFERS, messages),
             (Knob::RECEIVES, vec![class(self.wire.receive_size, self.memory.receives)]),
             (Knob::LONG_BUFFERS, all(&self.memory.long_buffers)),
             (Knob::BULK_BUFFERS, if serves { all(&self.memory.bulk_buffers) } else { Vec::new() }),
@@ -65,8 +192,8 @@ impl Config {
 
     /// Arena of a pool, without its bytes.
     pub(crate) fn arena(&self) -> ArenaConfig {
-        let MemoryConfig { pages, prefault, numa_node: node, .. } = self.memory;
-        ArenaConfig { bytes: 0, pages, prefault, node, ..ArenaConfig::default() }
+        let MemoryConfig { pages, numa_node: node, .. } = self.memory;
+        ArenaConfig { bytes: 0, pages, prefault: self.debug.prefault, node, ..ArenaConfig::default() }
     }
 
     /// Bytes of the longest buffer of a shard's pool.
@@ -105,7 +232,7 @@ impl Config {
     /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
     #[inline]
     pub(crate) fn longest_for_reply(&self, len: usize) -> usize {
-        let longest = self.wire.longest_message() + HEADROOM_REPLY;
+        let longest = self.longest_message() + HEADROOM_REPLY;
         if len <= longest { longest } else { usize::MAX }
     }
 
@@ -134,10 +261,10 @@ impl Config {
             (0..shards).try_for_each(|_| arenas.iter().try_for_each(|arena| available.set_aside(arena)))
         };
         fit().map_err(|source| {
-            let bytes_of = |classes: &[Class]| classes.iter().map(|class| class.size.saturating_mul(class.count)).sum();
-            let of_knobs = self.buffers(true).map(|(knob, classes)| (knob, bytes_of(&classes)));
+            let of_knobs =
+                self.buffers(true).map(|(knob, classes)| (knob, classes.iter().map(Class::bytes).sum::<usize>()));
             let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0));
-            let bytes: usize = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
+            let bytes: usize = pools.iter().flat_map(|pool| &pool.classes).map(Class::bytes).sum();
             let (of, each) = match shards {
                 1 => (String::new(), ""),
                 _ => (format!(" of {shards} shards"), " each"),

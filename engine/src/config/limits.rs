@@ -9,7 +9,7 @@ knobs! {
     /// | too small | too large |
     /// |---|---|
     /// | `credits`, `max_credits`: calls wait, throughput falls | few connections share the receives |
-    /// | `max_calls`, `reverse_credits`: [`TooManyCalls`](crate::CallError::TooManyCalls) | about 100 bytes each |
+    /// | `max_calls`: [`TooManyCalls`](crate::CallError::TooManyCalls) | about 100 bytes each |
     /// | `max_abandoned`: connections are closed for answers that are merely late | abandoned calls hold the credits of others |
     /// | `max_deferred`, `max_reads`, `max_read_bytes`, `max_write_bytes`: calls wait | one peer takes the buffers of others |
     /// | `min_rate`: slow peers hold memory for long | slow peers that are honest are disconnected |
@@ -28,11 +28,6 @@ knobs! {
     /// At least [`credits`](Self::credits). A limit grows while three quarters of the receives are
     /// free. It shrinks again, except in version 1, when receives get short.
     pub max_credits: u32 = 256, between(MIN_CREDITS..=MAX_CREDITS);
-    /// Outstanding reverse-direction calls in version 1, 0 to 32767. Default 8.
-    ///
-    /// Version 1 counts the directions apart: a client with services keeps receives for so many, at least 1, a server
-    /// for so many replies.
-    pub reverse_credits: u32 = 8, between(0..=MAX_CREDITS);
     /// Outstanding calls of a client connection, 1 to 65536. Default 128. Each costs about 100 bytes.
     #[doc(alias = "queue depth")]
     pub max_calls: usize = 128, between(1..=1 << 16);

@@ -5,7 +5,7 @@ use rpcrdma_mempool::{Arena, PagePolicy};
 use super::{BUFFER_ALIGN, ConfigError, RECEIVE_MARGIN, between, check};
 
 /// Most buffers of a size.
-const MOST: usize = 1 << 24;
+pub(crate) const MOST_BUFFERS: usize = 1 << 24;
 
 knobs! {
     /// Memory of a shard: receives and buffers, registered at the start.
@@ -17,9 +17,17 @@ knobs! {
     /// | `bulk_buffers`, `long_buffers`: [`TooLong`](crate::CallError::TooLong) if no class is so long, else calls wait | bytes times number |
     ///
     /// A start that asks for more than the host has fails with
-    /// [`StartErrorKind::Memory`](crate::StartErrorKind::Memory).
+    /// [`StartErrorKind::Memory`](crate::StartErrorKind::Memory). With a [`budget`](Self::budget), a number of 0 is
+    /// computed: see [`MemoryConfig::within`].
     pub struct MemoryConfig, "memory";
 
+    /// Most bytes of a shard's memory; 0 for no limit.
+    ///
+    /// They are for receives and buffers, and at clients for the chunks of one connection. The numbers below that are 0
+    /// share what the others leave of it, in the proportions of their defaults. There are always receives for the
+    /// credits of a connection, and a buffer of each size. Default 0.
+    #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
+    pub budget: usize = 0;
     /// Receives of the shard, 256 to 1048576. Default 4096.
     ///
     /// Bounds receive memory whatever the number of connections. When receives are short, each host keeps an equal
@@ -29,12 +37,12 @@ knobs! {
     /// Buffers of 512 bytes, 16 to 16777216. Default 4096.
     ///
     /// As many as [`receives`](Self::receives) guarantee each call under way a buffer for a short reply.
-    pub small_buffers: usize = 4096, between(16..=MOST);
+    pub small_buffers: usize = 4096, between(16..=MOST_BUFFERS);
     /// Buffers of `receive_size` bytes and headroom, 1 to 16777216. Default 512.
     ///
     /// For long messages, and for received messages that the application still holds; beside those for
     /// [`receives`](Self::receives).
-    pub message_buffers: usize = 512, between(1..=MOST);
+    pub message_buffers: usize = 512, between(1..=MOST_BUFFERS);
     /// Buffers for chunks: bytes and number of each class.
     ///
     /// For data that travels by RDMA Read and RDMA Write. Sizes count the chunk alone: data of 64 KiB takes a buffer of
@@ -65,11 +73,6 @@ knobs! {
     pub chunk_align: usize = BUFFER_ALIGN;
     /// Page size of the pools. Default: the largest available.
     pub pages: PagePolicy = PagePolicy::Auto;
-    /// Touches the pools' pages when they are made. Default true.
-    ///
-    /// Otherwise the first use of each page costs a page fault, and a lack of memory shows only then: for tests, which
-    /// make many shards and use little of each. RDMA devices pin, and so touch, all registered memory.
-    pub prefault: bool = true;
     /// NUMA node of the pools. Default: that of the shard's core.
     pub numa_node: Option<u32> = None;
     /// Memory of the application that the shard registers. Default none.
@@ -88,6 +91,25 @@ knobs! {
 const MAX_CLASSES: usize = 29;
 
 impl MemoryConfig {
+    /// Memory of a shard that may have so many bytes.
+    ///
+    /// All numbers follow from them. Credits and message sizes of the [`Config`](super::Config) count when the shard
+    /// starts. Each number can be set afterwards; the others then share the rest.
+    ///
+    /// ```
+    /// use rpcrdma::config::{Config, MemoryConfig};
+    ///
+    /// let mut config = Config { memory: MemoryConfig::within(256 << 20), ..Config::default() };
+    /// config.memory.receives = 16384;
+    /// config.validate()?;
+    /// # Ok::<(), rpcrdma::ConfigError>(())
+    /// ```
+    pub fn within(budget: usize) -> Self {
+        let mut memory = Self { budget, receives: 0, small_buffers: 0, message_buffers: 0, ..Self::default() };
+        memory.bulk_buffers.iter_mut().chain(&mut memory.long_buffers).for_each(|(_, count)| *count = 0);
+        memory
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         self.check_each()?;
         let align = self.chunk_align;
@@ -99,7 +121,7 @@ impl MemoryConfig {
             let possible = classes.len() <= MAX_CLASSES;
             check(possible, knob, format_args!("{} size classes", classes.len()), "at most 29 of them")?;
             for &(size, count) in classes {
-                let possible = (1..=1 << 30).contains(&size) && (1..=MOST).contains(&count);
+                let possible = (1..=1 << 30).contains(&size) && (1..=MOST_BUFFERS).contains(&count);
                 let wanted = "1 to 1073741824 bytes and 1 to 16777216 buffers of each class";
                 check(possible, knob, format_args!("{count} of {size} bytes"), wanted)?;
             }

@@ -46,7 +46,9 @@ macro_rules! knobs {
 mod accept;
 mod buffers;
 mod connect;
+mod debug;
 mod device;
+mod iwarp;
 mod limits;
 mod memory;
 mod poll;
@@ -60,20 +62,24 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::fabric::iwarp::IwarpConfig as IwarpFabricConfig;
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
 use crate::start_error::{StartError, StartErrorKind};
 
-pub use crate::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+pub use crate::fabric::iwarp::{Crc, FpduSize};
 pub use crate::wire::Revision;
 pub use crate::wire::properties::ReverseSupport;
 pub use accept::AcceptConfig;
 pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
 pub use connect::ConnectConfig;
+pub use debug::DebugConfig;
 pub use device::DeviceConfig;
+pub use iwarp::IwarpConfig;
 pub use limits::LimitsConfig;
+use memory::MOST_BUFFERS;
 pub use memory::MemoryConfig;
 pub use poll::PollConfig;
 pub use timeouts::TimeoutConfig;
@@ -94,12 +100,11 @@ pub struct Config {
     /// RDMA device, and marks of its packets.
     pub device: DeviceConfig,
     /// Sockets, CRCs and time-outs of the iWARP fabric; ignored by others.
-    ///
-    /// Its `max_message`, `shared_receives` and `tos` follow from `wire.receive_size`, `memory.receives` and
-    /// `device.tos`.
     pub iwarp: IwarpConfig,
     /// Loop of the shard.
     pub poll: PollConfig,
+    /// Switches of single optimizations, and corner cases.
+    pub debug: DebugConfig,
 }
 
 /// A configuration that cannot work: knob, value and range.
@@ -175,25 +180,40 @@ impl Config {
     /// Configuration of the software fabric for such a shard.
     #[doc(hidden)]
     pub fn software(&self) -> SoftwareConfig {
-        let (max_message, defaults) = (self.wire.longest_message(), SoftwareConfig::default());
+        let (max_message, defaults) = (self.longest_message(), SoftwareConfig::default());
         SoftwareConfig {
             max_message,
             // It holds two of the longest at least.
             ring_bytes: defaults.ring_bytes.max((2 * max_message).next_power_of_two()),
-            shared_receives: self.memory.receives + RECEIVE_MARGIN,
+            shared_receives: self.shared_receives(),
             may_sleep: self.poll.idle != IdlePolicy::Poll,
+            max_handshakes: self.debug.max_handshakes,
+            handshake_timeout: self.debug.handshake_timeout,
+            linger: self.debug.linger,
             ..defaults
         }
     }
 
     /// Configuration of the iWARP fabric for such a shard.
     #[doc(hidden)]
-    pub fn iwarp(&self) -> IwarpConfig {
-        IwarpConfig {
-            max_message: self.wire.longest_message(),
-            shared_receives: self.memory.receives + RECEIVE_MARGIN,
+    pub fn iwarp(&self) -> IwarpFabricConfig {
+        let IwarpConfig { crc, send_buffer, receive_buffer, busy_poll, retry_timeout, keep_alive } = self.iwarp;
+        let DebugConfig { fpdu_size, read_depth, max_handshakes, handshake_timeout, linger, .. } = self.debug;
+        IwarpFabricConfig {
+            crc,
+            fpdu_size,
+            max_message: self.longest_message(),
+            shared_receives: self.shared_receives(),
+            read_depth,
+            send_buffer,
+            receive_buffer,
+            busy_poll,
             tos: self.device.tos,
-            ..self.iwarp.clone()
+            retry_timeout,
+            keep_alive,
+            max_handshakes,
+            handshake_timeout,
+            linger,
         }
     }
 
@@ -204,9 +224,15 @@ impl Config {
             device: self.device.name.clone(),
             gid_index: self.device.gid_index,
             path: self.device.path(),
-            shared_receives: (self.memory.receives + RECEIVE_MARGIN) as u32,
+            shared_receives: self.shared_receives() as u32,
+            linger: self.debug.linger,
             ..VerbsConfig::default()
         }
+    }
+
+    /// Receives that the fabric holds: those of the shard, and as many as it posts in advance.
+    fn shared_receives(&self) -> usize {
+        self.sized().map_or(self.memory.receives, |sized| sized.memory.receives) + RECEIVE_MARGIN
     }
 
     /// Checks what the types do not.
@@ -214,32 +240,20 @@ impl Config {
     /// # Errors
     /// Names the knob, its value and its range.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.memory.validate()?;
-        self.limits.validate(&self.memory)?;
+        let sized = self.sized()?;
+        sized.memory.validate()?;
+        self.limits.validate(&sized.memory)?;
         self.timeouts.check_each()?;
         self.wire.validate()?;
         self.device.validate()?;
-        self.check_iwarp()?;
-        self.poll.check_each()
+        self.iwarp.check_each()?;
+        self.poll.check_each()?;
+        self.check_debug()
     }
 
-    fn check_iwarp(&self) -> Result<(), ConfigError> {
-        let iwarp = &self.iwarp;
-        between(1..=crate::fabric::iwarp::MAX_READ_DEPTH)("iwarp.read_depth", iwarp.read_depth)?;
-        positive("iwarp.max_handshakes", iwarp.max_handshakes)?;
-        for (knob, bytes) in [("iwarp.send_buffer", iwarp.send_buffer), ("iwarp.receive_buffer", iwarp.receive_buffer)]
-        {
-            bytes.map_or(Ok(()), |bytes| between(1..=i32::MAX as usize)(knob, bytes))?;
-        }
-        // The socket options have units of a millisecond and of a second.
-        let retry = iwarp.retry_timeout;
-        check(retry.as_millis() > 0, "iwarp.retry_timeout", format_args!("{retry:?}"), "1 ms to 24 h")?;
-        duration("iwarp.retry_timeout", retry)?;
-        let idle = iwarp.keep_alive;
-        let possible = (1..=32767).contains(&idle.as_secs());
-        check(possible, "iwarp.keep_alive", format_args!("{idle:?}"), "1 s to 32767 s")?;
-        duration("iwarp.handshake_timeout", iwarp.handshake_timeout)?;
-        duration("iwarp.linger", iwarp.linger)
+    /// Longest message sent or received, bytes.
+    pub(crate) fn longest_message(&self) -> usize {
+        self.wire.receive_size.max(self.debug.max_receive_size)
     }
 }
 

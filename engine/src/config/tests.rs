@@ -15,7 +15,7 @@ fn as_many_size_classes_as_are_allowed_make_a_pool() {
     let mut config = Config::default();
     config.memory.bulk_buffers = (1..=29).map(|n| (n * 1000, 1)).collect();
     config.memory.long_buffers = (1..=29).map(|n| (n * 1001, 1)).collect();
-    config.wire.optional_operations = true;
+    config.debug.optional_operations = true;
     config.validate().expect("at most so many");
     config.pool(true).own_arena().expect("the pool takes them");
 }
@@ -49,7 +49,7 @@ fn each_knob_is_refused_by_name_value_and_range() {
             "limits.max_credits is 32: at least limits.credits, which is 64",
         ),
         (|c| c.limits.max_credits = 4097, "limits.max_credits is 4097: 4 to 4096, as memory.receives is 4096"),
-        (|c| c.limits.reverse_credits = 32768, "limits.reverse_credits is 32768: 0 to 32767"),
+        (|c| c.debug.reverse_credits = 32768, "debug.reverse_credits is 32768: 0 to 32767"),
         (|c| c.limits.max_calls = 0, "limits.max_calls is 0: 1 to 65536"),
         (|c| c.limits.max_abandoned = 0, "limits.max_abandoned is 0: at least 1"),
         (|c| c.limits.max_deferred = 0, "limits.max_deferred is 0: at least 1"),
@@ -62,12 +62,12 @@ fn each_knob_is_refused_by_name_value_and_range() {
         (|c| c.wire.receive_size = 4098, "wire.receive_size is 4098: 1024 to 1048576 bytes, a multiple of 4"),
         (|c| c.wire.receive_size = 2048, "wire.receive_size is 2048: 4096 to 1048576 bytes in version 2"),
         (
-            |c| c.wire.max_receive_size = 2 << 20,
-            "wire.max_receive_size is 2097152: 0 to 1048576 bytes, a multiple of 4",
+            |c| c.debug.max_receive_size = 2 << 20,
+            "debug.max_receive_size is 2097152: 0 to 1048576 bytes, a multiple of 4",
         ),
         (
-            |c| c.wire.max_receive_size = 4092,
-            "wire.max_receive_size is 4092: 0, or at least wire.receive_size, which is 4096",
+            |c| c.debug.max_receive_size = 4092,
+            "debug.max_receive_size is 4092: 0, or at least wire.receive_size, which is 4096",
         ),
         (
             |c| (c.wire.credit_mode, c.wire.version_1) = (CreditMode::V1, false),
@@ -78,28 +78,28 @@ fn each_knob_is_refused_by_name_value_and_range() {
             "wire.credit_mode is v1: a mode of version 2, as wire.host_auth is required",
         ),
         (
-            |c| (c.wire.resize_on_request, c.wire.optional_operations) = (true, false),
-            "wire.resize_on_request is true: false, or wire.optional_operations true, which is false",
+            |c| (c.debug.resize_on_request, c.debug.optional_operations) = (true, false),
+            "debug.resize_on_request is true: false, or debug.optional_operations true, which is false",
         ),
         (
-            |c| (c.wire.resize_on_request, c.wire.credit_mode) = (true, CreditMode::V1),
-            "wire.resize_on_request is true: false, as wire.credit_mode is v1",
+            |c| (c.debug.resize_on_request, c.wire.credit_mode) = (true, CreditMode::V1),
+            "debug.resize_on_request is true: false, as wire.credit_mode is v1",
         ),
         (|c| c.wire.reassemble_up_to = 2 << 30, "wire.reassemble_up_to is 2147483648: at most 1073741824 bytes"),
         (|c| c.device.name = Some(String::new()), "device.name is empty: the name of a device, or unset"),
         (|c| c.device.service_level = Some(16), "device.service_level is 16: 0 to 15"),
         (|c| c.device.path_mtu = Some(1500), "device.path_mtu is 1500: 256, 512, 1024, 2048 or 4096 bytes"),
-        (|c| c.iwarp.read_depth = 0, "iwarp.read_depth is 0: 1 to 16383"),
-        (|c| c.iwarp.max_handshakes = 0, "iwarp.max_handshakes is 0: at least 1"),
+        (|c| c.debug.read_depth = 0, "debug.read_depth is 0: 1 to 16383"),
+        (|c| c.debug.max_handshakes = 0, "debug.max_handshakes is 0: at least 1"),
         (|c| c.iwarp.send_buffer = Some(0), "iwarp.send_buffer is 0: 1 to 2147483647"),
         (|c| c.iwarp.receive_buffer = Some(4 << 30), "iwarp.receive_buffer is 4294967296: 1 to 2147483647"),
         (|c| c.iwarp.retry_timeout = Duration::from_micros(1), "iwarp.retry_timeout is 1µs: 1 ms to 24 h"),
         (|c| c.iwarp.keep_alive = Duration::ZERO, "iwarp.keep_alive is 0ns: 1 s to 32767 s"),
-        (|c| c.iwarp.handshake_timeout = Duration::ZERO, "iwarp.handshake_timeout is 0ns: more than 0 s"),
-        (|c| c.iwarp.linger = Duration::MAX, "iwarp.linger is 18446744073709551615.999999999s: more than 0 s"),
+        (|c| c.debug.handshake_timeout = Duration::ZERO, "debug.handshake_timeout is 0ns: more than 0 s"),
+        (|c| c.debug.linger = Duration::MAX, "debug.linger is 18446744073709551615.999999999s: more than 0 s"),
         (|c| c.poll.control_interval = Duration::ZERO, "poll.control_interval is 0ns: more than 0 s, at most 24 h"),
-        (|c| c.poll.signal_every = 0, "poll.signal_every is 0: at least 1"),
-        (|c| c.poll.sample_latency = 3, "poll.sample_latency is 3: 0 or a power of two"),
+        (|c| c.debug.signal_every = 0, "debug.signal_every is 0: at least 1"),
+        (|c| c.debug.sample_latency = 3, "debug.sample_latency is 3: 0 or a power of two"),
     ];
     for (change, wanted) in cases {
         let mut config = Config::default();
@@ -146,4 +146,59 @@ fn time_outs_of_one_role_are_checked() {
         "connect.negotiation is 18446744073709551615.999999999s: more than 0 s, at most 24 h"
     );
     assert_eq!(refused(timeout.validate()), "connect.timeout is 0ns: more than 0 s, at most 24 h");
+}
+
+/// A configuration whose numbers of buffers follow from this budget.
+fn within(budget: usize) -> Config {
+    Config { memory: MemoryConfig::within(budget), ..Config::default() }
+}
+
+#[test]
+fn a_budget_determines_all_numbers_in_the_proportions_of_the_defaults() {
+    let defaults = Config::default();
+    let sized = within(defaults.memory_bytes()).sized().expect("the budget suffices");
+    let numbers = |config: &Config| {
+        let memory = &config.memory;
+        let classes = memory.bulk_buffers.iter().chain(&memory.long_buffers).map(|class| class.1);
+        [memory.receives, memory.small_buffers, memory.message_buffers].into_iter().chain(classes).collect::<Vec<_>>()
+    };
+    for (number, usual) in numbers(&sized).into_iter().zip(numbers(&defaults)) {
+        assert!(number.abs_diff(usual) <= 1 + usual / 100, "{:?}, not {:?}", sized.memory, defaults.memory);
+    }
+    for budget in [6 << 20, 64 << 20, 1 << 30, 8 << 30] {
+        let config = within(budget);
+        assert_eq!(config.validate(), Ok(()));
+        let (sized, most) = (config.sized().expect("the budget suffices"), 8 << 30);
+        assert!(sized.memory_bytes() <= budget, "{:?}", sized.memory);
+        assert!(sized.memory_bytes() > budget / 2 || budget == most, "{:?}", sized.memory);
+        assert_eq!(numbers(&sized.sized().expect("it keeps to it")), numbers(&sized));
+    }
+}
+
+#[test]
+fn a_budget_leaves_what_is_set_and_serves_credits_and_message_sizes() {
+    let mut config = within(128 << 20);
+    config.memory.bulk_buffers = vec![(16 << 10, 0), (1 << 20, 64)];
+    (config.limits.credits, config.limits.max_credits) = (4000, 8000);
+    config.wire.reassemble_up_to = 3 << 20;
+    let sized = config.sized().expect("the budget suffices");
+    assert_eq!(config.validate(), Ok(()));
+    assert_eq!(sized.memory.bulk_buffers[1], (1 << 20, 64));
+    assert!(sized.memory.bulk_buffers[0].1 > 0 && sized.memory.receives >= 8000, "{:?}", sized.memory);
+    assert_eq!(sized.memory.long_buffers.iter().map(|class| class.0).max(), Some(3 << 20));
+    assert!(sized.memory_bytes() <= 128 << 20, "{:?}", sized.memory);
+    config.memory.bulk_buffers = vec![(1 << 20, 128)];
+    let error = config.validate().expect_err("they exceed it").to_string();
+    assert!(error.starts_with("memory.budget is 134217728: at least 1"), "{error}");
+}
+
+#[test]
+fn costs_name_knobs_and_sum_up() {
+    let config = Config::default();
+    let costs = config.costs();
+    let of = |knob: &str| costs.iter().find(|cost| cost.0 == knob).map_or(0, |cost| cost.1);
+    let buffers = ["receives", "small_buffers", "message_buffers", "bulk_buffers", "long_buffers"];
+    let sum: usize = buffers.iter().map(|knob| of(&format!("memory.{knob}"))).sum();
+    assert_eq!((of("memory.budget"), of("limits.credits")), (sum, 65 * 4096));
+    assert!(of("memory.receives") >= 4096 * 4096 && of("memory.receives") < 4200 * 4096, "{costs:?}");
 }

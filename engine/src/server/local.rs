@@ -181,7 +181,7 @@ impl LocalServer {
     /// Such a client does not notice that a blocking call on the server's own thread never ends.
     #[doc(hidden)]
     pub fn call_backs(&mut self) -> CallBacks {
-        let reverse_credits = self.shard.config().limits.reverse_credits;
+        let reverse_credits = self.shard.config().debug.reverse_credits;
         CallBacks::of_polled(self.shard.polled_handle(), reverse_credits)
     }
 

@@ -280,7 +280,7 @@ impl Server {
         let stats = stats.map(|bound| StatsSocket::start(bound, sources(&shards, places, config))).transpose()?;
         Ok(Self {
             shards,
-            reverse_credits: config.shard.limits.reverse_credits,
+            reverse_credits: config.shard.debug.reverse_credits,
             workers,
             #[cfg(feature = "stats")]
             stats,
@@ -290,7 +290,7 @@ impl Server {
     /// A client for calls to a connected client (RFC 8167).
     ///
     /// Its calls go in the reverse direction, on the connection that `caller` called on. Of `config` all but `shard`
-    /// applies. At most [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) calls are under way.
+    /// applies. At most [`debug.reverse_credits`](crate::config::DebugConfig::reverse_credits) calls are under way.
     /// Every call fails once the connection is closed. A handler on that connection's shard cannot block for such a
     /// call: it [starts](Client::start) one, is [deferred](crate::Procedure::deferred), or runs [on
     /// workers](crate::Procedure::on_workers).

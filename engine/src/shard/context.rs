@@ -67,8 +67,9 @@ impl<F: Fabric> Context<F> {
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
-    pub(super) fn open(mut fabric: F, mut config: Config, serves: bool) -> Result<Self, StartError> {
-        config.wire.remote_invalidate &= fabric.capabilities().remote_invalidate;
+    pub(super) fn open(mut fabric: F, config: Config, serves: bool) -> Result<Self, StartError> {
+        let mut config = config.sized()?;
+        config.debug.remote_invalidate &= fabric.capabilities().remote_invalidate;
         let pool = config.pool(serves);
         let receive_size = pool.classes.iter().map(|class| class.size).find(|&size| size >= config.wire.receive_size);
         let pool = Pool::new(&pool)?;
@@ -89,7 +90,7 @@ impl<F: Fabric> Context<F> {
             awaited: Vec::new(),
             schedule: Schedule::default(),
             stats: ShardStats::default(),
-            sampler: Sampler::new(config.poll.sample_latency),
+            sampler: Sampler::new(config.debug.sample_latency),
             log: LogLimit::new("rpcrdma::shard"),
             batches: Box::new([0; MAX_BATCH + 1]),
             pool,

@@ -68,7 +68,7 @@ impl<F: Fabric> Context<F> {
             match conn.proto.emit_continued(of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
                 Some(start) => {
                     buf.set_window(start, end - start);
-                    conn.sends.push_send(buf, None, self.config.poll.signal_every);
+                    conn.sends.push_send(buf, None, self.config.debug.signal_every);
                 }
                 None => self.unsendable(conn, "a part of a message"),
             }

@@ -109,7 +109,7 @@ impl<F: Fabric> Shard<F> {
             // Receives are shared: a greedy peer must not cost a well-behaved one its connection.
             rnr_retry: 7,
             // Ignored by version 2; thresholds for version 1 (RFC 8797).
-            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.wire.remote_invalidate).to_vec(),
+            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.debug.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -157,33 +157,33 @@ impl<F: Fabric> Shard<F> {
         let serves = self.responder.serves();
         let largest = config.memory.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
         // A small share leaves little for the reverse direction.
-        let reverse_credits = config.limits.reverse_credits.min(credits / 4);
+        let reverse_credits = config.debug.reverse_credits.min(credits / 4);
         let reverse_calls = reverse_credits as usize;
         ConnConfig {
             scheme: if version_1_only { CreditMode::V1 } else { config.wire.credit_mode },
             // Version 1 cannot authenticate: a server answers it with its range of versions.
             version_1: config.wire.version_1 && !(server && matches!(config.wire.host_auth, AuthPolicy::Required(_))),
-            revision: config.wire.revision,
+            revision: config.debug.revision,
             server,
             takes_calls: serves,
             credits,
             reverse_credits,
             max_calls: if server { reverse_calls } else { config.limits.max_calls },
-            reverse: if serves { config.wire.reverse } else { ReverseSupport::None },
-            coalesce_grants: config.poll.coalesce_grants,
+            reverse: if serves { config.debug.reverse } else { ReverseSupport::None },
+            coalesce_grants: config.debug.coalesce_grants,
             xid_seed,
             receive_size: self.cx.sizing.announced(),
-            longest_send: config.wire.longest_message(),
-            optional_operations: config.wire.optional_operations,
+            longest_send: config.longest_message(),
+            optional_operations: config.debug.optional_operations,
             receive_sizes: self.cx.sizes_for_peers(),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: LIMITS.call().segments() as u32,
-            continue_up_to: config.wire.continue_up_to,
+            continue_up_to: config.debug.continue_up_to,
             reassemble_up_to: config.wire.reassemble_up_to,
-            remote_invalidation: config.wire.remote_invalidate,
+            remote_invalidation: config.debug.remote_invalidate,
             useless_per_second: config.limits.max_unsolicited_per_second,
             auth: config.wire.host_auth.clone(),
-            decode_by_layout: config.poll.decode_by_layout,
+            decode_by_layout: config.debug.decode_by_layout,
             private_data: peer,
         }
     }

@@ -149,6 +149,7 @@ pub(crate) fn check<S: Sharing>(
     shards: usize,
 ) -> Result<(), StartError> {
     config.validate()?;
+    let config = config.sized()?;
     let serves = services.is_some();
     if let Some(services) = services {
         services.check_buffers(config.longest_buffer(serves), HEADROOM_PLAIN)?;

@@ -279,7 +279,7 @@ impl<F: Fabric> Shard<F> {
         }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
-            if conn.is_backlogged(self.cx.config.poll.signal_every) {
+            if conn.is_backlogged(self.cx.config.debug.signal_every) {
                 // It continues after a completion.
                 more = false;
                 break;
@@ -292,7 +292,7 @@ impl<F: Fabric> Shard<F> {
             };
             // A due grant, unless a keep-alive, may share a message of the next turn: a client's next call.
             if out == Outgoing::Grant
-                && self.cx.config.poll.coalesce_grants
+                && self.cx.config.debug.coalesce_grants
                 && conn.proto.has_output(receives_ok)
                 && !conn.has_waited_to_grant()
             {
@@ -324,7 +324,7 @@ impl<F: Fabric> Shard<F> {
                     }
                 }
             }
-            if !self.cx.config.poll.batch {
+            if !self.cx.config.debug.batch {
                 self.cx.post_chain(conn);
             }
         }
@@ -366,7 +366,7 @@ impl<F: Fabric> Shard<F> {
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
-                conn.sends.push_send(buf, None, self.cx.config.poll.signal_every);
+                conn.sends.push_send(buf, None, self.cx.config.debug.signal_every);
             }
             None => self.cx.unsendable(conn, "a control message"),
         }

@@ -115,7 +115,7 @@ impl<F: Fabric> Shard<F> {
         }
         match event {
             Event::Continued { first, kept } => {
-                let view = View::check(message, self.cx.config.wire.revision);
+                let view = View::check(message, self.cx.config.debug.revision);
                 return self.cx.part_came(conn, first, view.ok().filter(|_| kept).as_ref());
             }
             Event::Settled => {

@@ -33,7 +33,7 @@ impl ResizeError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ResizeCause {
     /// The size is out of range.
-    #[error("receives of {wanted} bytes: 4096 to {most}, a multiple of 4 (wire.max_receive_size)")]
+    #[error("receives of {wanted} bytes: 4096 to {most}, a multiple of 4 (debug.max_receive_size)")]
     Bounds {
         /// Requested size.
         wanted: usize,
@@ -166,7 +166,7 @@ impl<F: Fabric> Context<F> {
     /// # Errors
     /// Nothing has changed.
     pub(super) fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeCause> {
-        let most = self.config.wire.longest_message();
+        let most = self.config.longest_message();
         if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
             return Err(ResizeCause::Bounds { wanted: bytes, most });
         }
@@ -230,7 +230,7 @@ impl<F: Fabric> Context<F> {
 
     /// Records a change that a peer requested, if allowed; it starts when possible.
     pub(super) fn ask_for_size(&mut self, bytes: usize) {
-        if self.config.wire.resize_on_request {
+        if self.config.debug.resize_on_request {
             self.sizing.asked = Some(bytes);
         }
     }
@@ -297,6 +297,6 @@ impl<F: Fabric> Context<F> {
 
     /// Receive sizes that peers may request.
     pub(super) fn sizes_for_peers(&self) -> Option<(usize, usize)> {
-        self.config.wire.resize_on_request.then(|| (LEAST, self.config.wire.longest_message()))
+        self.config.debug.resize_on_request.then(|| (LEAST, self.config.longest_message()))
     }
 }

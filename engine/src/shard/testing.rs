@@ -159,7 +159,7 @@ impl NoDevice {
 
 /// Shared state of a shard's parts, with little memory.
 pub(super) fn context(mut config: Config) -> Context<NoDevice> {
-    (config.memory.pages, config.memory.prefault) = (PagePolicy::Small, false);
+    (config.memory.pages, config.debug.prefault) = (PagePolicy::Small, false);
     let mut cx = Context::open(NoDevice::default(), config, true).expect("memory");
     cx.refill();
     cx

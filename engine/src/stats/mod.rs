@@ -181,7 +181,7 @@ fields! {
 fields! {
     /// Outcomes of the calls of one procedure, on one shard.
     ///
-    /// Calls are those timed, one of [`poll.sample_latency`](crate::config::PollConfig::sample_latency) on average:
+    /// Calls are those timed, one of [`debug.sample_latency`](crate::config::DebugConfig::sample_latency) on average:
     /// with 1 there, all of them. All refusals count.
     #[derive(Clone, Debug, Default)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]

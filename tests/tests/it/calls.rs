@@ -330,9 +330,9 @@ fn configurations_that_cannot_work_are_explained() {
         (small().with(|c| c.wire.receive_size = 1000), "receive_size"),
         (small().with(|c| c.wire.receive_size = 1026), "receive_size"),
         (small().with(|c| c.memory.receives = 10), "receives"),
-        (small().with(|c| c.poll.signal_every = 0), "signal_every"),
+        (small().with(|c| c.debug.signal_every = 0), "signal_every"),
         (small().with(|c| c.limits.max_calls = 0), "max_calls"),
-        (small().with(|c| c.poll.sample_latency = 3), "sample_latency"),
+        (small().with(|c| c.debug.sample_latency = 3), "sample_latency"),
         (small().with(|c| c.memory.bulk_buffers = vec![(0, 1)]), "bulk_buffers"),
     ] {
         let error = unstarted(&address, config.of_server());

@@ -13,7 +13,7 @@ const MOST: usize = 16_384;
 /// Receives may grow to [`MOST`] bytes, and memory covers long messages.
 fn config() -> Config {
     small().with(|c| {
-        (c.wire.max_receive_size, c.wire.resize_on_request) = (MOST, true);
+        (c.debug.max_receive_size, c.debug.resize_on_request) = (MOST, true);
         // A long echo exposes two buffers, for its call and for its reply.
         c.memory.bulk_buffers = vec![(64 << 10, 64), (1 << 20, 5)];
         c.memory.long_buffers = vec![(32 << 10, 400)];
@@ -300,7 +300,7 @@ fn characteristics_are_requested_answered_and_updated() {
     let constant = ChangeError::Constant(PropertyId::SegmentSize);
     assert_eq!(client.request_change(first, &[Characteristic::SegmentSize(4096)]), Err(constant));
     // A server that clients may not resize.
-    let address = world.serve_with(config().with(|c| c.wire.resize_on_request = false), services());
+    let address = world.serve_with(config().with(|c| c.debug.resize_on_request = false), services());
     let mut client = world.client(&address, config());
     client.request_change(first, &wanted[2..]).expect("a request");
     change_ends(&mut client, wanted[2], ChangeOutcome::Rejected);
@@ -309,8 +309,8 @@ fn characteristics_are_requested_answered_and_updated() {
 
 #[test]
 fn ends_that_do_not_offer_changes_make_none() {
-    let without = config().with(|c| (c.wire.optional_operations, c.wire.resize_on_request) = (false, false));
-    let old = config().with(|c| (c.wire.credit_mode, c.wire.resize_on_request) = (CreditMode::V1, false));
+    let without = config().with(|c| (c.debug.optional_operations, c.debug.resize_on_request) = (false, false));
+    let old = config().with(|c| (c.wire.credit_mode, c.debug.resize_on_request) = (CreditMode::V1, false));
     for (server, client) in [(&without, &config()), (&config(), &without), (&old, &config()), (&config(), &old)] {
         let (world, address) = serving("not-offered", server.clone());
         let mut client = world.client(&address, client.clone());
@@ -438,7 +438,7 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
             let posts = client.stats().fabric.posts - before;
             assert!(if on { (20..30).contains(&posts) } else { posts >= 30 }, "{posts} posts, round {round}");
         }
-        let mut client = world.client(&address, config.with(|c| c.wire.remote_invalidate = false));
+        let mut client = world.client(&address, config.with(|c| c.debug.remote_invalidate = false));
         mirror(&mut client, 9, &[3000]).expect("a reply");
         let constant = Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
         assert_eq!(client.set_remote_invalidation(first, true), constant);

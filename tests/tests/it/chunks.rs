@@ -77,7 +77,7 @@ fn as_many_chunks_as_there_may_be() {
 
 #[test]
 fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
-    let config = small().with(|c| (c.limits.max_calls, c.wire.remote_invalidate) = (1, false));
+    let config = small().with(|c| (c.limits.max_calls, c.debug.remote_invalidate) = (1, false));
     let (_world, mut client) = World::pair("successor", small(), config);
     let (mut started, mut ended) = (0, 0);
     assert!(settles(|| {
@@ -360,7 +360,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     let services = standard_and([(20, bulk(Procedure::new(handler), 1, 1 << 20).on_workers())]);
     let (world, address) = World::serving("late", super::calls::workers(), services);
     for remote_invalidate in [true, false] {
-        let mut client = world.client(&address, small().with(|c| c.wire.remote_invalidate = remote_invalidate));
+        let mut client = world.client(&address, small().with(|c| c.debug.remote_invalidate = remote_invalidate));
         for by_deadline in [true, false] {
             let mut call = client.chunked(20, b"", &[5000], &[5000]);
             if by_deadline {

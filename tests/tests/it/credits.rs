@@ -48,7 +48,7 @@ fn a_server_sends_no_more_than_its_client_has_granted() {
 
 #[test]
 fn a_server_obeys_a_high_half_that_is_lowered() {
-    let config = small().with(|c| c.wire.continue_up_to = 64 << 10);
+    let config = small().with(|c| c.debug.continue_up_to = 64 << 10);
     let (_world, _, mut client) = long_world("lowered", CreditMode::V2Incremental, config);
     client.ping();
     let grant = |most| with_increment(0, most, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");

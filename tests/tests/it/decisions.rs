@@ -6,7 +6,7 @@ use rpcrdma_tests::prelude::*;
 
 /// A client that waits for a second for the server's version, and reconnects.
 fn impatient(revision: Revision) -> ClientConfig {
-    small_client(small().with(|c| c.wire.revision = revision)).with(|c| {
+    small_client(small().with(|c| c.debug.revision = revision)).with(|c| {
         c.connect.negotiation = Duration::from_secs(1);
         (c.connect.reconnect_attempts, c.connect.retransmit) = (3, true);
     })

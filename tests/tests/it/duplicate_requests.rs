@@ -201,7 +201,7 @@ fn cached_long_replies_are_resent_in_any_form() {
 #[test]
 fn a_call_retransmitted_with_more_reply_room_runs_once() {
     // This revision has no continued messages: a long reply needs a Reply chunk.
-    let shard = small().with(|c| c.wire.revision = Revision::Cel09);
+    let shard = small().with(|c| c.debug.revision = Revision::Cel09);
     let scene = scene_of("room", 64, shard.clone());
     let mut client = scene.world.client(&scene.address, shard);
     let call = client.prepared(COUNT, &[9; 10_000]);

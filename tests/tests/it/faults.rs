@@ -103,7 +103,7 @@ fn chunk_len(seed: u32) -> usize {
 fn clients_with_bad_devices() {
     for scheme in SCHEMES {
         for (seed, chaos) in [(1, SLOW), (2, SLOW), (3, BROKEN), (4, BROKEN)] {
-            let config = in_mode(scheme).with(|c| c.poll.signal_every = 1 + seed as u32);
+            let config = in_mode(scheme).with(|c| c.debug.signal_every = 1 + seed as u32);
             let server = ServerConfig { shard: config.clone(), ..small_server() };
             let (_world, address) = World::standard("bad-client-device", server);
             let fabric = device(&address, &config, chaos, seed);

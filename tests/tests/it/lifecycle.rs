@@ -30,10 +30,10 @@ fn every_combination_of_switches_carries_calls_and_chunks() {
     for_each(SCHEMES.into_iter().flat_map(|scheme| (0..16).map(move |bits| (scheme, bits))), |(scheme, switches)| {
         let on = |bit: u32| switches & 1 << bit != 0;
         let config = in_mode(scheme).with(|c| {
-            c.wire.remote_invalidate = on(0);
-            c.poll.batch = on(1);
-            c.poll.signal_every = if on(2) { 1 } else { 16 };
-            c.poll.coalesce_grants = on(3);
+            c.debug.remote_invalidate = on(0);
+            c.debug.batch = on(1);
+            c.debug.signal_every = if on(2) { 1 } else { 16 };
+            c.debug.coalesce_grants = on(3);
             c.memory.bulk_buffers = vec![(64 << 10, 8)];
             (c.memory.receives, c.memory.small_buffers, c.memory.message_buffers) = (300, 100, 100);
         });
@@ -59,7 +59,7 @@ fn every_combination_of_switches_carries_calls_and_chunks() {
 fn remote_invalidation_saves_revocations() {
     let (world, address) = World::standard("invalidate", small());
     let posts = [true, false].map(|remote_invalidate| {
-        let mut client = world.client(&address, small().with(|c| c.wire.remote_invalidate = remote_invalidate));
+        let mut client = world.client(&address, small().with(|c| c.debug.remote_invalidate = remote_invalidate));
         load(&mut client, 1, &[(100, 100)]).unwrap();
         let before = client.stats().fabric.posts;
         (0..20).for_each(|seed| load(&mut client, seed, &[(100, 100)]).unwrap());
@@ -70,7 +70,7 @@ fn remote_invalidation_saves_revocations() {
 
 #[test]
 fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
-    let config = small().with(|c| c.wire.revision = Revision::Cel09);
+    let config = small().with(|c| c.debug.revision = Revision::Cel09);
     let services = standard_and([(20, Procedure::new(|_| Ok(())).write_chunks(1, 10))]);
     let (_world, mut client) = World::pair_with("revision", config.clone(), services, config);
     many_calls(&mut client, 300, 40);

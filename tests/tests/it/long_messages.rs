@@ -113,7 +113,7 @@ fn with_room(client: &mut LocalClient) -> Outcome {
 
 /// A configuration without continued messages.
 fn uncontinued(scheme: CreditMode) -> Config {
-    in_mode(scheme).with(|c| c.wire.continue_up_to = 0)
+    in_mode(scheme).with(|c| c.debug.continue_up_to = 0)
 }
 
 #[test]

@@ -136,7 +136,7 @@ fn a_new_call_queues_behind_waiting_calls() {
         services.add(PROGRAM, VERSION, STORE, Procedure::new(store).read_chunks(1, LEN).uncounted());
         let mut config = poor(scheme, 0);
         // Other wake-ups of waiting calls would hide the defect: the periodic poll, and completions of Sends.
-        (config.shard.poll.control_interval, config.shard.poll.signal_every) = (Duration::from_millis(200), 1);
+        (config.shard.poll.control_interval, config.shard.debug.signal_every) = (Duration::from_millis(200), 1);
         let (world, mut client) = World::pair_with("behind", config, services, rich(scheme));
         let send = |client: &mut LocalClient, seed: u32| {
             self::store(client, seed.into());

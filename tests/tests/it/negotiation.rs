@@ -9,7 +9,7 @@ use super::private_data::{RPC_CALL, RPC_REPLY, assert_longest, seen, tell_of_cal
 /// Large messages, and no continuation where a chunk is possible.
 fn large() -> Config {
     small().with(|c| {
-        (c.wire.receive_size, c.wire.continue_up_to) = (8192, 0);
+        (c.wire.receive_size, c.debug.continue_up_to) = (8192, 0);
         c.memory.long_buffers = vec![(32 << 10, 8)];
     })
 }
@@ -36,7 +36,7 @@ fn the_first_message_is_a_connprop_of_at_most_1024_bytes() {
             peer.take_properties(&hello);
             peer.behave();
         });
-        let config = small().with(|c| (c.wire.revision, c.wire.host_auth) = (revision, host_auth));
+        let config = small().with(|c| (c.debug.revision, c.wire.host_auth) = (revision, host_auth));
         goes_on(&mut server.client(config), 1);
     }
 }
@@ -241,7 +241,7 @@ fn err_vers_without_a_version_of_ours_names_its_range() {
             peer.send(&be(&[xid, vers, 0x0020_0020, 4, 1, low, high]));
             peer.wait_until_over();
         });
-        let config = small_client(small().with(|c| (c.wire.revision, c.wire.version_1) = (revision, low != 2)));
+        let config = small_client(small().with(|c| (c.debug.revision, c.wire.version_1) = (revision, low != 2)));
         let refused = LocalClient::connect(server.address(), config.with(|c| c.connect.reconnect_attempts = 9));
         let expected = match low {
             // Its own version: such a server contradicts itself.
@@ -360,7 +360,7 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
         peer.reply(call.xid(), b"fine");
         assert!(peer.next_message().is_none(), "nothing else was sent");
     });
-    let mut client = server.client(small().with(|c| c.wire.revision = Revision::Cel09));
+    let mut client = server.client(small().with(|c| c.debug.revision = Revision::Cel09));
     for (token, len) in [(1, 3000), (2, 4)] {
         client.begin(ECHO, &vec![0; len], token).expect("it waits");
     }

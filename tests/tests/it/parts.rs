@@ -78,7 +78,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
         let listener = address.bind().expect("a free address");
         let mut server = Shard::open(place::open(&address), config, Some(Arc::new(services))).expect("a shard");
         server.listen(&listener).expect("listening");
-        let patient = in_mode(scheme).with(|c| c.wire.continue_up_to = 64 << 10);
+        let patient = in_mode(scheme).with(|c| c.debug.continue_up_to = 64 << 10);
         let mut client = LocalClient::open(place::open(&address), small_client(patient)).expect("a client");
         let first = client.begin_connect(&address).expect("a connection");
         client.quiet_until(|client| {
@@ -138,7 +138,7 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
             }
             peer.idle();
         });
-        let mut client = server.client(in_mode(scheme).with(|c| c.wire.continue_up_to = 16 << 10));
+        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 16 << 10));
         let lens = [10_000, 9_000, 8];
         for len in lens {
             let call = client.prepared(ECHO, &data_of(len as u32, len));
@@ -273,7 +273,7 @@ fn a_continued_message_has_its_chunks_in_the_last_part() {
 #[test]
 fn credits_that_run_out_within_a_message_hold_back_its_rest() {
     for_each(SCHEMES_2, |scheme| {
-        let config = in_mode(scheme).with(|c| c.wire.continue_up_to = 64 << 10);
+        let config = in_mode(scheme).with(|c| c.debug.continue_up_to = 64 << 10);
         let server = RawServer::start_silently("held-back", move |peer| {
             // The client's first message uses the initial credit; the answer grants two more.
             peer.credit = 2;

@@ -250,7 +250,7 @@ fn version_1_invalidates_only_if_both_ends_agree() {
             (true, vec![1; 30]),
         ],
         |(remote_invalidate, data)| {
-            let config = version_1(4096).with(|c| c.wire.remote_invalidate = remote_invalidate);
+            let config = version_1(4096).with(|c| c.debug.remote_invalidate = remote_invalidate);
             let (_world, address) = serving("both-say", config);
             let mut client = RawPeer::connect_saying(&address, &data);
             let own = PrivateData::parse(&client.private_data).expect("the server's private data");

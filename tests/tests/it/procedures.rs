@@ -40,7 +40,7 @@ fn refused(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError {
 #[test]
 fn all_calls_are_counted_by_procedure_where_all_are_timed() {
     let (world, mut client) =
-        World::pair_with("procedures", small().with(|c| c.poll.sample_latency = 1), services(), small());
+        World::pair_with("procedures", small().with(|c| c.debug.sample_latency = 1), services(), small());
     for _ in 0..10 {
         echo(&mut client, &[7; 100]).unwrap();
     }
@@ -64,8 +64,12 @@ fn all_calls_are_counted_by_procedure_where_all_are_timed() {
 #[test]
 fn refusals_are_counted_by_accept_status() {
     for sample_latency in [0, 64] {
-        let (world, mut client) =
-            World::pair_with("refusals", small().with(|c| c.poll.sample_latency = sample_latency), services(), small());
+        let (world, mut client) = World::pair_with(
+            "refusals",
+            small().with(|c| c.debug.sample_latency = sample_latency),
+            services(),
+            small(),
+        );
         // GARBAGE_ARGS, SYSTEM_ERR, PROC_UNAVAIL, AUTH_ERROR, by the handler.
         for (kind, times) in [(0, 3), (1, 2), (2, 1), (3, 1)] {
             for _ in 0..times {

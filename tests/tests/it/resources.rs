@@ -20,7 +20,7 @@ fn services() -> Services {
 }
 
 fn with(scheme: CreditMode, revision: Revision) -> Config {
-    in_mode(scheme).with(|c| c.wire.revision = revision)
+    in_mode(scheme).with(|c| c.debug.revision = revision)
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             peer.reply(call.xid(), b"");
             peer.idle();
         });
-        let mut client = server.client(in_mode(scheme).with(|c| c.wire.continue_up_to = continue_up_to));
+        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = continue_up_to));
         let mut call = client.prepared(STORE, &be(&[5001, 7, 0xAAAA]));
         for (at, len) in [(4, 5001), (4 + 5004 + 4, 7)] {
             call = call.read_chunk(at, client.pattern_buf(len as u32, len));
@@ -294,7 +294,7 @@ fn read_chunks_error_to_a_long_call_ends_it() {
     for_each(SCHEMES_2, |scheme| {
         let error = ErrorBody::ReadChunks { max: 0 };
         let server = refusing("hopeless-long", HeaderType::Nomsg, [error]);
-        let mut client = server.client(in_mode(scheme).with(|c| c.wire.continue_up_to = 0));
+        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 0));
         assert_eq!(client.run(ECHO, &[0; 20_000]), Err(CallError::Transport(error)));
         let stats = client.stats();
         assert_eq!((stats.calls_retransmitted, stats.exposed_buffers), (0, 0));

@@ -55,7 +55,7 @@ fn load() -> ClientCall {
 #[test]
 fn a_client_with_services_has_reverse_credits() {
     let world = World::new("no-credits");
-    let config = || serving_client(small().with(|c| c.limits.reverse_credits = 0));
+    let config = || serving_client(small().with(|c| c.debug.reverse_credits = 0));
     for refused in [
         Client::connect(&world.address(), config()).expect_err("refused"),
         LocalClient::connect(&world.address(), config()).expect_err("refused"),
@@ -98,7 +98,7 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
         (ReverseSupport::Inline, Ok(()), Err(Defect::NoChunks.into())),
         (ReverseSupport::General, Ok(()), Ok(())),
     ] {
-        let client = small().with(|c| c.wire.reverse = level);
+        let client = small().with(|c| c.debug.reverse = level);
         let (_world, _forward, mut reverse) = both_ways("reverse-levels", small(), client);
         assert_eq!(echo(&mut reverse, b"four").map(drop), inline, "{level:?}");
         assert_eq!(reverse.call(load()).map(drop).map_err(CallError::from), chunks, "{level:?}");

@@ -145,7 +145,7 @@ fn the_response_flag_selects_the_xid_space() {
 
 /// A raw client of version 1, and a server with these reverse credits.
 fn called_v1(name: &'static str, reverse_credits: u32) -> Called {
-    let config = in_mode(CreditMode::V1).with(|c| c.limits.reverse_credits = reverse_credits);
+    let config = in_mode(CreditMode::V1).with(|c| c.debug.reverse_credits = reverse_credits);
     Called::by(name, config, |address| RawPeer::connect_in(address, CreditMode::V1))
 }
 
@@ -231,7 +231,7 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
 fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
     let levels = [ReverseSupport::Inline, ReverseSupport::General];
     for_each(SCHEMES.into_iter().flat_map(|scheme| levels.map(|level| (scheme, level))), |(scheme, reverse)| {
-        against_client("reverse-chunks", in_mode(scheme).with(|c| c.wire.reverse = reverse), move |peer| {
+        against_client("reverse-chunks", in_mode(scheme).with(|c| c.debug.reverse = reverse), move |peer| {
             for _ in 0..3 {
                 let (read, _memory) = peer.source(0, 64);
                 peer.call(STORE, &Lists::new().read(ARGS_AT + 4, [read]), &be(&[0]));
@@ -286,7 +286,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
             peer.msg(xid, Chunks::NONE, &reply_bytes(xid, b"here"));
             peer.idle();
         });
-        let config = in_mode(CreditMode::V1).with(|c| c.wire.reverse = reverse);
+        let config = in_mode(CreditMode::V1).with(|c| c.debug.reverse = reverse);
         let mut client = Client::connect(server.address(), serving_client(config)).expect("a connection");
         let results = client.call(ClientCall::new(ECHO).args(b"mine")).map(|reply| reply.results().to_vec());
         assert_eq!(results.map_err(CallError::from), Ok(b"here".to_vec()));
@@ -297,7 +297,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
 #[test]
 fn read_chunks_is_no_answer_where_none_was_offered() {
     for_each(SCHEMES_2, |scheme| {
-        let config = in_mode(scheme).with(|c| c.wire.reverse = ReverseSupport::Inline);
+        let config = in_mode(scheme).with(|c| c.debug.reverse = ReverseSupport::Inline);
         against_client("none-offered", config, |peer| {
             let none = ErrorBody::ReplyResource { length_needed: 0 };
             let write = Lists::new().write([segment(64)]);
@@ -421,7 +421,7 @@ fn a_reverse_call_can_be_retried_after_a_reconnect() {
 #[test]
 fn reverse_calls_of_the_older_revision() {
     for_each(SCHEMES_2, |scheme| {
-        let config = in_mode(scheme).with(|c| c.wire.revision = Revision::Cel09);
+        let config = in_mode(scheme).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, mut forward, mut reverse) = both_ways("older", config.clone(), config);
         for n in 0..50u32 {
             for client in [&mut forward, &mut reverse] {

@@ -250,7 +250,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
             }
             peer.idle();
         });
-        let mut client = server.client(in_mode(scheme).with(|c| c.wire.continue_up_to = 0));
+        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 0));
         let malformed = |error| matches!(error, CallError::MalformedReply(_));
         for_each(CASES, |(_, expected)| {
             let call = client.chunked(MIRROR, b"", &[], &[10_000]);

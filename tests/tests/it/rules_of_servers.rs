@@ -96,7 +96,7 @@ fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
 fn errors_have_the_response_flag() {
     for_each([Revision::Ietf00, Revision::Cel09], |revision| {
         for_each(SCHEMES_2, |scheme| {
-            let (_world, address) = World::standard("flagged", in_mode(scheme).with(|c| c.wire.revision = revision));
+            let (_world, address) = World::standard("flagged", in_mode(scheme).with(|c| c.debug.revision = revision));
             let mut client = RawPeer::connect_with(&address, scheme, revision);
             let answer = client.ask(ECHO, &Lists::new().read(ARGS_AT, [segment(1)]), b"");
             assert_eq!(answer.error(), (XID, ErrorBody::ReadChunks { max: 0 }));
@@ -188,7 +188,7 @@ fn unknown_flags_of_a_connprop_get_inval_flag() {
     ];
     for_each(revisions, |(revision, which, error, flags)| {
         for_each(SCHEMES_2, |scheme| {
-            let config = in_mode(scheme).with(|c| c.wire.revision = revision);
+            let config = in_mode(scheme).with(|c| c.debug.revision = revision);
             let (_world, address) = World::standard("connprop-flags", config);
             for flag in flags {
                 let mut client = RawPeer::connect_with(&address, scheme, revision);
@@ -280,7 +280,7 @@ fn a_call_that_the_transport_refuses_is_not_run() {
 #[test]
 fn a_server_invalidates_only_handles_of_the_call() {
     for_each([true, false], |remote_invalidate| {
-        let config = small().with(|c| c.wire.remote_invalidate = remote_invalidate);
+        let config = small().with(|c| c.debug.remote_invalidate = remote_invalidate);
         let (_world, address) = World::standard("offered", config);
         let mut client = RawPeer::connect_in(&address, CreditMode::V2Windowed);
         let mut load = |offer: bool, position: Option<u32>| {

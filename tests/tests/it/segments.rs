@@ -278,7 +278,7 @@ fn reply_room_excludes_the_chunk_lists() {
     let services = standard_and([(FULL, full.max_reply(8192).write_chunks(MAX_CHUNKS, CHUNK))]);
     for_each(SCHEMES, |scheme| {
         // Without continuation a reply is one message.
-        let config = in_mode(scheme).with(|c| c.wire.revision = Revision::Cel09);
+        let config = in_mode(scheme).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, address) = World::serving("room", config, services.clone());
         let mut client = RawPeer::connect_with(&address, scheme, Revision::Cel09);
         for writes in [&[][..], &[1], &[3, 0, 2], &[1, 1, 1, 1]] {

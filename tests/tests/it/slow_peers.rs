@@ -259,7 +259,7 @@ fn a_drain_waits_for_replies_that_a_slow_peer_takes() {
     let _world = World::new("slow-drain");
     const RESULT: usize = 1 << 20;
     let shard = small().with(|c| c.iwarp.send_buffer = Some(4096));
-    let linger = shard.iwarp.linger;
+    let linger = shard.debug.linger;
     let address: Address = format!("iwarp:{}", loopback_address().0).parse().expect("an address");
     let config = ServerConfig { shard, ..ServerConfig::default() };
     let server = Server::start(&address, standard_services(), &config).expect("a server");

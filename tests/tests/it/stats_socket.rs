@@ -21,7 +21,7 @@ fn place() -> (TempDir, PathBuf) {
 /// A server with a statistics socket that times each call.
 fn telling(path: &Path) -> ServerConfig {
     ServerConfig {
-        shard: small().with(|c| c.poll.sample_latency = 1),
+        shard: small().with(|c| c.debug.sample_latency = 1),
         stats: Some(path.to_owned()),
         ..ServerConfig::default()
     }

@@ -47,7 +47,7 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
         let shard = small().with(|c| {
             c.limits.credits = 8;
             c.limits.max_credits = 64;
-            c.limits.reverse_credits = 0;
+            c.debug.reverse_credits = 0;
             c.memory.receives = 1024;
         });
         // The server reviews each credit limit once in that time.
@@ -143,7 +143,7 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
     let shard = small().with(|c| {
         c.limits.credits = 64;
         c.limits.max_credits = 64;
-        c.limits.reverse_credits = 0;
+        c.debug.reverse_credits = 0;
         c.memory.receives = 512;
         c.memory.message_buffers = 16;
         c.memory.small_buffers = 2000;

@@ -61,8 +61,8 @@ impl Caller {
         let fabric = device(plan.kind, (config, software), *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs, later)));
         // A client never grants 0 reverse credits.
-        let reverse_credits = config.limits.reverse_credits.max(u32::from(serves));
-        let shard = config.clone().with(|c| c.limits.reverse_credits = reverse_credits);
+        let reverse_credits = config.debug.reverse_credits.max(u32::from(serves));
+        let shard = config.clone().with(|c| c.debug.reverse_credits = reverse_credits);
         let client = ClientConfig { services, connect: connect.clone(), ..small_client(shard) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
         client.simulate(time);

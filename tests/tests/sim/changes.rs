@@ -45,7 +45,7 @@ pub(crate) fn make(client: &mut LocalClient<Device>, links: &[Link], random: &mu
 
 fn longest(client: &LocalClient<Device>) -> usize {
     let config = client.config();
-    config.wire.receive_size.max(config.wire.max_receive_size)
+    config.wire.receive_size.max(config.debug.max_receive_size)
 }
 
 /// Draws a size, usually an acceptable one.

@@ -103,7 +103,8 @@ impl Terms {
 /// Smallest and largest message size between these ends, in bytes.
 fn sizes(plan: &Plan, ends: &[&Config]) -> (usize, usize) {
     let least = ends.iter().map(|config| config.wire.receive_size).fold(usize::MAX, usize::min);
-    let most = ends.iter().map(|config| config.wire.receive_size.max(config.wire.max_receive_size)).fold(0, usize::max);
+    let most =
+        ends.iter().map(|config| config.wire.receive_size.max(config.debug.max_receive_size)).fold(0, usize::max);
     // A peer may ask an end to send no messages longer than 1024 bytes.
     if plan.change == 0 { (least, most) } else { (least.min(1024), most) }
 }

@@ -111,7 +111,7 @@ impl Host {
             opened: true,
             proved: false,
             // The smallest share that the lowest credit limit leaves to this direction.
-            room: config.limits.reverse_credits.min(1) as usize,
+            room: config.debug.reverse_credits.min(1) as usize,
             under_way: 0,
             given_up: 0,
         });

@@ -123,14 +123,14 @@ impl<F: Fabric + Smallest> Probe<F> {
         Self {
             inner,
             journal,
-            revision: config.wire.revision,
+            revision: config.debug.revision,
             version: if config.wire.credit_mode == CreditMode::V1 { Version::V1 } else { Version::V2 },
             takes_version_1: config.wire.version_1 && !matches!(config.wire.host_auth, AuthPolicy::Required(_)),
             serves,
             strangers,
             credits: config.limits.credits,
             // Version 1 counts each direction separately.
-            most: config.limits.credits.max(config.limits.max_credits) + config.limits.reverse_credits.max(4) + 1,
+            most: config.limits.credits.max(config.limits.max_credits) + config.debug.reverse_credits.max(4) + 1,
             lost: Vec::new(),
             groups,
             hostile: addresses.map(|all| all.hostile.fabric_address().clone()),

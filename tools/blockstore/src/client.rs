@@ -12,6 +12,7 @@ use rpcrdma::client::{ClientCall, ClientConfig, Connection};
 use rpcrdma::typed::{self, Request, Response, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, CallError, FailedCall, LocalClient, Reply};
+use rpcrdma_config::{BUDGET, memory_line, print_error};
 use rpcrdma_proto::wire::ErrorBody;
 
 use crate::protocol::blockstore_v1::{self, Flush, Read, Write};
@@ -67,9 +68,10 @@ impl BlockClient {
         host_auth: AuthPolicy,
     ) -> anyhow::Result<Self> {
         let mut config = ClientConfig::new(blockstore_v1::PROGRAM, blockstore_v1::VERSION);
-        config.shard.memory.bulk_buffers = vec![(block, depth)];
+        (config.shard.memory.budget, config.shard.memory.bulk_buffers) = (BUDGET, vec![(block, depth)]);
         config.shard.limits.max_calls = depth;
         config.shard.wire.host_auth = host_auth;
+        print_error!("{}", memory_line(&config.shard, 1, 1));
         let client = LocalClient::connect(address, config)?;
         let mut this = Self { client, info: Info::default(), block, depth, buffers: Vec::new() };
         let reply = this.simple::<blockstore_v1::Info>(PATIENCE);

@@ -42,9 +42,8 @@ use rpcrdma::config::{AcceptConfig, MemoryConfig, PollConfig, WireConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, Config, Server};
-use rpcrdma_config::print_error;
 use rpcrdma_config::program::{self, READY, VERSION, say};
-use rpcrdma_config::{ConfigArgs, HostKeyArgs, Idle};
+use rpcrdma_config::{BUDGET, ConfigArgs, HostKeyArgs, Idle, memory_line, print_error};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -217,6 +216,7 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     }
     let (shard, accept) = config(options, matches, align)?;
     let mut config = ServerConfig { shard, accept, stats: options.stats.clone(), ..shards };
+    print_error!("{}", memory_line(&config.shard, config.shards, 0));
     let store = Arc::new(store);
     let (server, how) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);
@@ -247,7 +247,12 @@ fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
     let shard = Config {
         wire: WireConfig { host_auth: options.trust.policy(HOST_KEY_ID)?, ..WireConfig::default() },
-        memory: MemoryConfig { bulk_buffers, chunk_align: align.clamp(64, 4096), ..MemoryConfig::default() },
+        memory: MemoryConfig {
+            budget: BUDGET,
+            bulk_buffers,
+            chunk_align: align.clamp(64, 4096),
+            ..MemoryConfig::default()
+        },
         poll: PollConfig { idle: options.idle.policy(), ..PollConfig::default() },
         ..Config::default()
     };

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 
 use rpcrdma::config::{AcceptConfig, ConnectConfig};
 
-use super::{Role, SHOWN, Setting, SettingError, Settings, is_of_other_role, short, values};
+use super::{Role, SHARED, SHOWN, Setting, SettingError, Settings, is_of_other_role, short, values};
 
 /// Groups of all programs, then those of one role.
-const GROUPS: [&str; 9] =
-    ["memory", "limits", "timeouts", "wire", "device", "iwarp", "poll", ConnectConfig::GROUP, AcceptConfig::GROUP];
+fn groups() -> impl Iterator<Item = &'static str> {
+    SHARED.iter().copied().chain([ConnectConfig::GROUP, AcceptConfig::GROUP])
+}
+
 /// Prefix of the variables.
 const PREFIX: &str = "RPCRDMA_";
 /// Names of an option's values.
@@ -34,7 +36,7 @@ pub struct ConfigArgs {
     /// Set a knob, such as memory.receives=8192; overrides file and environment
     #[arg(long, value_name = "GROUP.KNOB=VALUE", help_heading = HEADING)]
     pub set: Vec<String>,
-    /// Print the configuration in force, in TOML, and exit
+    /// Print the configuration in force and the bytes that it costs, in TOML, and exit
     #[arg(long, help_heading = HEADING)]
     pub print_config: bool,
 }
@@ -62,7 +64,7 @@ impl ConfigArgs {
         variables.sort();
         for (name, text) in variables {
             let Some(rest) = name.strip_prefix(PREFIX).map(str::to_lowercase) else { continue };
-            let group = GROUPS.into_iter().find(|group| rest.starts_with(&format!("{group}_")));
+            let group = groups().find(|group| rest.starts_with(&format!("{group}_")));
             // Other programs use the prefix, too.
             if let Some(group) = group {
                 let knob = format!("{group}.{}", &rest[group.len() + 1..]);

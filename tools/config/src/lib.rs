@@ -27,6 +27,7 @@ mod args;
 mod host_key;
 #[cfg(feature = "clap")]
 pub mod program;
+mod replaced;
 #[cfg(feature = "secret_file")]
 pub mod secret_file;
 
@@ -42,7 +43,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use rpcrdma::IdlePolicy;
-use rpcrdma::config::{AcceptConfig, Config, ConfigError, ConnectConfig};
+use rpcrdma::config::{AcceptConfig, Config, ConfigError, ConnectConfig, MemoryConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -170,6 +171,16 @@ pub enum SettingError {
         knob: String,
         /// Known knobs.
         known: String,
+    },
+    /// A knob of an earlier version.
+    #[error("{source_}: knob {knob} {became}")]
+    Replaced {
+        /// Its source.
+        source_: String,
+        /// Its name.
+        knob: String,
+        /// Its new name, or why it was removed.
+        became: String,
     },
     /// Wrong type of value.
     #[error("{source_}: {knob} = {value}: {why}")]
@@ -317,7 +328,7 @@ macro_rules! groups {
     };
 }
 
-groups!(memory, limits, timeouts, wire, device, iwarp, poll);
+groups!(memory, limits, timeouts, wire, device, iwarp, poll, debug);
 
 /// All groups with all knobs.
 fn groups_of<R: Role>(config: &Config, role: &R) -> Map<String, Value> {
@@ -392,7 +403,10 @@ impl Settings {
         made.memory.arenas.clone_from(&config.memory.arenas);
         made.wire.host_auth.clone_from(&config.wire.host_auth);
         let source_of = |knob: &str| sources.get(knob).map_or("defaults", String::as_str).to_owned();
-        validated(made, made_role, source_of)
+        let refused = |error: ConfigError| SettingError::Refused { source_: source_of(error.knob), error };
+        keep_to_budget(&mut made, config, |knob| sources.contains_key(knob)).map_err(refused)?;
+        let (made, made_role) = validated(made, made_role, source_of)?;
+        Ok((made.sized().map_err(refused)?, made_role))
     }
 
     /// Sets a knob as [`set`](Self::set) does, and applies it to a configuration that has the settings before it.
@@ -412,11 +426,56 @@ impl Settings {
         let setting = Setting { source, is_argument: false, knob, values };
         let (mut made, mut made_role) = (config.clone(), role.clone());
         setting.apply(&mut made, &mut made_role, (&Config::default(), &R::default()))?;
+        let is_set = |knob: &str| knob == setting.knob || self.0.iter().any(|earlier| earlier.knob == knob);
+        let refused = |error| SettingError::Refused { source_: setting.source.clone(), error };
+        keep_to_budget(&mut made, &Config::default(), is_set).map_err(refused)?;
         (*config, *role) = validated(made, made_role, |_| setting.source.clone())?;
         self.0.retain(|earlier| earlier.knob != setting.knob);
         self.0.push(setting);
         Ok(())
     }
+}
+
+/// Leaves numbers of buffers that are not set to the budget. If the defaults have none, these are all numbers. The
+/// defaults of a program count as its needs: it has fewer buffers than these, beside its receives, if they exceed the
+/// budget.
+fn keep_to_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+    let (mut needs, all) = (config.memory.clone(), defaults.memory.budget == 0);
+    if needs.budget == 0 || !all && config.memory_bytes() <= needs.budget {
+        return Ok(());
+    }
+    let derived = |knob: &str| (all || knob != "memory.receives") && !is_set(knob);
+    numbers(&mut config.memory).filter(|(knob, _)| derived(knob)).for_each(|(_, number)| *number = 0);
+    if all {
+        return Ok(());
+    }
+    loop {
+        // What gets as much as is needed leaves the rest to the others.
+        let (mut sized, mut is_met) = (config.sized()?.memory, false);
+        let each = numbers(&mut config.memory).zip(numbers(&mut sized)).zip(numbers(&mut needs));
+        for (((_, number), (_, sized)), (_, need)) in each {
+            if *number == 0 && *need > 0 && *sized >= *need {
+                (*number, is_met) = (*need, true);
+            }
+        }
+        if !is_met {
+            config.memory = sized;
+            return Ok(());
+        }
+    }
+}
+
+/// The numbers that a budget may determine, with their knobs.
+fn numbers(memory: &mut MemoryConfig) -> impl Iterator<Item = (&'static str, &mut usize)> {
+    let MemoryConfig { receives, small_buffers, message_buffers, bulk_buffers, long_buffers, .. } = memory;
+    [
+        ("memory.receives", receives),
+        ("memory.small_buffers", small_buffers),
+        ("memory.message_buffers", message_buffers),
+    ]
+    .into_iter()
+    .chain(bulk_buffers.iter_mut().map(|(_, number)| ("memory.bulk_buffers", number)))
+    .chain(long_buffers.iter_mut().map(|(_, number)| ("memory.long_buffers", number)))
 }
 
 /// A copy of a role's knobs.
@@ -461,6 +520,9 @@ impl Setting {
             let others = roles.into_iter().filter(|role| *role != R::GROUP && !self.is_argument);
             unknown(no_group(groups.keys().map(String::as_str).chain(others)))
         };
+        if let Some(became) = replaced::replacement(&self.knob) {
+            return Err(SettingError::Replaced { source_: self.source.clone(), knob: self.knob.clone(), became });
+        }
         let (group, name) = self.knob.split_once('.').ok_or_else(outside)?;
         let mut knobs = knobs_of(config, role, group).ok_or_else(outside)?;
         if !knobs.contains_key(name) {
@@ -516,14 +578,31 @@ fn wanted(why: &str, default: &Value, optional: bool) -> String {
     format!("wanted {form}{unset}; default {}", to_text(default))
 }
 
-/// The configuration as a file that `--config` takes, with every knob.
+/// The configuration as a file that `--config` takes, with every knob, and with the memory that it costs.
 pub fn to_toml<R: Role>(config: &Config, role: &R) -> String {
-    let mut text = String::new();
+    let mut text = String::from("# Knobs without a number of bytes take no memory.\n");
+    let costs = config.costs();
     for (group, knobs) in groups_of(config, role) {
-        text += &format!("{}[{group}]\n", if text.is_empty() { "" } else { "\n" });
+        text += &format!("\n[{group}]\n");
         for (knob, value) in knobs.as_object().into_iter().flatten() {
-            text += &format!("{knob} = {}\n", to_text(value));
+            let cost = costs.iter().find(|cost| cost.0.split_once('.') == Some((&group, knob)));
+            let cost = cost.map_or_else(String::new, |(_, bytes, of)| format!(" # {bytes} bytes {of}"));
+            text += &format!("{knob} = {}{cost}\n", to_text(value));
         }
     }
     text
 }
+
+/// A line about the memory that this many such shards are about to take.
+///
+/// Each of a client's `connections` has chunks of its own; a server has 0 of them.
+pub fn memory_line(config: &Config, shards: usize, connections: usize) -> String {
+    let MemoryConfig { budget, bulk_buffers, .. } = &config.memory;
+    let exposed: usize = bulk_buffers.iter().map(|(size, count)| size.saturating_mul(*count)).sum();
+    let more = exposed.saturating_mul(connections.saturating_sub(1));
+    let total = config.memory_bytes().saturating_mul(shards).saturating_add(more);
+    format!("memory: {total} bytes for {shards} shard(s) (memory.budget of each: {budget})")
+}
+
+/// Budget of a shard of the programs.
+pub const BUDGET: usize = 1 << 30;

@@ -120,9 +120,47 @@ fn the_printed_configuration_has_every_knob_and_reads_back() {
     assert_eq!(to_toml(&again, &connect), text);
     assert_eq!((again.wire.receive_size, again.poll.idle), (5000, IdlePolicy::Adaptive { spin: 77 }));
     assert_eq!(connect.reconnect_attempts, 5);
-    for line in ["receives = 4096", "max_reads = \"unset\"", "progress = \"never\"", "max_write_bytes = \"3MiB\""] {
+    let costs =
+        ["receives = 4096 # 20709376 bytes per shard", "credits = 64 # 325000 bytes of the receives, per connection"];
+    for line in ["max_reads = \"unset\"", "progress = \"never\"", "max_write_bytes = \"3MiB\""].into_iter().chain(costs)
+    {
         assert!(text.lines().any(|printed| printed == line), "{line} is not in {text}");
     }
+}
+
+#[test]
+fn a_budget_determines_what_is_not_set() {
+    let config = resolve("[memory]\nbudget = \"64MiB\"\nmessage_buffers = 100\n", &[], &[], &[]).expect("it suffices");
+    assert!(config.memory.receives > 4096 && config.memory.message_buffers == 100, "{:?}", config.memory);
+    assert!((48 << 20..=64 << 20).contains(&config.memory_bytes()), "{}", config.memory_bytes());
+    let said = refused("[memory]\nbudget = \"1MiB\"\n", &[], &[]);
+    assert!(said.contains(".tmp") && said.contains(": memory.budget is 1048576: at least "), "{said}");
+    // A program's own sizes are needs, which the budget only limits.
+    let program = |set: &str| {
+        let mut needs = Config::default();
+        (needs.memory.budget, needs.memory.bulk_buffers) = (64 << 20, vec![(1 << 20, 100)]);
+        let args = ConfigArgs { set: vec![set.to_owned()], ..ConfigArgs::default() };
+        let settings = args.load_with(std::iter::empty()).expect("a knob");
+        settings.apply(&needs, &AcceptConfig::default(), &[]).map(|(config, _)| config.memory)
+    };
+    let memory = program("limits.credits=32").expect("fewer buffers suffice");
+    assert_eq!((memory.receives, memory.small_buffers), (4096, 4096));
+    assert!((30..45).contains(&memory.bulk_buffers[0].1), "{memory:?}");
+    let memory = program("memory.budget=4GiB").expect("it suffices");
+    assert_eq!((memory.receives, memory.bulk_buffers), (4096, vec![(1 << 20, 100)]));
+    let said = program("memory.receives=65536").expect_err("they exceed it").to_string();
+    assert!(said.contains("memory.budget is 67108864: at least 2"), "{said}");
+}
+
+#[test]
+fn a_former_name_is_an_error_with_the_present_one() {
+    let said = refused("[poll]\nbatch = false\n", &[], &[]);
+    assert!(said.ends_with(": knob poll.batch is debug.batch now"), "{said}");
+    let said = refused("", &[("RPCRDMA_WIRE_REVISION", "cel09")], &[]);
+    assert_eq!(said, "RPCRDMA_WIRE_REVISION: knob wire.revision is debug.revision now");
+    let said = refused("", &[], &["iwarp.tos=3"]);
+    assert_eq!(said, "--set: knob iwarp.tos was removed, as its value follows from device.tos");
+    assert!(!resolve("", &[], &["debug.batch=false"], &[]).expect("its name").debug.batch);
 }
 
 #[test]
@@ -149,7 +187,7 @@ fn servers_and_clients_share_a_file_and_the_environment() {
 #[test]
 fn an_error_names_source_knob_and_value() {
     let said = refused("[memory]\nreceive = 10\n", &[], &[]);
-    assert!(said.contains(": no knob memory.receive: memory has receives, small_buffers"), "{said}");
+    assert!(said.contains(": no knob memory.receive: memory has budget, receives, small_buffers"), "{said}");
     let said = refused("", &[("RPCRDMA_LIMITS_CREDIT", "10")], &[]);
     assert!(said.starts_with("RPCRDMA_LIMITS_CREDIT: no knob limits.credit: limits has credits"), "{said}");
     let said = refused("", &[], &["receives=10"]);
@@ -220,7 +258,7 @@ fn a_value_of_another_form_gets_the_form_and_the_default() {
         ("memory.receives=unset", "wanted a whole number; default 4096"),
         ("limits.max_reads=many", "wanted a whole number, or unset (in a file: \"unset\"); default \"unset\""),
         ("device.service_level=300", "wanted a whole number, 0 to 255, or unset (in a file: \"unset\"); default"),
-        ("memory.prefault=maybe", "wanted true or false; default true"),
+        ("debug.prefault=maybe", "wanted true or false; default true"),
         ("iwarp.crc=often", "wanted one of `"),
         ("memory.bulk_buffers=[[1]]", "wanted a value like the default; default [[\"64KiB\", 32], [\"1MiB\", 8]]"),
         ("memory.bulk_buffers=[[\"x\", 1]]", "wanted a size such as \"64KiB\", or a number of bytes; default"),

@@ -23,7 +23,7 @@ use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, Time
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Server};
 use rpcrdma_config::program::{self, READY, VERSION, say};
-use rpcrdma_config::{ConfigArgs, HOST_KEY_ID, HostKeyArgs, Idle, secret_file};
+use rpcrdma_config::{BUDGET, ConfigArgs, HOST_KEY_ID, HostKeyArgs, Idle, memory_line, print_error, secret_file};
 use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -84,7 +84,7 @@ struct Cli {
     /// Idle policy of the shards.
     #[arg(long, value_enum, default_value = "yield")]
     idle: Idle,
-    /// Clients of one shard that may be busy at once. Each takes 32 MiB of memory.
+    /// Clients of one shard that may be busy at once. Each takes 32 MiB of memory, within memory.budget (1 GiB).
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
     /// Idle seconds before a keep-alive probe; 0: never. A vanished client keeps its memory until then.
@@ -138,6 +138,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     }
     let (first, config) = program::shards(&options.listen, &options.cores)?;
     let config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
+    print_error!("{}", memory_line(&config.shard, config.shards, 0));
     // Signals from now on are handled below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     let key = key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?;
@@ -208,7 +209,7 @@ fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration>
 /// Buffers for `--clients` times `CREDITS` calls.
 fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, AcceptConfig)> {
     let calls = CREDITS as usize * usize::from(options.clients);
-    let shard = Config {
+    let mut shard = Config {
         limits: LimitsConfig {
             credits: CREDITS,
             max_credits: CREDITS,
@@ -221,21 +222,22 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, Accept
             progress: Duration::from_secs(options.progress_timeout.into()),
         },
         memory: MemoryConfig {
+            budget: BUDGET,
             bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
             long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
             ..MemoryConfig::default()
         },
         wire: WireConfig { host_auth: options.host_key.policy(HOST_KEY_ID)?, ..WireConfig::default() },
-        iwarp: options.iwarp.config(&options.listen)?,
         ..Config::default()
     };
+    options.iwarp.configure(&mut shard, &options.listen)?;
     let knobs = [
         ("idle", "poll.idle"),
         ("keep_alive", "timeouts.keep_alive"),
         ("progress_timeout", "timeouts.progress"),
         ("min_rate", "limits.min_rate"),
         ("crc", "iwarp.crc"),
-        ("fpdu", "iwarp.fpdu_size"),
+        ("fpdu", "debug.fpdu_size"),
     ];
     let given = rpcrdma_config::given(matches, &knobs);
     Ok(options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?)

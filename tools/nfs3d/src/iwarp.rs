@@ -3,8 +3,8 @@
 
 use anyhow::ensure;
 use clap::Args;
-use rpcrdma::Address;
-use rpcrdma::config::{Crc, FpduSize, IwarpConfig};
+use rpcrdma::config::{Crc, FpduSize};
+use rpcrdma::{Address, Config};
 
 /// Options for `iwarp:` addresses; errors without one.
 #[derive(Clone, Copy, Debug, Args)]
@@ -19,18 +19,18 @@ pub struct IwarpOptions {
 }
 
 impl IwarpOptions {
-    /// Configuration of the fabric at `addresses`.
+    /// Configures the fabric at `addresses`.
     ///
     /// # Errors
     /// There are options, and no `iwarp:` address.
-    pub fn config(self, addresses: &[Address]) -> anyhow::Result<IwarpConfig> {
+    pub fn configure(self, config: &mut Config, addresses: &[Address]) -> anyhow::Result<()> {
         let told = self.crc.is_some() || self.fpdu.is_some();
         ensure!(
             !told || addresses.iter().any(|address| matches!(address, Address::Iwarp(_))),
             "--crc and --fpdu are about iwarp: addresses, and {} is none",
             addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(", ")
         );
-        let (crc, fpdu_size) = (self.crc.unwrap_or_default(), self.fpdu.unwrap_or_default());
-        Ok(IwarpConfig { crc, fpdu_size, ..IwarpConfig::default() })
+        (config.iwarp.crc, config.debug.fpdu_size) = (self.crc.unwrap_or_default(), self.fpdu.unwrap_or_default());
+        Ok(())
     }
 }

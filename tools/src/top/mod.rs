@@ -39,7 +39,7 @@ const SNAPSHOTS: u32 = 10;
 /// Keys: s, p, c (or Tab) for shards, procedures, connections; arrows (or j, k) select a row, whose shard is shown in
 /// full below; q quits. Without a terminal, or if TERM is "dumb", prints each interval. Honours NO_COLOR.
 ///
-/// Latencies and figures of procedures cover the calls that the server times: one in `poll.sample_latency`.
+/// Latencies and figures of procedures cover the calls that the server times: one in `debug.sample_latency`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:

@@ -31,9 +31,9 @@ pub(super) const KNOBS: &[Knob] = {
     }
     knobs! {
         "shard.limits." "credits"         "--credits"         ""     []                            false;
-        "shard.poll."   "batch"           "--no-batch"        "on"   ["on", "off"]                 false;
-        "shard.poll."   "coalesce_grants" "--no-coalesce"     "on"   ["on", "off"]                 false;
-        "shard.poll."   "signal_every"    "--signal-every"    "16"   []                            false;
+        "shard.debug."  "batch"           "--no-batch"        "on"   ["on", "off"]                 false;
+        "shard.debug."  "coalesce_grants" "--no-coalesce"     "on"   ["on", "off"]                 false;
+        "shard.debug."  "signal_every"    "--signal-every"    "16"   []                            false;
         "shard.wire."   "receive_size"    "--inline"          "4096" []                            true;
         "shard.poll."   "idle"            "--idle"            "poll" ["poll", "adaptive", "event"] false;
         "shard.memory." "small_buffers"   "--small-buffers"   ""     []                            false;

@@ -77,10 +77,10 @@ fn defaults_of_rpcperf_are_no_settings() {
 #[test]
 fn defaults_and_usual_values_are_values() {
     let (config, server, default) = (Config::default(), ServerConfig::default(), Settings::default());
-    assert_eq!(default.get("signal_every"), config.poll.signal_every.to_string());
+    assert_eq!(default.get("signal_every"), config.debug.signal_every.to_string());
     assert_eq!(default.get("receive_size"), config.wire.receive_size.to_string());
     assert_eq!((default.get("shards"), default.get("workers")), (server.shards.to_string().as_str(), "0"));
-    assert!(config.poll.batch && config.poll.coalesce_grants && server.workers.is_none());
+    assert!(config.debug.batch && config.debug.coalesce_grants && server.workers.is_none());
     assert_eq!((default.get("batch"), default.get("coalesce_grants")), ("on", "on"));
     // A value that is none would leave out its knob.
     for (aim, all, of_client) in [("calls", 9, 6), ("bytes", 9, 5), ("p99 --rate 9", 9, 6), ("cpu", 9, 6)] {
@@ -113,9 +113,9 @@ fn the_code_is_code() {
     let (server, text) = told! {
         let mut server = ServerConfig::default();
         server.shard.limits.credits = 128;
-        server.shard.poll.batch = false;
-        server.shard.poll.coalesce_grants = false;
-        server.shard.poll.signal_every = 4;
+        server.shard.debug.batch = false;
+        server.shard.debug.coalesce_grants = false;
+        server.shard.debug.signal_every = 4;
         server.shard.wire.receive_size = 8192;
         server.shard.poll.idle = IdlePolicy::Event;
         server.shard.memory.small_buffers = 512;
@@ -135,9 +135,9 @@ fn the_code_is_code() {
     let ((), text) = told! {
         shard.poll.core = Some(0);
         shard.limits.credits = 128;
-        shard.poll.batch = false;
-        shard.poll.coalesce_grants = false;
-        shard.poll.signal_every = 4;
+        shard.debug.batch = false;
+        shard.debug.coalesce_grants = false;
+        shard.debug.signal_every = 4;
         shard.wire.receive_size = 8192;
         shard.poll.idle = IdlePolicy::Event;
         shard.memory.small_buffers = 512;

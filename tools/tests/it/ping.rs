@@ -6,9 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 
-use rpcrdma::config::{MemoryConfig, WireConfig};
+use rpcrdma::config::{Crc, IwarpConfig, MemoryConfig, WireConfig};
 use rpcrdma::fabric::iwarp::wire::{Kind, Setup};
-use rpcrdma::fabric::iwarp::{Crc, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Config, CreditMode, Procedure, Server, Services};

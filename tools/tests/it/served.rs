@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rpcrdma::client::ClientConfig;
-use rpcrdma::config::{MemoryConfig, PollConfig};
+use rpcrdma::config::{DebugConfig, MemoryConfig, PollConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Server, Services};
@@ -35,7 +35,7 @@ pub(crate) fn shard() -> Config {
             pages: PagePolicy::Small,
             ..MemoryConfig::default()
         },
-        poll: PollConfig { sample_latency: 1, ..PollConfig::default() },
+        debug: DebugConfig { sample_latency: 1, ..DebugConfig::default() },
         ..Config::default()
     }
 }

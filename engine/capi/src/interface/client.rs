@@ -76,7 +76,7 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// chunks, by the limit that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES (it
 /// refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
 /// version 1, or another transport error), EOPNOTSUPP (a call back to a client that takes none: it has no
-/// `rpcrdma_config_callbacks`, or its `wire.reverse` is `none`), EINVAL.
+/// `rpcrdma_config_callbacks`, or its `debug.reverse` is `none`), EINVAL.
 ///
 /// EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
 /// server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// There a Read chunk cannot be copied (EDEADLK).
 ///
 /// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-/// `limits.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
+/// `debug.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
 ///
 /// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
 /// EINVAL for the position of a chunk, a buffer of another client, or a one-way call that has chunks.

@@ -23,7 +23,7 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// all. Values are as there: `64`, `"30s"`, `[[65536, 32], [1048576, 8]]` for `memory.bulk_buffers`. Beside those,
 /// there are `server.shards`, `server.cores` (`0,2` or `0-3`), `server.workers` (threads), `server.stats` (a socket for
 /// `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`. A knob that is
-/// set again has its last value.
+/// set again has its last value. `memory.budget` determines receives and all buffers that are not set.
 ///
 /// Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
 /// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
@@ -37,7 +37,8 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// whose `wire.version_1` is false end with the same error. ID names the key, not the host: `rpcrdma_call_peer` says
 /// it. All hosts with one key have one name; that of `blockstore` is `blockstore`.
 ///
-/// Returns 0, or -EINVAL: the text names the knob, and what it takes.
+/// Returns 0, or -EINVAL: the text names the knob, and what it takes. For a name of an earlier version it gives the
+/// present one.
 ///
 /// # Safety
 /// `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.

@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     services.add(PROGRAM, 1, WATCH, Procedure::new(move |call| register(call.info().caller())));
     let server = Server::start(&address, services, &ServerConfig::default())?;
 
-    // The client serves calls too. `limits.reverse_credits` bounds the calls that its server may have outstanding.
+    // The client serves calls too. `debug.reverse_credits` bounds the calls that its server may have outstanding.
     let (sender, changes) = mpsc::channel();
     let changed = shared(sender);
     let mut callbacks = Services::new();

@@ -69,7 +69,6 @@ with_defaults! {
     ///
     /// The defaults suit a shard of some hundred connections.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
     pub struct IwarpConfig {
         /// Whether FPDUs carry a CRC-32C. Default: if the peer wants it. Costs about 0.1 ns per byte, and a copy of
         /// received data.
@@ -77,49 +76,39 @@ with_defaults! {
         /// Length of FPDUs. Default: by the peer.
         pub fpdu_size: FpduSize = FpduSize::default(),
         /// Longest message taken or sent, in bytes. Default 64 KiB. It costs nothing until used.
-        #[cfg_attr(feature = "units", serde(skip))]
         pub max_message: usize = 64 << 10,
         /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
-        #[cfg_attr(feature = "units", serde(skip))]
         pub shared_receives: usize = 4096,
         /// Most outstanding RDMA Reads per side and connection. They are IRD and ORD of RFC 6581. Default 16, at most
         /// 16383. A few dozen bytes each.
         pub read_depth: u16 = 16,
         /// `SO_SNDBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_wmem`).
-        #[cfg_attr(feature = "units", serde(with = "crate::units::some_bytes"))]
         pub send_buffer: Option<usize> = None,
         /// `SO_RCVBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_rmem`).
-        #[cfg_attr(feature = "units", serde(with = "crate::units::some_bytes"))]
         pub receive_buffer: Option<usize> = None,
         /// `SO_BUSY_POLL`: time that the kernel polls for an empty read.
         ///
         /// Default: `net.core.busy_read`. Loopback and virtual devices ignore it.
-        #[cfg_attr(feature = "units", serde(with = "crate::units::some_duration"))]
         pub busy_poll: Option<Duration> = None,
         /// Type of service and traffic class (`IP_TOS`, `IPV6_TCLASS`).
         ///
         /// The DSCP is the upper six bits; TCP keeps the lower two, ECN, to itself. Default: the kernel's, 0. The
         /// packet that answers a client's first one does not have it yet.
-        #[cfg_attr(feature = "units", serde(skip))]
         pub tos: Option<u8> = None,
         /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
         ///
         /// Also of a message that waits for a receive. Then the connection closes. This side counts while a full socket
         /// is not empty.
-        #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
         pub retry_timeout: Duration = Duration::from_secs(30),
         /// Idle time before a TCP keep-alive probe (`TCP_KEEPIDLE`). Default 60 s.
         ///
         /// Two more probes follow, a third of this apart.
-        #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
         pub keep_alive: Duration = Duration::from_secs(60),
         /// Concurrent handshakes of a listener; the longest idle is evicted. Default 64.
         pub max_handshakes: usize = 64,
         /// Time-out of connection setup, at either side. Default 5 s.
-        #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
         pub handshake_timeout: Duration = Duration::from_secs(5),
         /// Time for a closing connection to send its data. Default 1 s.
-        #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
         pub linger: Duration = Duration::from_secs(1),
     }
 }

@@ -93,7 +93,7 @@ impl Handshake for Common {
     }
 
     fn timed_out(_limit: Duration) -> FabricError {
-        FabricError::timed_out("iwarp.handshake_timeout")
+        FabricError::timed_out("debug.handshake_timeout")
     }
 
     fn equip(&self, socket: BorrowedFd<'_>) -> Result<(), FabricError> {

@@ -572,7 +572,7 @@ fn a_missing_answer_fails_the_connect_after_a_while() {
         let (mut peer, qp) = server.asked();
         peer.say(said);
         let error = server.failure_of(qp);
-        assert!(error.contains("did not answer within iwarp.handshake_timeout"), "{error}");
+        assert!(error.contains("did not answer within debug.handshake_timeout"), "{error}");
         server.fabric.destroy_qp(qp);
         server.until("the end", |_| peer.listen().then_some(()));
     }

@@ -52,7 +52,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes,
-    /// [`ChangeError::Constant`] if [`wire.remote_invalidate`](crate::config::WireConfig::remote_invalidate) is
+    /// [`ChangeError::Constant`] if [`debug.remote_invalidate`](crate::config::DebugConfig::remote_invalidate) is
     /// off.
     pub fn set_remote_invalidation(&mut self, connection: Connection, yes: bool) -> Result<(), ChangeError> {
         self.shard.set_remote_invalidation(connection.0, yes)

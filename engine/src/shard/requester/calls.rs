@@ -131,7 +131,7 @@ impl Requester {
         if now {
             set_xid(&mut message, call);
             self.transmit_rest(cx, conn, call, message, receives_ok);
-            if !cx.config.poll.batch {
+            if !cx.config.debug.batch {
                 cx.post_chain(conn);
             }
         } else {
@@ -178,7 +178,7 @@ impl Requester {
         (out.max_reply, out.retries, out.refusals) = (max_reply, 0, 0);
         if now {
             conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
-            if !cx.config.poll.batch {
+            if !cx.config.debug.batch {
                 cx.post_chain(conn);
             }
         } else {
@@ -355,7 +355,7 @@ impl Requester {
         let at = message.start();
         let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
         match start.is_some_and(|start| message.extend_front(start)) {
-            true => conn.sends.push_send(message, None, cx.config.poll.signal_every),
+            true => conn.sends.push_send(message, None, cx.config.debug.signal_every),
             false => cx.unsendable(conn, "a call"),
         }
     }
@@ -381,7 +381,7 @@ impl Requester {
         match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
             Some(start) => {
                 message.set_window(start, len + at - start);
-                conn.sends.push_send(message, None, cx.config.poll.signal_every);
+                conn.sends.push_send(message, None, cx.config.debug.signal_every);
             }
             None => cx.unsendable(conn, "a call"),
         }

@@ -417,13 +417,13 @@ impl Responder {
         if !fits_inline(conn, &reply)
             || !conn.proto.replies_windowed()
             || !cx.receives_ok(conn)
-            || conn.is_backlogged(cx.config.poll.signal_every)
+            || conn.is_backlogged(cx.config.debug.signal_every)
         {
             call.put_reply(reply);
             return self.answer_later(cx, conn, call);
         }
         self.transmit_plain(cx, conn, call, reply);
-        if !cx.config.poll.batch {
+        if !cx.config.debug.batch {
             cx.post_chain(conn);
         }
     }
@@ -437,7 +437,7 @@ impl Responder {
     #[inline(always)]
     pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
         let receives_ok = cx.receives_ok(conn);
-        let backlogged = conn.is_backlogged(cx.config.poll.signal_every);
+        let backlogged = conn.is_backlogged(cx.config.debug.signal_every);
         if backlogged {
             conn.proto.reply(call.id());
         }
@@ -451,7 +451,7 @@ impl Responder {
             let index = call.id().index();
             conn.served.replies[index] = Some(call);
         }
-        if !cx.config.poll.batch {
+        if !cx.config.debug.batch {
             cx.post_chain(conn);
         }
     }

@@ -161,7 +161,7 @@ impl Responder {
             Some((start, len)) if len <= conn.proto.terms().send_inline_threshold => {
                 buf.set_window(start, len);
                 // While calls wait for memory, the completion of each reply is needed.
-                let signal_every = if self.waiters.is_empty() { cx.config.poll.signal_every } else { 1 };
+                let signal_every = if self.waiters.is_empty() { cx.config.debug.signal_every } else { 1 };
                 conn.sends.push_send(buf, offered.then_some(call.inv_handle()), signal_every);
             }
             _ => {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
-use rpcrdma::config::{MemoryConfig, PollConfig};
+use rpcrdma::config::{DebugConfig, MemoryConfig, PollConfig};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::shard::{Shard, SimulatedTime};
@@ -87,8 +87,9 @@ impl Peers {
             long_buffers: vec![(nfs::DIRECTORY as usize + 4096, 4)],
             ..MemoryConfig::default()
         };
-        let poll = PollConfig { idle: IdlePolicy::Poll, sample_latency: 0, ..PollConfig::default() };
-        let shard = Config { memory, poll, ..Config::default() };
+        let poll = PollConfig { idle: IdlePolicy::Poll, ..PollConfig::default() };
+        let debug = DebugConfig { sample_latency: 0, ..DebugConfig::default() };
+        let shard = Config { memory, poll, debug, ..Config::default() };
         let time = SimulatedTime::new();
 
         let listener = SoftwareFabric::bind(address.fabric_address())?;

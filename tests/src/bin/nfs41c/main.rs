@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 use clap::Parser;
 use rpcrdma::client::{ClientConfig, Credential};
-use rpcrdma::config::{LimitsConfig, WireConfig};
+use rpcrdma::config::{DebugConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
 
 use callback::Heard;
@@ -72,10 +72,10 @@ fn run(options: &Cli) -> anyhow::Result<()> {
             credit_mode: if options.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
             ..config.shard.wire
         },
-        limits: LimitsConfig {
+        debug: DebugConfig {
             // Each call of the server has a slot of the session.
             reverse_credits: session::BACK_SLOTS,
-            ..config.shard.limits
+            ..config.shard.debug
         },
         ..config.shard
     };

@@ -28,7 +28,8 @@ fn files_beyond_rlimit_fsize_are_too_large_and_the_server_lives() {
 #[test]
 fn programs_name_rlimit_fsize_when_they_do_not_start() {
     let said = Nfsd::refused_limited("ulimit -f 1024", &[]);
-    assert!(said.starts_with("error: ") && said.contains("RLIMIT_FSIZE is 1048576"), "{said}");
+    assert!(said.starts_with("memory: ") && said.contains("\nerror: "), "{said}");
+    assert!(said.contains("RLIMIT_FSIZE is 1048576"), "{said}");
     let nfsd = Nfsd::start(&[]);
     let (code, errors) = run_limited("ulimit -f 1024", &nfsd, &["ls"]);
     assert!(code == Some(1) && errors.contains("RLIMIT_FSIZE is 1048576"), "{errors}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::patience::settles;
 use crate::served::{PROGRAM, rpcrdma, shard};
 use rpcrdma::client::ClientConfig;
-use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
+use rpcrdma::config::{DebugConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::DeferredCall;
 use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, ServerCall, Services};
@@ -270,7 +270,7 @@ fn a_shard_that_sleeps_between_calls_counts_it() {
 #[test]
 fn messages_that_leave_one_by_one_have_a_doorbell_each() {
     let of = |batch| {
-        Ill::new(Procedure::new(done), server(Config { poll: PollConfig { batch, ..shard().poll }, ..shard() }))
+        Ill::new(Procedure::new(done), server(Config { debug: DebugConfig { batch, ..shard().debug }, ..shard() }))
     };
     of(false).shows(&Load::of(16), |view| {
         let shard = &view["shards"][0];

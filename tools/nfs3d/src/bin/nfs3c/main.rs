@@ -41,7 +41,7 @@ use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
-use rpcrdma_config::print_error;
+use rpcrdma_config::{BUDGET, memory_line, print_error};
 use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs, program};
 use rpcrdma_nfs3d::IwarpOptions;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{PROGRAM, VERSION, bindings};
@@ -145,7 +145,9 @@ fn main() -> ExitCode {
 fn run(options: &Cli) -> anyhow::Result<()> {
     let (server, at) = mount::places(&options.server, options.mount.as_deref(), options.rpcbind)?;
     let root = mount::root(at, options.export.as_bytes())?;
-    let client = LocalClient::connect(&server, config(options)?)?;
+    let config = config(options)?;
+    print_error!("nfs3c: {}", memory_line(&config.shard, 1, 1));
+    let client = LocalClient::connect(&server, config)?;
     let busy_timeout = Duration::from_secs(options.busy_timeout.into());
     let mut nfs = Nfs::new(client, root, options.depth.into(), options.block, busy_timeout)?;
     nfs.inline = options.inline;
@@ -223,18 +225,19 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     config.shard = Config {
         wire: WireConfig {
             credit_mode: if options.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
-            remote_invalidate: !options.no_invalidate,
             host_auth: options.host_key.policy(HOST_KEY_ID)?,
             ..config.shard.wire
         },
         limits: LimitsConfig { max_calls: depth.max(16), ..config.shard.limits },
         memory: MemoryConfig {
+            budget: BUDGET,
             bulk_buffers: vec![(options.block as usize + HEADERS, depth), (DIRECTORY + 4096, 4)],
             ..config.shard.memory
         },
-        iwarp: options.iwarp.config(std::slice::from_ref(&options.server))?,
         ..config.shard
     };
+    config.shard.debug.remote_invalidate = !options.no_invalidate;
+    options.iwarp.configure(&mut config.shard, std::slice::from_ref(&options.server))?;
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     config.credential = Credential::sys("nfs3c", uid.as_raw(), gid.as_raw(), &[])
         .map_err(|_| anyhow::anyhow!("a credential that is too long"))?;
