@@ -14,7 +14,7 @@ const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdm
 /// Most modules, types, traits, functions, constants and methods.
 const MOST_ITEMS: usize = 356;
 /// Most fields and variants.
-const MOST_FIELDS: usize = 218;
+const MOST_FIELDS: usize = 219;
 const LIST: &str = "engine/api.txt";
 
 /// rustdoc's JSON of one crate.
