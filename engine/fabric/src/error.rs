@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::QpId;
 
-/// The beginning of the text of [`FabricErrorKind::Peer`].
+/// The beginning of the text of [`FabricErrorKind::Peer`] and [`FabricErrorKind::Closed`].
 const PEER: &str = "peer: ";
 
 /// A failure of the fabric or of its environment. The text names the call, the limit found and the remedy.
@@ -40,6 +40,8 @@ pub enum FabricErrorKind {
     System,
     /// The peer breaks the fabric's own protocol.
     Peer,
+    /// The peer closed or refused the connection before it was established.
+    Closed,
     /// There is no such device, or this fabric cannot use the device or the memory.
     Unsupported,
     /// Invalid request: unknown queue pair, bound window, or unregistered memory.
@@ -137,6 +139,11 @@ impl FabricError {
     /// The peer breaks the fabric's own protocol.
     pub(crate) fn peer(what: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Peer, format_args!("{PEER}{what}"))
+    }
+
+    /// The peer closed or refused the connection before it was established.
+    pub(crate) fn closed(what: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::Closed, format_args!("{PEER}{what}"))
     }
 
     /// An invalid request of the caller.

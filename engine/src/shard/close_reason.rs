@@ -46,6 +46,7 @@ impl CloseReason {
             CloseCause::PeerFault(_) => Kind::PeerFault,
             CloseCause::Device { status, .. } if is_peer_fault(*status) => Kind::PeerFault,
             CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Peer => Kind::PeerFault,
+            CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Closed => Kind::Peer,
             CloseCause::Fabric(error) if error.kind() == FabricErrorKind::TimedOut => Kind::TimedOut,
             CloseCause::Rejected { .. } | CloseCause::Device { status: Status::Flushed, .. } => Kind::Peer,
             CloseCause::Device { .. } | CloseCause::NotPosted(_) | CloseCause::Fabric(_) => Kind::Device,
@@ -318,6 +319,7 @@ mod tests {
         assert_eq!(ended(Disconnect::Refused), CloseReasonKind::PeerFault);
         assert_eq!(ended(Disconnect::PortDown), CloseReasonKind::Device);
         assert_eq!(kind(FabricError::new(FabricErrorKind::Peer, "version").into()), CloseReasonKind::PeerFault);
+        assert_eq!(kind(FabricError::new(FabricErrorKind::Closed, "gone").into()), CloseReasonKind::Peer);
         assert_eq!(kind(LocalClose::SetupTimeout.into()), CloseReasonKind::TimedOut);
         let silent = FabricError::new(FabricErrorKind::TimedOut, "no answer");
         assert_eq!(kind(silent.into()), CloseReasonKind::TimedOut);

@@ -70,7 +70,7 @@ impl<H: Handshake> ConnectionManager<H> {
             match fabric.read_answer(socket.as_fd(), &mut dial.state) {
                 Received::Pending => return None,
                 Received::Message(answer) => Ok(answer),
-                Received::Closed => Err(FabricError::peer("it closed the connection before it answered")),
+                Received::Closed => Err(FabricError::closed("it closed the connection before it answered")),
                 Received::Failed(error) => Err(error),
             }
         } else {
@@ -90,7 +90,7 @@ impl<H: Handshake> ConnectionManager<H> {
     /// Ends the dial of a queue pair.
     pub(super) fn give_up(&mut self, qp: QpId) -> Option<Dialed<H>> {
         let dial = self.dials.remove_oldest(|dial| dial.qp == qp);
-        self.end_dial(dial, Err(FabricError::peer("disconnected before it answered")))
+        self.end_dial(dial, Err(FabricError::closed("disconnected before it answered")))
     }
 
     /// Connects dials that wait for room in a listener's queue, and ends expired ones. Returns one that has ended.

@@ -117,7 +117,7 @@ impl<H: Handshake> ConnectionManager<H> {
     /// The peer has given it up.
     pub(crate) fn take_request(&mut self, request: RequestId) -> Result<Request<H>, FabricError> {
         let taken = self.complete.remove(&request.0);
-        let taken = taken.ok_or_else(|| FabricError::peer("it has given up its connect request"))?;
+        let taken = taken.ok_or_else(|| FabricError::closed("it has given up its connect request"))?;
         self.sockets.sleeper.remove(&taken.socket);
         Ok(taken)
     }

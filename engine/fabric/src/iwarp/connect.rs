@@ -49,7 +49,7 @@ impl IncomingFrame {
             Ok(0) => return Received::Closed,
             Ok(n) => self.bytes.extend_from_slice(&space[..n]),
             Err(Errno::AGAIN | Errno::INTR) => return Received::Pending,
-            Err(error) => return Received::violation(format!("recv: {error}")),
+            Err(error) => return Received::Failed(FabricError::closed(format_args!("recv: {error}"))),
         }
         if self.frame.is_some() {
             return Received::violation(OUT_OF_TURN);
@@ -196,7 +196,7 @@ impl IwarpFabric {
         };
         let sent = send(socket.as_fd(), &reply);
         if sent != Ok(true) {
-            return Err(FabricError::peer(format!("send of the reply: {sent:?}")));
+            return Err(FabricError::closed(format!("send of the reply: {sent:?}")));
         }
         let random = self.connections.randoms.next();
         let id = self.table.insert(|id| Qp::new(id, Endpoint::new(id, limits, random), State::Closing));

@@ -134,7 +134,7 @@ impl Handshake for Common {
                 Received::Message(Answer::Rejected(private_data))
             }
             (Message::Refused { reason }, fds) if fds.is_empty() => {
-                Received::violation(format!("it refused the connection: {reason}"))
+                Received::Failed(FabricError::closed(format_args!("it refused the connection: {reason}")))
             }
             _ => Received::violation(OUT_OF_TURN),
         })
@@ -238,7 +238,7 @@ impl SoftwareFabric {
             Qp::new(NewQp { id, side: Side::Acceptor, layout, ring, windows, params, max_message, mapped })
         });
         let sent = answer.send(socket.as_fd(), &[table.as_fd()]);
-        let sent = sent.map_err(|e| FabricError::peer(format!("sendmsg(Accept): {e}")));
+        let sent = sent.map_err(|e| FabricError::closed(format!("sendmsg(Accept): {e}")));
         let peer_windows = PeerWindows::new(peer_table, hello.windows);
         if let Err(error) = sent.and_then(|()| self.connect_qp(id, socket, peer_windows, hello.may_sleep)) {
             self.table.remove(id);

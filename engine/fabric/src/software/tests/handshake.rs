@@ -287,6 +287,15 @@ fn answers_that_cannot_be() {
         assert!(failed, "{answer:?}: {events:?}");
         client.destroy_qp(qp);
     }
+    // One that closes the connection instead.
+    let qp = client.connect(&address, &params()).expect("connect");
+    drop(listener.accept());
+    let mut events = Vec::new();
+    client.poll_control(&mut events);
+    let closed =
+        matches!(&events[..], [ControlEvent::ConnectFailed { error, .. }] if error.kind() == FabricErrorKind::Closed);
+    assert!(closed, "{events:?}");
+    client.destroy_qp(qp);
     // One that never answers.
     let qp = client.connect(&address, &params()).expect("connect");
     let start = Instant::now();
