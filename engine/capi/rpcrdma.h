@@ -203,7 +203,7 @@ typedef struct {
     uint64_t connection;
 } rpcrdma_call_info;
 
-// A Read chunk: an argument that the server reads by RDMA.
+// A Read chunk: an argument that the server reads by RDMA. One of 0 bytes is refused: EINVAL.
 typedef struct {
     // Byte of the arguments where it belongs. The bytes of chunks before it count.
     size_t position;
@@ -215,7 +215,7 @@ typedef struct {
     size_t len;
 } rpcrdma_read_chunk;
 
-// A Write chunk: room for the next eligible result, which the server writes by RDMA.
+// A Write chunk: room for the next eligible result, which the server writes by RDMA. One of 0 bytes is refused: EINVAL.
 typedef struct {
     // A buffer of `rpcrdma_alloc`. NULL: `len` bytes of the client's memory.
     rpcrdma_buffer *buffer;
@@ -841,10 +841,12 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // There a Read chunk cannot be copied (EDEADLK).
 //
 // Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-// `debug.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
+// `debug.reverse_credits`), ENOTCONN (the thread of the connection has stopped), EINVAL, EMSGSIZE. Then the buffers of
+// its chunks stay with the caller.
 //
 // The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
-// EINVAL for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
+// ENOTCONN without a connection, or EINVAL for the position of a chunk, a buffer of another client, or a one-way call
+// that has chunks.
 //
 // # Safety
 // As for `rpcrdma_local_client_start`.

@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::services::RPCRDMA_ONE_WAY;
 use crate::types::rpcrdma_buffer;
 
-/// A Read chunk: an argument that the server reads by RDMA.
+/// A Read chunk: an argument that the server reads by RDMA. One of 0 bytes is refused: EINVAL.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_read_chunk {
@@ -31,7 +31,7 @@ pub struct rpcrdma_read_chunk {
     pub len: usize,
 }
 
-/// A Write chunk: room for the next eligible result, which the server writes by RDMA.
+/// A Write chunk: room for the next eligible result, which the server writes by RDMA. One of 0 bytes is refused: EINVAL.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_write_chunk {

@@ -133,10 +133,12 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// There a Read chunk cannot be copied (EDEADLK).
 ///
 /// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-/// `debug.reverse_credits`), ENOTCONN, EINVAL, EMSGSIZE. Then the buffers of its chunks stay with the caller.
+/// `debug.reverse_credits`), ENOTCONN (the thread of the connection has stopped), EINVAL, EMSGSIZE. Then the buffers of
+/// its chunks stay with the caller.
 ///
 /// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
-/// EINVAL for the position of a chunk, a buffer of another client, or a one-way call that has chunks.
+/// ENOTCONN without a connection, or EINVAL for the position of a chunk, a buffer of another client, or a one-way call
+/// that has chunks.
 ///
 /// # Safety
 /// As for `rpcrdma_local_client_start`.
