@@ -8,7 +8,7 @@ features=
 # that mostly compute run beside it, at the lowest priority.
 schedule() {
     step format
-    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail || chosen documents; then need build; fi
+    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail || chosen documents || chosen schemas; then need build; fi
     if chosen loom || chosen fuzz || chosen embed || chosen instructions; then ahead; fi
     step tests
     step tcp
@@ -21,7 +21,6 @@ schedule() {
     step compile-fail
     step dependencies
     step sim
-    step schemas
     step embed
     step instructions
     step memcheck
@@ -32,6 +31,7 @@ schedule() {
     if chosen packages; then packages_begin; fi
     if chosen c; then c_begin; fi
     step documents
+    step schemas
     step c
     step packages
     vm_collect_idle
@@ -327,10 +327,9 @@ step_loom() {
     each_has_tests loom
 }
 
+# Builds its test programs again, with other specifications than step tests: it follows the last step that runs those.
 step_schemas() {
-    CARGO_TARGET_DIR=$target/schemas CARGO_INCREMENTAL=0 tests schemas 900 env XDRGEN_SCHEMAS=100 \
-        cargo test --locked -p rpcrdma-xdrgen-tests --test oracle --test every
-    each_has_tests schemas
+    nextest schemas 900 'package(rpcrdma-xdrgen-tests) & (binary(oracle) | binary(every))' XDRGEN_SCHEMAS=200
 }
 
 step_fuzz() {
