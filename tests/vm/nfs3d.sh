@@ -30,7 +30,7 @@ serve() {
 quit() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"
-    ! grep -v -E "^(listening|drained|stopped|WARN: shard was blocked${1:+|$1})" /run/nfs3d || fail "the server had something to say"
+    ! grep -v -E "^(listening|drained|stopped|memory: [0-9]|WARN: shard was blocked${1:+|$1})" /run/nfs3d || fail "the server had something to say"
 }
 
 # nfs [DIRECTORY [OPTIONS]]: mounts it.
