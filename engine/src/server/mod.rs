@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::{AcceptConfig, Config};
-#[cfg(feature = "stats")]
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
 use crate::service::{Application, Caller, LocalServices, Services, ShardSetup};
