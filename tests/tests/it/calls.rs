@@ -192,8 +192,8 @@ fn no_more_than_max_calls_are_under_way() {
 #[test]
 fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
     let gate = Gate::default();
-    let _opens = gate.opens();
     let (_world, mut client) = World::pair_with("deadline", workers(), gated(&gate, true), small());
+    let _opens = gate.opens();
     let start = |client: &mut LocalClient, deadline| {
         let call = client.prepared(GATED, b"").timeout(deadline);
         client.launch(call, 7);

@@ -166,10 +166,10 @@ fn a_full_worker_ring_holds_calls_back_and_loses_none() {
     let workers = WorkerConfig { count: 1, ring_capacity: 2, ..Default::default() };
     let config = ServerConfig { workers: Some(workers), ..small_server() };
     let gate = Gate::default();
-    let _opens = gate.opens();
     let mut services = services_of(&config);
     services.add(PROGRAM, VERSION, GATED, gate.procedure().on_workers());
     let (world, mut client) = World::pair_with("back-pressure", config, services, small());
+    let _opens = gate.opens();
     // The worker takes no more calls until the gate opens.
     client.begin(GATED, b"", 60);
     let args = |token: u64| be(&[100, (token << 16) as u32]);
@@ -324,8 +324,8 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
 #[test]
 fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     let gate = Gate::default();
-    let _opens = gate.opens();
     let (mut world, address) = World::serving("drain-v1", with_workers(CreditMode::V1), gated(&gate, true));
+    let _opens = gate.opens();
     let mut peer = RawPeer::connect_as(&address, Version::V1);
     peer.call_as(1, ECHO, Chunks::NONE, b"");
     assert!(peer.receive().is_some(), "it is served");

@@ -194,10 +194,10 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     let shard = in_mode(CreditMode::V1).with(|c| (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS));
     let config = shard.with_workers(1);
     let gate = Gate::default();
-    let _opens = gate.opens();
     let mut services = services_of(&config);
     services.add(PROGRAM, VERSION, GATED, gate.procedure().on_workers());
     let (world, address) = World::serving("twice-the-credits", config, services);
+    let _opens = gate.opens();
     let mut client = RawPeer::connect_in(&address, CreditMode::V1);
     let send = |client: &mut RawPeer, xid: u32, procedure: u32| {
         client.call_as(xid, procedure, Chunks::NONE, &be(&[1000]));

@@ -151,8 +151,8 @@ fn many_threads_share_one_connection() {
 #[test]
 fn deadlines_limits_and_the_end() {
     let (gate, shut) = (Gate::default(), Gate::default());
-    let _open = (gate.opens(), shut.opens());
     let (mut world, address) = World::serving("client-limits", workers(), gated(&gate, true));
+    let _open = (gate.opens(), shut.opens());
     let mut client = connect(&world, &address, small().with(|c| c.limits.max_calls = 4));
     let slow = || ClientCall::new(GATED);
     let failed = client.call(slow().timeout(Duration::from_millis(1))).unwrap_err();
