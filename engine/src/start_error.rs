@@ -57,7 +57,7 @@ impl StartError {
         Self::new(StartErrorKind::Config, text)
     }
 
-    /// The same error, caused by this one.
+    /// Records the error that caused this one.
     #[cold]
     pub(crate) fn because(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());

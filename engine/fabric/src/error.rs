@@ -72,13 +72,13 @@ impl FabricError {
         Self::system(call, format_args!("{error}{limit}")).caused_by(Some(error))
     }
 
-    /// The same error, of the setting that `what` names.
+    /// Puts the name of the setting that failed in front of the text.
     #[doc(hidden)]
     pub fn of_setting(self, what: &str) -> Self {
         Self { text: format!("{what}: {}", self.text).into(), ..self }
     }
 
-    /// The same error, caused by this one of the system.
+    /// Records the number of the system's error, if it has one.
     pub(crate) fn caused_by(self, error: Option<&io::Error>) -> Self {
         Self { errno: error.and_then(Errno::from_io_error), ..self }
     }
