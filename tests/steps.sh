@@ -14,7 +14,7 @@ schedule() {
     step tcp
     if chosen vm; then vm_begin; fi
     step lints
-    step crates
+    step oldest
     step semver
     step doc
     step doctests
@@ -26,10 +26,9 @@ schedule() {
     step memcheck
     step loom
     step fuzz
-    step vm
-    if chosen vm && $all; then vm_begin_idle; fi
     if chosen packages; then packages_begin; fi
     if chosen c; then c_begin; fi
+    step vm
     step documents
     step schemas
     step c
@@ -170,21 +169,23 @@ step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)'; }
 
 # Step vm runs the commands that need a device.
 step_documents() {
-    # All optimizations would take most of the time.
-    nextest documents 1500 'binary(documents)' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
-        CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=false
+    nextest documents 1500 'binary(documents)'
     rm -rf "$target/documents" # release builds of everything
 }
 
 # Without incremental data, which needs more space than all programs. Few lines are compiled only without the verbs
-# fabric: step crates refuses warnings in them, and tests/packages --release runs their lints.
+# fabric: step oldest refuses warnings in them, and tests/packages --release runs their lints.
 step_lints() {
     # shellcheck disable=SC2086
     CARGO_INCREMENTAL=0 check lints 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
     [[ -n $features ]] || skip "lints of the verbs fabric"
 }
 
-step_doc() { RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace --no-deps; }
+# With the features of step lints, whose builds of the dependencies serve here, too.
+step_doc() {
+    # shellcheck disable=SC2086
+    RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace $features --no-deps
+}
 
 step_doctests() {
     # shellcheck disable=SC2086
@@ -194,14 +195,11 @@ step_doctests() {
 # hasten: builds the remainder of ahead with the priority of the step. With --all it builds on, for loom and fuzz.
 hasten() { $all || abandon ahead; }
 
-# A workspace with its own lock file and profiles, like a user's program.
+# A workspace with its own lock file and profiles, like a user's program. tests/packages --release runs its lints.
 step_embed() {
     hasten
-    local embed=(--locked --manifest-path tests/embed/Cargo.toml)
-    CARGO_TARGET_DIR=$target/embed check embed-lints 900 1 program \
-        cargo clippy "${embed[@]}" --all-targets -- -D warnings
-    CARGO_TARGET_DIR=$target/embed tests embed 900 \
-        cargo test "${embed[@]}" --release --no-fail-fast -- --show-output
+    CARGO_TARGET_DIR=$target/embed tests embed 900 cargo test --locked --manifest-path tests/embed/Cargo.toml \
+        --release --no-fail-fast -- --show-output
 }
 
 step_instructions() {
@@ -217,21 +215,20 @@ step_instructions() {
     fi
 }
 
-# What users build, with the minimum Rust version. That covers the language: the lint incompatible_msrv covers the
-# standard library, and a test the dependencies.
-step_crates() {
-    local oldest with=()
+# Without a warning. It covers the language: the lint incompatible_msrv covers the standard library, and a test the
+# dependencies. tests/packages --release checks all published crates from their packages.
+step_oldest() {
+    local oldest
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
-    if rustup run "$oldest" cargo --version >/dev/null 2>&1 ||
-        attended timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
+    if ! rustup run "$oldest" cargo --version >/dev/null 2>&1 &&
+        ! attended timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
             >"$logs/oldest-install.log" 2>&1; then
-        with=(rustup run "$oldest")
-    else
         skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"
+        return
     fi
-    run crates 1800 env CARGO_TARGET_DIR="$target/crates" "${with[@]}" tests/package
-    report crates "$(grep -c '^packaged ' "$log")" crates
-    rm -rf "$target/crates" # half a gigabyte, rebuilt by each run
+    CARGO_TARGET_DIR=$target/oldest RUSTFLAGS='-D warnings' check oldest 900 "${#promised[@]}" crates \
+        rustup run "$oldest" cargo check --locked "${promised[@]/#/--package=}"
+    rm -rf "$target/oldest"
 }
 
 # Crates with a promise of semantic versioning: see CONTRIBUTING.md.
@@ -336,7 +333,7 @@ step_fuzz() {
     abandon ahead
     if command -v c++ >/dev/null; then
         # One target more than processors: each has a processor to itself most of the time.
-        tests fuzz 1500 tests/fuzz/run --seconds 20 --jobs $(($(nproc) + 1))
+        tests fuzz 1500 tests/fuzz/run --seconds 10 --jobs $(($(nproc) + 1))
     else
         skipped=$((skipped + $(ls tests/fuzz/targets | wc -l)))
         echo "not run: fuzz targets: no C++ compiler"
@@ -381,6 +378,7 @@ vm_begin() {
             --program "$(word "$(executable rpcrdma-tests documents)") --test-threads=1")
     fi
     background vm $((limit + 100)) tests/vm/run --limit "$limit" "${work[@]}" --program "$fabric"
+    if $all; then vm_begin_idle; fi
     beside=(nice -n 19)
 }
 
@@ -394,7 +392,6 @@ step_vm() {
 # uses half.
 vm_begin_idle() {
     local script
-    vm_can || return 0
     for script in $(tests/vm/run --idle --list); do
         VM_MEMORY=3072 background "vm-$script" 1100 tests/vm/run --limit 1000 device "$script"
         vm_waiting+=("vm-$script")
