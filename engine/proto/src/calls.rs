@@ -4,9 +4,10 @@
 //! reply arrives or the connection ends. So no late reply can match another call.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use super::CallError;
 use super::free_list::FreeList;
+use super::{CallError, Credits};
 
 /// A call of ours, for the life of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,9 +73,9 @@ pub(super) enum Match {
     Unknown,
 }
 
-/// Slots of outgoing calls, of fixed number.
+/// The calls of this side, in a fixed number of slots.
 #[derive(Clone, Debug)]
-pub(super) struct CallTable {
+pub struct CallTable {
     slots: Vec<Slot>,
     free: FreeList,
     mask: u32,
@@ -126,36 +127,27 @@ impl CallTable {
         }
     }
 
-    /// Start of slots and links: the first ones are used most.
+    /// Addresses that most messages need, for prefetching: the first slots and links are used most.
     #[inline]
-    pub(super) fn first_places(&self) -> [*const u8; 2] {
+    pub fn first_places(&self) -> [*const u8; 2] {
         [self.slots.as_ptr().cast(), self.free.first_place()]
     }
 
-    /// A call that waits for a credit. `deadline` in nanoseconds, `u64::MAX` for none.
+    /// Starts a call that is `sent` now, or waits for a credit. `deadline` in nanoseconds, `u64::MAX` for none.
     ///
     /// # Errors
     /// No more are taken, or all slots are in use.
     #[inline]
-    pub(super) fn start(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
+    pub(super) fn start(&mut self, token: u64, deadline: u64, name: u16, sent: bool) -> Result<CallId, CallError> {
         if self.closed {
             return Err(CallError::Closed);
         }
-        let call = self.insert_as(State::Queued, token, deadline, name).ok_or_else(|| self.all_in_use())?;
-        self.wait(call);
+        let state = if sent { State::Sent } else { State::Queued };
+        let call = self.insert_as(state, token, deadline, name).ok_or_else(|| self.all_in_use())?;
+        if !sent {
+            self.wait(call);
+        }
         Ok(call)
-    }
-
-    /// Starts a call that is sent now, as [none waits](Self::none_waits).
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
-    #[inline(always)]
-    pub(super) fn start_sent(&mut self, token: u64, deadline: u64, name: u16) -> Result<CallId, CallError> {
-        if self.closed {
-            return Err(CallError::Closed);
-        }
-        self.insert_as(State::Sent, token, deadline, name).ok_or_else(|| self.all_in_use())
     }
 
     /// Makes all calls older; returns the names of those that have been unanswered since the call before the last one.
@@ -176,18 +168,28 @@ impl CallTable {
         old
     }
 
-    /// Abandoned calls without an answer.
-    pub(super) fn abandoned(&self) -> usize {
-        self.abandoned
+    /// Whether the peer leaves too many calls unanswered: `most` of them are abandoned, or abandoned ones hold all
+    /// `credits`. Then returns the number of late answers so far, which wraps.
+    ///
+    /// Whether a call waits at the moment does not matter: a caller that makes one call after the other, each with a
+    /// time-out, has none between two of them.
+    pub fn withheld_answers(&self, most: usize, credits: &Credits) -> Option<u32> {
+        let hold_all = || credits.available() == 0 && self.unanswered().0 == self.abandoned;
+        (self.abandoned > 0 && (self.abandoned >= most || hold_all())).then_some(self.late)
     }
 
-    /// Answers to abandoned calls so far; wraps.
-    pub(super) fn late(&self) -> u32 {
-        self.late
+    /// The error of an unsent call, if unanswered calls hold all `credits`.
+    pub fn lack_of_credits(&self, credits: &Credits, now: u64) -> Option<CallError> {
+        let (unanswered, since) = self.unanswered();
+        if unanswered == 0 || credits.available() > 0 {
+            return None;
+        }
+        let oldest = since.map(|since| Duration::from_nanos(now.saturating_sub(since)));
+        Some(CallError::NoCredits { unanswered, oldest })
     }
 
     /// Calls that were sent and have no answer, and when the first of the abandoned ones was abandoned.
-    pub(super) fn unanswered(&self) -> (usize, Option<u64>) {
+    fn unanswered(&self) -> (usize, Option<u64>) {
         let sent = self.slots.iter().filter(|slot| slot.state == State::Sent).count();
         let abandoned = self.slots.iter().filter(|slot| slot.state == State::Abandoned);
         let since = abandoned.map(|slot| slot.deadline).min();
@@ -217,7 +219,7 @@ impl CallTable {
     fn wait(&mut self, call: CallId) {
         if self.waiting.len() >= 2 * self.capacity() {
             let mut waiting = std::mem::take(&mut self.waiting);
-            waiting.retain(|&call| self.is_queued(call));
+            waiting.retain(|&call| self.is_waiting(call));
             self.waiting = waiting;
         }
         self.waiting.push_back(call);
@@ -225,7 +227,7 @@ impl CallTable {
 
     /// Makes a call wait for a credit again. False if it has ended meanwhile.
     pub(super) fn wait_again(&mut self, call: CallId) -> bool {
-        let live = self.is_queued(call);
+        let live = self.is_waiting(call);
         if live {
             self.wait(call);
         }
@@ -244,9 +246,9 @@ impl CallTable {
         self.waiting.len()
     }
 
-    /// Waiting calls, oldest first.
-    pub(super) fn all_that_wait(&self) -> Vec<CallId> {
-        self.waiting.iter().copied().filter(|&call| self.is_queued(call)).collect()
+    /// Calls that wait to be sent, oldest first.
+    pub fn queued(&self) -> Vec<CallId> {
+        self.waiting.iter().copied().filter(|&call| self.is_waiting(call)).collect()
     }
 
     /// Takes the next waiting call, to be sent now.
@@ -267,7 +269,7 @@ impl CallTable {
     }
 
     /// Takes a slot for a new call; `None` when all are in use.
-    #[inline(always)]
+    #[inline]
     fn insert_as(&mut self, state: State, token: u64, deadline: u64, name: u16) -> Option<CallId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
@@ -312,14 +314,19 @@ impl CallTable {
         }
     }
 
+    /// Whether a call was sent, and neither answered nor abandoned.
+    pub fn is_under_way(&self, call: CallId) -> bool {
+        self.is_sent(call.0)
+    }
+
     /// Whether the answer to this XID is awaited.
     pub(super) fn is_sent(&self, xid: u32) -> bool {
         let slot = &self.slots[(xid & self.mask) as usize];
         slot.state == State::Sent && slot.xid == xid
     }
 
-    /// Whether the answer to a call is outstanding, wanted or not.
-    pub(super) fn is_owed(&self, call: CallId) -> bool {
+    /// Whether the answer to a sent call is outstanding. This includes abandoned calls.
+    pub fn is_owed(&self, call: CallId) -> bool {
         let slot = &self.slots[(call.0 & self.mask) as usize];
         matches!(slot.state, State::Sent | State::Abandoned) && slot.xid == call.0
     }
@@ -359,7 +366,7 @@ impl CallTable {
     }
 
     /// Whether a call waits to be sent.
-    pub(super) fn is_queued(&self, call: CallId) -> bool {
+    pub fn is_waiting(&self, call: CallId) -> bool {
         let slot = &self.slots[(call.0 & self.mask) as usize];
         slot.state == State::Queued && slot.xid == call.0
     }
@@ -376,13 +383,13 @@ impl CallTable {
     }
 
     /// Number of slots.
-    pub(super) fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// A call's slot: dense and reused, below [`capacity`](Self::capacity).
+    /// A call's slot, for the owner's table: below [`capacity`](Self::capacity), and reused only after the reply.
     #[inline]
-    pub(super) fn slot(&self, call: CallId) -> usize {
+    pub fn slot(&self, call: CallId) -> usize {
         (call.0 & self.mask) as usize
     }
 
@@ -399,7 +406,7 @@ impl CallTable {
 
     /// No deadline is earlier than this; `u64::MAX` for none. It may be early, never late.
     #[inline]
-    pub(super) fn earliest_deadline(&self) -> u64 {
+    pub fn next_deadline(&self) -> u64 {
         if self.looked_at == 0 { self.earliest } else { 0 }
     }
 

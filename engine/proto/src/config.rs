@@ -53,7 +53,7 @@ with_defaults! {
         /// Replies may use Send With Invalidate, in both directions.
         pub remote_invalidation: bool = true,
         /// Unsolicited messages allowed to the peer, per second and as a burst.
-        pub useless_per_second: u32 = 1000,
+        pub unsolicited_per_second: u32 = 1000,
         /// Authentication of the peer.
         pub auth: AuthPolicy = AuthPolicy::Off,
         /// Whether most messages are decoded by fixed layout. Otherwise each is parsed as a whole, with equal results.
@@ -73,6 +73,15 @@ impl ConnConfig {
     /// not be sent after the peer reduced its Receives.
     pub(super) fn optional(&self) -> bool {
         self.optional_operations && self.scheme != CreditMode::V1 && self.revision == Revision::Ietf00
+    }
+
+    /// The lowest and the highest version of this end.
+    pub(super) fn versions(&self) -> (Version, Version) {
+        let low = if self.version_1 { Version::V1 } else { Version::V2 };
+        match self.scheme {
+            CreditMode::V1 => (Version::V1, Version::V1),
+            CreditMode::V2Windowed | CreditMode::V2Incremental => (low, Version::V2),
+        }
     }
 
     pub(super) fn new_credits(&self, version: Version) -> Credits {

@@ -15,6 +15,7 @@
 //! for it (§4.3.1.2 there).
 
 use super::fault::PeerFault;
+use super::wire::{self, ChunkCounts, Version};
 
 /// The credit accounting of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,6 +135,19 @@ impl Credits {
         self.scheme
     }
 
+    /// Whether this side's headers are windowed.
+    #[inline]
+    pub fn is_windowed(&self) -> bool {
+        self.scheme == CreditMode::V2Windowed
+    }
+
+    /// Bytes of this mode's header with these chunks, with or without payload.
+    #[inline]
+    pub fn header_len(&self, chunks: &ChunkCounts) -> usize {
+        let version = if self.scheme == CreditMode::V1 { Version::V1 } else { Version::V2 };
+        wire::msg_len(version, self.is_windowed()) + chunks.encoded_len()
+    }
+
     /// From the next message on, this side's headers are windowed. Counts and limits mean the same in both
     /// schemes of version 2.
     pub fn go_windowed(&mut self) {
@@ -223,7 +237,7 @@ impl Credits {
     /// Counts a sent message. `counted` is false for version 1 replies and errors, which their call paid for. Announces
     /// the limit of received messages plus credits, if there is `room` and Receives are in reserve. Otherwise it
     /// repeats the earlier limit.
-    #[inline(always)]
+    #[inline]
     pub fn on_send(&mut self, counted: bool, room: Option<u32>) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
         if self.scheme == CreditMode::V1 {
@@ -264,7 +278,7 @@ impl Credits {
     }
 
     /// Raises the announced limit to `room` beyond received messages; never lowers it.
-    #[inline(always)]
+    #[inline]
     fn raise_limit(&mut self, room: u32) {
         let limit = self.received.wrapping_add(room);
         if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
@@ -301,16 +315,13 @@ impl Credits {
     /// The peer exceeded its limit or acknowledged an unsent message. The connection must end.
     #[inline(always)]
     pub fn on_receive(&mut self, words: CreditWords, payload: bool) -> Result<(), PeerFault> {
-        // Most messages: in the windowed scheme, and no pure grants.
-        if let (Some(acknowledged), true) = (words.received, payload) {
-            self.count(true)?;
-            return self.on_windowed(acknowledged, words.credit);
-        }
-        self.on_receive_other(words.credit, words.received, payload)
+        let Some(acknowledged) = words.received else { return self.on_receive_uncounted(words.credit, payload) };
+        self.count(payload)?;
+        self.on_windowed(acknowledged, words.credit)
     }
 
-    /// As above, for any message.
-    pub(super) fn on_receive_other(&mut self, credit: u32, count: Option<u32>, payload: bool) -> Result<(), PeerFault> {
+    /// Processes the credit word of a message without a count of received messages.
+    fn on_receive_uncounted(&mut self, credit: u32, payload: bool) -> Result<(), PeerFault> {
         if self.scheme == CreditMode::V1 {
             // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do. Outstanding calls
             // beyond the Receives for their replies are useless too.
@@ -318,14 +329,11 @@ impl Credits {
             return Ok(());
         }
         self.count(payload)?;
-        match count {
-            Some(acknowledged) => self.on_windowed(acknowledged, credit),
-            None => self.on_increment(credit),
-        }
+        self.on_increment(credit)
     }
 
     /// Processes a windowed grant: messages acknowledged and credits beyond them.
-    #[inline(always)]
+    #[inline]
     fn on_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
         let outstanding = self.sent.wrapping_sub(self.acknowledged);
         if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
@@ -389,7 +397,7 @@ impl Credits {
     }
 
     /// Counts one more message of version 2.
-    #[inline(always)]
+    #[inline]
     fn count(&mut self, payload: bool) -> Result<(), PeerFault> {
         self.received = self.received.wrapping_add(1);
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {

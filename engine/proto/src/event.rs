@@ -2,20 +2,41 @@
 
 #[cfg(doc)]
 use super::Connection;
-use super::{CallError, CallId, InboundId, Rejected};
+use super::{CallError, CallId, InboundId, PeerFault, Rejected, exchange};
 use crate::wire::ErrorBody;
 
-/// The meaning of a received message.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A call of this side was answered; it is out of the table.
+/// The call or reply that is complete with a received message.
+///
+/// A `plain` message has a windowed header of [`WINDOWED_LEN`](crate::wire::WINDOWED_LEN) bytes without chunks. The
+/// decoded header of any other is [`Connection::header`]; of a message in parts it is the last part's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A call of the peer: end it by [`Connection::reply`], [`Connection::reply_error`] or [`Connection::forget`].
+    Call {
+        /// This side's name for it.
+        id: InboundId,
+        /// Whether the message is plain.
+        plain: bool,
+    },
+    /// A call of this side was answered; it has left the table.
     Reply {
         /// The call.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
+        /// Whether the message is plain.
+        plain: bool,
     },
-    /// A call of this side got a transport error, and has left the table.
+    /// Neither. The message may have [events](Connection::poll_event).
+    Nothing,
+}
+
+/// A consequence of a received message. Complete calls and replies are [`Received`] instead.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The peer violated a rule: the connection must end.
+    Fault(PeerFault),
+    /// A call of this side failed, and has left the table.
     Failed {
         /// The call.
         call: CallId,
@@ -35,61 +56,49 @@ pub enum Event {
         /// The error.
         error: ErrorBody,
     },
-    /// A call of the peer: end it with [`Connection::reply`] or [`Connection::reply_error`].
-    Call {
-        /// This side's name for it.
-        id: InboundId,
-    },
     /// The late reply to a call that timed out or was cancelled. Its slot is free now.
     Late {
         /// The call.
         call: CallId,
     },
-    /// A part of a continued message, other than the last. The last part yields a [`Call`](Self::Call) or
-    /// [`Reply`](Self::Reply). The owner keeps the payload.
-    Continued {
+    /// A part of a continued message, other than the last. The owner keeps the payload until the last part yields the
+    /// call or reply.
+    Part {
         /// Whether it is the first part.
         first: bool,
-        /// Whether the payload is useful.
-        kept: bool,
+        /// Offset of the payload in the message; `None` for a payload that is not needed.
+        payload: Option<usize>,
     },
-    /// The version and the [terms](Connection::terms) are negotiated.
+    /// The version and the [terms](Connection::terms) are negotiated: a client may call.
     Settled,
-    /// Flow control, or terms.
-    Grant,
-    /// Characteristics: see [`Connection::poll_change`]. The terms may have changed.
-    Changed,
+    /// A characteristic of the connection. The terms may have changed.
+    Changed(exchange::Event),
     /// Dropped, or answered with an error that is queued already.
     Rejected(Rejected),
 }
 
-/// A message that may be sent now.
+/// A message that may be sent now. [`Connection::write_header`] writes its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outgoing {
     /// A call of this side.
     Call(CallId),
     /// The reply to a peer's call.
     Reply(InboundId),
-    /// The next part of the message passed to [`Connection::hold_queue`].
+    /// The next part of the continued message. It keeps its place until the last part is written.
     Continue,
-    /// This side's properties; header only.
-    Connprop,
-    /// An operation on characteristics; header only.
-    Optional,
-    /// A transport error about the message with this XID; header only.
-    Error {
-        /// XID of the message that it answers.
-        xid: u32,
-        /// The error.
-        error: ErrorBody,
+    /// An error, properties or an operation: a header only. It keeps its place until it is written.
+    Control {
+        /// Most bytes of the message.
+        room: usize,
     },
-    /// The answer to an unsupported version, in the layout of all versions.
-    WrongVersion {
-        /// XID of the message that it answers.
-        xid: u32,
-        /// Its version.
-        vers: u32,
+    /// A pure grant: a header only. It keeps its place until it is written, unless another message grants before.
+    Grant {
+        /// Whether the peer needs it. Otherwise it is a keep-alive.
+        due: bool,
     },
-    /// A pure grant; header only.
-    Grant,
+}
+
+impl Outgoing {
+    /// Most bytes of a pure grant, and of an error.
+    pub const SHORT: usize = 64;
 }

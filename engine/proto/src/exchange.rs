@@ -7,7 +7,7 @@
 //!
 //! | this end | on the wire | the peer's end |
 //! | --- | --- | --- |
-//! | [`request`](Exchange::request) | REQXCH → | [`Event::Asked`], then [`answer`](Exchange::answer) |
+//! | [`request`](Exchange::request) | REQXCH → | [`Event::Requested`], then [`answer`](Exchange::answer) |
 //! | [`Event::Answer`] | ← RESPXCH: done, rejected, pending | |
 //! | [`Event::Peer`] | ← UPDXCH | [`update`](Exchange::update) |
 //! | [`Event::Peer`], [`Event::Answer`] | ← UPDXCH that ends a pending request | [`settle`](Exchange::settle) |
@@ -58,7 +58,7 @@ pub enum Event {
     /// A value of the peer's changed to this.
     Peer(Characteristic),
     /// The peer requests these values. Decide by [`Exchange::answer`], now or later.
-    Asked(List),
+    Requested(List),
     /// The outcome of a value that this end requested. After [`Outcome::Pending`] a second answer follows.
     Answer {
         /// As it was requested.
@@ -96,7 +96,7 @@ pub enum Verdict {
 
 /// A request of the peer's that the owner has not decided.
 #[derive(Clone, Debug)]
-struct Asked {
+struct PeerRequest {
     xid: u32,
     count: usize,
     /// With their positions in the request; the other positions are rejected.
@@ -105,7 +105,7 @@ struct Asked {
 
 /// A requested value, and the previous one.
 #[derive(Clone, Copy, Debug)]
-struct Awaited {
+struct PendingRequest {
     wanted: Characteristic,
     before: Characteristic,
 }
@@ -122,8 +122,8 @@ pub struct Exchange {
     /// This end's requests without an answer.
     request: Option<(u32, List)>,
     /// This end's requests answered with pending.
-    awaited: ArrayVec<Awaited, COUNT>,
-    asked: Option<Asked>,
+    awaited: ArrayVec<PendingRequest, COUNT>,
+    asked: Option<PeerRequest>,
     /// Whether this end answered "pending" to the peer.
     owed: IdSet,
     queue: VecDeque<Message>,
@@ -276,8 +276,8 @@ impl Exchange {
             let (done, pending) = Default::default();
             self.queue.push_back(Message::Answer { xid, count, done, pending });
         } else {
-            self.events.push_back(Event::Asked(open.iter().map(|(_, value)| *value).collect()));
-            self.asked = Some(Asked { xid, count, open });
+            self.events.push_back(Event::Requested(open.iter().map(|(_, value)| *value).collect()));
+            self.asked = Some(PeerRequest { xid, count, open });
         }
         Ok(())
     }
@@ -296,7 +296,7 @@ impl Exchange {
                 self.believe(wanted);
                 Outcome::Done
             } else if pending.contains(position) {
-                self.awaited.push(Awaited { wanted, before: wanted.kept_in(&self.peer) });
+                self.awaited.push(PendingRequest { wanted, before: wanted.kept_in(&self.peer) });
                 Outcome::Pending
             } else {
                 Outcome::Rejected
@@ -319,7 +319,7 @@ impl Exchange {
             self.unexpected += 1;
             return;
         };
-        let Awaited { wanted, before } = self.awaited.remove(index);
+        let PendingRequest { wanted, before } = self.awaited.remove(index);
         let outcome = match now {
             _ if now == wanted => Outcome::Done,
             _ if now == before => Outcome::Rejected,
@@ -379,10 +379,10 @@ impl Exchange {
         Ok(())
     }
 
-    /// Decides a request of the peer, an [`Asked`](Event::Asked) event. [`Verdict::Done`] must be true already. False
+    /// Decides a request of the peer, an [`Requested`](Event::Requested) event. [`Verdict::Done`] must be true already. False
     /// without a request.
     pub fn answer(&mut self, mut decide: impl FnMut(Characteristic) -> Verdict) -> bool {
-        let Some(Asked { xid, count, open }) = self.asked.take() else { return false };
+        let Some(PeerRequest { xid, count, open }) = self.asked.take() else { return false };
         let (mut done, mut pending) = (ArrayVec::new(), ArrayVec::new());
         for (position, value) in open {
             match decide(value) {

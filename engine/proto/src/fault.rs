@@ -60,7 +60,7 @@ pub enum PeerFault {
     NotAuthenticated(#[from] AuthError),
     /// It sends unsolicited messages.
     #[error("peer sent more than {per_second} unsolicited messages in a second (limits.max_unsolicited_per_second)")]
-    Useless {
+    Unsolicited {
         /// The tolerated rate.
         per_second: u32,
     },

@@ -37,7 +37,7 @@ impl FreeList {
         self.links.as_ptr().cast()
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn pop(&mut self) -> Option<u32> {
         let slot = self.first;
         // `NONE` has no link.
@@ -47,7 +47,7 @@ impl FreeList {
     }
 
     /// Returns a used slot.
-    #[inline(always)]
+    #[inline]
     pub(super) fn push(&mut self, slot: u32) {
         if let Some(link) = self.links.get_mut(slot as usize) {
             *link = self.first;

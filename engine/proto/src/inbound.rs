@@ -16,8 +16,8 @@ impl InboundId {
 
 /// Data for the answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Inbound {
-    pub(super) xid: u32,
+struct Inbound {
+    xid: u32,
     /// Generation of the current call, or of the next.
     generation: u32,
     /// Of a free slot: the next free one, or [`LAST`]. Else [`SERVED`] or [`WITH_CHUNKS`].
@@ -30,10 +30,10 @@ const SERVED: u32 = u32::MAX - 1;
 /// A served call that has a chunk list.
 const WITH_CHUNKS: u32 = u32::MAX - 2;
 
-/// Slots of served calls: two per concurrent call, as version 1 tolerates twice as many. Free ones form a list, last
-/// freed first.
+/// The peer's calls. There are two slots per concurrent call, as version 1 tolerates twice as many. Free ones form a
+/// list, last freed first.
 #[derive(Debug)]
-pub(super) struct InboundTable {
+pub struct InboundTable {
     slots: Vec<Inbound>,
     /// The first free slot, or [`LAST`].
     free: u32,
@@ -51,9 +51,9 @@ impl InboundTable {
         table
     }
 
-    /// Start of slots: the first ones are used most.
+    /// Address that most messages need, for prefetching: the first slots are used most.
     #[inline]
-    pub(super) fn first_place(&self) -> *const u8 {
+    pub fn first_place(&self) -> *const u8 {
         self.slots.as_ptr().cast()
     }
 
@@ -69,8 +69,10 @@ impl InboundTable {
         Some(InboundId { index, generation: slot.generation })
     }
 
-    pub(super) fn get(&self, id: InboundId) -> Option<&Inbound> {
-        self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)
+    /// The XID of a call that is served.
+    pub(super) fn xid(&self, id: InboundId) -> Option<u32> {
+        let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        Some(slot.xid)
     }
 
     /// Takes out a call, and returns its XID.
@@ -89,10 +91,10 @@ impl InboundTable {
     }
 
     /// Whether the peer sent this call twice, and both are in service.
-    pub(super) fn is_double(&self, id: InboundId) -> bool {
-        let Some(call) = self.get(id) else { return false };
+    pub fn is_double(&self, id: InboundId) -> bool {
+        let Some(xid) = self.xid(id) else { return false };
         let served = |slot: &&Inbound| matches!(slot.next, SERVED | WITH_CHUNKS);
-        self.slots.iter().filter(served).filter(|slot| slot.xid == call.xid).count() > 1
+        self.slots.iter().filter(served).filter(|slot| slot.xid == xid).count() > 1
     }
 
     /// Grows to `calls` concurrent calls. It never shrinks.
@@ -107,22 +109,25 @@ impl InboundTable {
         }
     }
 
-    #[inline(always)]
-    pub(super) fn len(&self) -> usize {
+    /// Unanswered calls, including those with queued replies.
+    #[inline]
+    pub fn len(&self) -> usize {
         self.served
     }
 
-    /// Calls with chunk lists.
-    pub(super) fn with_chunks(&self) -> usize {
+    /// Those of them that came with chunk lists.
+    pub fn with_chunks(&self) -> usize {
         self.with_chunks
     }
 
-    pub(super) fn capacity(&self) -> usize {
+    /// Slots; see [`InboundId::index`].
+    pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    #[inline(always)]
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether all calls are answered.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
@@ -140,8 +145,8 @@ mod tests {
         assert!(table.remove(first).is_none() && table.len() == 1, "it is answered once");
         let second = table.insert(8, false).unwrap();
         assert_eq!(first.index(), second.index());
-        assert!(table.get(first).is_none() && table.remove(first).is_none());
-        assert_eq!(table.get(second).map(|call| call.xid), Some(8));
+        assert!(table.xid(first).is_none() && table.remove(first).is_none());
+        assert_eq!(table.xid(second), Some(8));
     }
 
     #[test]
@@ -162,7 +167,7 @@ mod tests {
         table.fit(2);
         let more = [8, 9, 10].map(|xid| table.insert(xid, false).unwrap());
         assert!(table.insert(11, false).is_none());
-        assert_eq!([first, more[0], more[2]].map(|id| table.get(id).unwrap().xid), [7, 8, 10]);
+        assert_eq!([first, more[0], more[2]].map(|id| table.xid(id).unwrap()), [7, 8, 10]);
         table.fit(1);
         assert_eq!((table.capacity(), table.len()), (4, 4));
     }

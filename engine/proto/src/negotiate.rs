@@ -4,12 +4,13 @@
 //! server follows the version of the first message that it can read. Version 1 takes the terms from the private data of
 //! the connect messages (RFC 8797). Version 2 takes them from the CONNPROPs, or its defaults.
 
+use super::connprop::Connprop;
 use super::form::FormLimits;
-use super::unusable::{Useless, Whose};
-use super::{ConnConfig, Connection, CreditMode, Event, Outgoing, PeerFault};
+use super::{ConnConfig, CreditMode};
+use crate::auth::{AuthError, HostAuth};
 use crate::wire::private_data::{self, PrivateData};
 use crate::wire::properties::{Properties, ReverseSupport};
-use crate::wire::{ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireErrorKind};
+use crate::wire::{ErrorBody, Revision, Version, ViewBody};
 
 /// Longest first message of a client, in bytes. Every version 1 receiver has this room (version 2 §4.3.3).
 pub const FIRST_MESSAGE_LEN: usize = 1024;
@@ -25,18 +26,20 @@ pub enum Phase {
 
 /// The negotiated state of a connection.
 #[derive(Debug)]
-pub(super) struct Session {
+pub struct Session {
     version: Version,
-    pub(super) phase: Phase,
+    phase: Phase,
+    server: bool,
     /// Whether a client has received a message of version 2 other than ERR_VERS.
     pub(super) heard_version_2: bool,
-    /// The server's error about a client's first message, other than ERR_VERS.
-    pub(super) first_error: Option<ErrorBody>,
     /// Whether a client may call.
-    pub(super) open: bool,
+    open: bool,
     /// Whether calls of the peer are served: configured, and the peer authenticated.
     pub(super) serves: bool,
-    pub(super) terms: Terms,
+    terms: Terms,
+    /// The server's error about a client's first message, other than ERR_VERS.
+    first_error: Option<ErrorBody>,
+    pub(super) connprop: Box<Connprop>,
 }
 
 impl Session {
@@ -46,116 +49,110 @@ impl Session {
             CreditMode::V1 => (Version::V1, Terms::version_1(config)),
             CreditMode::V2Windowed | CreditMode::V2Incremental => (Version::V2, Terms::version_2(config)),
         };
-        let (heard_version_2, first_error) = (false, None);
-        Self { version, phase: Phase::Hello, heard_version_2, first_error, open: false, serves: false, terms }
+        let mut session = Self {
+            version,
+            phase: Phase::Hello,
+            server: config.server,
+            heard_version_2: false,
+            open: false,
+            serves: false,
+            terms,
+            first_error: None,
+            connprop: Box::new(Connprop::new(config)),
+        };
+        if version == Version::V1 {
+            // Version 1 has nothing to agree on, and cannot authenticate. A failure stays in `auth`, where the owner
+            // checks.
+            let _ = session.connprop.auth.receive(None);
+            if !config.server {
+                session.settle();
+                session.open = session.auth().may_go_on();
+            }
+        }
+        session.serves = config.takes_calls && session.auth().may_go_on();
+        session
     }
 
+    /// The version of this side's messages.
     #[inline]
-    pub(super) fn version(&self) -> Version {
+    pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// State of the version negotiation.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Terms of this side's messages, as negotiated so far.
+    #[inline]
+    pub(super) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Authentication of the peer. If it has already [failed](HostAuth::failure), the connection must end.
+    pub fn auth(&self) -> &HostAuth {
+        &self.connprop.auth
+    }
+
+    /// Whether a client may call: negotiation and authentication are complete.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Whether version and authentication let this side call.
+    pub fn may_call(&self) -> bool {
+        self.phase == Phase::Settled && self.auth().may_go_on() && (self.open || self.server)
+    }
+
+    /// Whether a client has received a message of version 2 other than ERR_VERS: its server speaks that version.
+    pub fn has_heard_version_2(&self) -> bool {
+        self.heard_version_2
+    }
+
+    /// The server's error about a client's first message, other than ERR_VERS, if no other message followed.
+    pub fn first_error(&self) -> Option<ErrorBody> {
+        self.first_error.filter(|_| self.phase == Phase::Hello)
+    }
+
+    pub(super) fn set_terms(&mut self, terms: Terms) {
+        self.terms = terms;
+    }
+
+    /// Settles on the present version, permanently.
+    pub(super) fn settle(&mut self) {
+        self.phase = Phase::Settled;
     }
 
     /// Settles on version 1, permanently.
     pub(super) fn go_version_1(&mut self, config: &ConnConfig) {
-        (self.version, self.phase, self.open) = (Version::V1, Phase::Settled, !config.server);
+        self.settle();
+        (self.version, self.open) = (Version::V1, !config.server);
         self.terms = Terms::version_1(config);
     }
-}
 
-impl Connection {
-    /// Selects the version by a server's first readable message.
-    pub(super) fn settle_server(&mut self, version: Version, introduce: bool) {
-        if self.config.server && self.session.phase == Phase::Hello {
-            self.session.phase = Phase::Settled;
-            if version == Version::V2 && introduce {
-                self.introduce();
-            }
+    /// Handles the body of a version 2 message: any but an error settles the version.
+    pub(super) fn heard(&mut self, body: &ViewBody<'_>) {
+        match body {
+            ViewBody::Error(error) if self.phase == Phase::Hello => self.first_error = Some(*error),
+            ViewBody::Error(_) => {}
+            _ => self.settle(),
         }
     }
 
-    /// Whether a server accepts a version 1 first message despite its preference.
-    pub(super) fn follows(&self, vers: Version) -> bool {
-        self.config.server && self.session.phase == Phase::Hello && vers == Version::V1 && self.config.version_1
+    /// Opens a client's session if negotiation and authentication are complete now. True once.
+    pub(super) fn open_client(&mut self) -> bool {
+        let complete = self.phase == Phase::Settled && !self.auth().in_progress() && self.auth().may_go_on();
+        let opens = complete && !self.open && !self.server;
+        self.open |= opens;
+        opens
     }
 
-    /// Version 1 cannot authenticate: policy decides.
-    pub(super) fn go_version_1(&mut self) -> Result<(), PeerFault> {
-        self.authenticate(None)?;
-        self.session.go_version_1(&self.config);
-        self.credits = self.config.new_credits(Version::V1);
-        self.heads.expect(None);
-        self.outbox.ping = false;
-        self.outbox.forget(Outgoing::Connprop);
-        Ok(())
-    }
-
-    /// Handles a server's error that lists its supported versions.
-    #[cold]
-    pub(super) fn take_version_error(&mut self, xid: u32, low: u32, high: u32) -> Result<Event, PeerFault> {
-        // The common layout of all versions has no credits.
-        self.credits.count_unreadable(None)?;
-        if self.config.server || self.session.phase == Phase::Settled {
-            let event = self.failed_by(xid, ErrorBody::Vers { low, high });
-            if matches!(event, Event::Failed { .. } | Event::Late { .. }) {
-                self.credits.on_answered();
-            }
-            return Ok(event);
-        }
-        if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
-            return Err(PeerFault::NoCommonVersion { low, high });
-        }
-        self.go_version_1()?;
-        Ok(Event::Settled)
-    }
-
-    /// Whether another version in this message ends the connection (version 2 §4.3.3). A client of version 1 drops it
-    /// (RFC 8166 §4.5), and each client an error.
-    pub(super) fn must_keep_version(&self, error: bool) -> bool {
-        let strict = self.config.server || (self.session.version() == Version::V2 && !error);
-        strict && self.session.phase == Phase::Settled
-    }
-
-    #[cold]
-    pub(super) fn other_version(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        let vers = view.version();
-        // An ERR_VERS may have the version number of its sender.
-        if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
-            return self.take_version_error(view.xid(), low, high);
-        }
-        if self.follows(vers) {
-            self.go_version_1()?;
-            return self.receive_v1(view);
-        }
-        self.wrong_version(view.xid(), vers.code(), view.htype() == HeaderType::Error)
-    }
-
-    #[cold]
-    pub(super) fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Result<Event, PeerFault> {
-        if self.must_keep_version(error) {
-            return Err(PeerFault::VersionChanged(vers));
-        }
-        let whose = match self.session.version() {
-            _ if error => Whose::Nobodys,
-            Version::V1 if !self.config.server => Whose::Ours,
-            _ => Whose::Peers,
-        };
-        let kind = WireErrorKind::UnsupportedVersion { vers };
-        let answer = Some(self.version_error());
-        self.unusable(Useless { xid: Some(xid), whose, kind, answer, increment: None })
-    }
-
-    /// Versions of this end.
-    pub(super) fn versions(&self) -> (Version, Version) {
-        let low = if self.config.version_1 { Version::V1 } else { Version::V2 };
-        match self.config.scheme {
-            CreditMode::V1 => (Version::V1, Version::V1),
-            CreditMode::V2Windowed | CreditMode::V2Incremental => (low, Version::V2),
-        }
-    }
-
-    pub(super) fn version_error(&self) -> ErrorBody {
-        let (low, high) = self.versions();
-        ErrorBody::Vers { low: low.code(), high: high.code() }
+    /// Advances authentication by a message; `None` if the peer sent none.
+    pub(super) fn authenticate(&mut self, config: &ConnConfig, message: Option<&[u8]>) -> Result<(), AuthError> {
+        let result = self.connprop.authenticate(message, config.server);
+        self.serves = config.takes_calls && self.auth().may_go_on();
+        result
     }
 }
 
@@ -180,6 +177,8 @@ pub struct Terms {
     pub windowed: bool,
     /// Whether the peer supports OPTIONAL headers.
     pub optional: bool,
+    /// Whether calls of this side offer a handle for invalidation.
+    pub offers_invalidation: bool,
 }
 
 impl Terms {
@@ -201,6 +200,7 @@ impl Terms {
             remote_invalidation: config.remote_invalidation,
             windowed: peer.windowed_credits,
             optional: peer.optional_type,
+            offers_invalidation: config.remote_invalidation,
         }
     }
 
@@ -211,9 +211,13 @@ impl Terms {
             receive_size: local.receive_size as usize,
             ..config.clone()
         };
-        let (windowed, optional) = (self.windowed, self.optional);
-        let remote_invalidation = config.remote_invalidation && peer.remote_invalidation;
-        Self { windowed, optional, remote_invalidation, ..Self::from_properties(&ours, peer) }
+        Self {
+            windowed: self.windowed,
+            optional: self.optional,
+            remote_invalidation: config.remote_invalidation && peer.remote_invalidation,
+            offers_invalidation: local.remote_invalidation,
+            ..Self::from_properties(&ours, peer)
+        }
     }
 
     /// Version 1: terms from the peer's private data, or its absence.
@@ -232,6 +236,7 @@ impl Terms {
             remote_invalidation: config.remote_invalidation && peer.remote_invalidation,
             windowed: false,
             optional: false,
+            offers_invalidation: config.remote_invalidation,
         }
     }
 

@@ -1,36 +1,48 @@
-//! Outgoing messages other than calls: replies, errors, properties, operations, parts, grants.
+//! Outgoing messages other than calls: replies, errors, properties, operations, parts, keep-alives.
 
 use std::collections::VecDeque;
 
-use super::Outgoing;
+use super::InboundId;
+use crate::wire::ErrorBody;
 
 /// Least capacity for errors that wait to be sent.
 const MIN_ERRORS: usize = 4;
+
+/// A message that waits to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queued {
+    /// The reply to a peer's call.
+    Reply(InboundId),
+    /// The rest of a continued message: it holds all others back.
+    Continue,
+    /// This side's properties.
+    Connprop,
+    /// An operation on characteristics.
+    Optional,
+    /// A transport error about the message with this XID.
+    Error { xid: u32, error: ErrorBody },
+    /// The answer to an unsupported version, in the layout of all versions.
+    WrongVersion { xid: u32, vers: u32 },
+}
 
 /// Queue of outgoing messages.
 #[derive(Debug)]
 pub(super) struct Outbox {
     /// Oldest first. Version 1 sends them without a credit.
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<Queued>,
     /// Messages that have left the queue. The number wraps.
     gone: u32,
     /// Queued errors; each occupies a served call's place until sent.
     errors: usize,
-    /// Whether a message was sent since the last pure-grant decision.
-    pub(super) just_sent: bool,
-    /// A pure grant to send, though no credit needs it.
-    pub(super) ping: bool,
-}
-
-fn is_error(out: &Outgoing) -> bool {
-    matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. })
+    /// A pure grant to send as a keep-alive, unless another message grants before.
+    pub(super) keep_alive: bool,
 }
 
 impl Outbox {
     /// A queue with room for the answers to `calls` calls.
     pub(super) fn new(calls: usize) -> Self {
         let queue = VecDeque::with_capacity(2 * calls.max(MIN_ERRORS));
-        Self { queue, gone: 0, errors: 0, just_sent: false, ping: false }
+        Self { queue, gone: 0, errors: 0, keep_alive: false }
     }
 
     #[inline]
@@ -54,55 +66,65 @@ impl Outbox {
         self.gone
     }
 
-    pub(super) fn contains(&self, out: Outgoing) -> bool {
-        self.queue.contains(&out)
+    pub(super) fn contains(&self, message: Queued) -> bool {
+        self.queue.contains(&message)
     }
 
     /// The next message to send.
-    pub(super) fn front(&self) -> Option<&Outgoing> {
-        self.queue.front()
+    #[inline]
+    pub(super) fn front(&self) -> Option<Queued> {
+        self.queue.front().copied()
     }
 
     /// Adds a message behind all others. Not for errors.
     #[inline]
-    pub(super) fn push(&mut self, out: Outgoing) {
-        self.queue.push_back(out);
+    pub(super) fn push(&mut self, message: Queued) {
+        self.queue.push_back(message);
     }
 
     /// Adds a message before all others. Not for errors.
-    pub(super) fn push_first(&mut self, out: Outgoing) {
-        self.queue.push_front(out);
+    pub(super) fn push_first(&mut self, message: Queued) {
+        self.queue.push_front(message);
     }
 
     /// Queues an error, at most one per served call of `calls`. A correct peer never reaches this bound, since it gets
     /// no further Receives before.
     #[cold]
-    pub(super) fn push_error(&mut self, out: Outgoing, calls: usize) {
+    pub(super) fn push_error(&mut self, message: Queued, calls: usize) {
         if self.errors < calls.max(MIN_ERRORS) {
             self.errors += 1;
-            self.queue.push_back(out);
+            self.queue.push_back(message);
         }
     }
 
-    /// Takes the next message to send.
-    #[inline]
-    pub(super) fn pop(&mut self) -> Option<Outgoing> {
-        let out = self.queue.pop_front()?;
-        self.errors -= usize::from(is_error(&out));
-        self.gone = self.gone.wrapping_add(1);
-        Some(out)
+    /// Removes the next message, which is sent now.
+    pub(super) fn pop(&mut self) {
+        if let Some(message) = self.queue.pop_front() {
+            self.errors -= usize::from(matches!(message, Queued::Error { .. } | Queued::WrongVersion { .. }));
+            self.gone = self.gone.wrapping_add(1);
+        }
     }
 
-    /// Returns a message, or its remaining parts, to the front.
-    pub(super) fn put_back(&mut self, out: Outgoing) {
-        self.errors += usize::from(is_error(&out));
-        self.gone = self.gone.wrapping_sub(1);
-        self.queue.push_front(out);
+    /// Holds all messages back until the continued message is complete. Repeated calls change nothing.
+    pub(super) fn hold(&mut self) {
+        if self.front() != Some(Queued::Continue) {
+            self.queue.push_front(Queued::Continue);
+            // The message itself has left the queue, and is not complete.
+            self.gone = self.gone.wrapping_sub(1);
+        }
+    }
+
+    /// Ends [`hold`](Self::hold): the last part is sent.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        if !self.queue.is_empty() && self.front() == Some(Queued::Continue) {
+            self.pop();
+        }
     }
 
     /// Removes a message that is not sent. Not for errors.
-    pub(super) fn forget(&mut self, out: Outgoing) {
-        self.queue.retain(|queued| *queued != out);
+    pub(super) fn remove(&mut self, message: Queued) {
+        self.queue.retain(|queued| *queued != message);
     }
 
     /// Clears it at the connection's end.
@@ -110,30 +132,22 @@ impl Outbox {
         self.queue.clear();
         self.errors = 0;
     }
-
-    /// Whether no message was sent since the last call of this.
-    #[inline]
-    pub(super) fn take_silence(&mut self) -> bool {
-        !std::mem::replace(&mut self.just_sent, false)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ErrorBody;
 
-    const ERROR: Outgoing = Outgoing::Error { xid: 1, error: ErrorBody::System };
+    const ERROR: Queued = Queued::Error { xid: 1, error: ErrorBody::System };
 
     #[test]
     fn errors_are_counted_while_they_wait() {
         let mut outbox = Outbox::new(2);
         (0..10).for_each(|_| outbox.push_error(ERROR, 2));
         assert_eq!((outbox.len(), outbox.errors()), (MIN_ERRORS, MIN_ERRORS), "no more than there is room for");
-        assert_eq!(outbox.pop(), Some(ERROR));
+        assert_eq!(outbox.front(), Some(ERROR));
+        outbox.pop();
         assert_eq!((outbox.errors(), outbox.gone()), (MIN_ERRORS - 1, 1));
-        outbox.put_back(ERROR);
-        assert_eq!((outbox.errors(), outbox.gone()), (MIN_ERRORS, 0));
         outbox.clear();
         assert_eq!((outbox.errors(), outbox.is_empty()), (0, true));
     }
@@ -141,19 +155,25 @@ mod tests {
     #[test]
     fn messages_go_out_in_order() {
         let mut outbox = Outbox::new(2);
-        outbox.push(Outgoing::Optional);
-        outbox.push_first(Outgoing::Connprop);
-        assert!(outbox.contains(Outgoing::Connprop) && outbox.front() == Some(&Outgoing::Connprop));
-        outbox.forget(Outgoing::Connprop);
-        assert_eq!((outbox.pop(), outbox.pop(), outbox.gone()), (Some(Outgoing::Optional), None, 1));
+        outbox.push(Queued::Optional);
+        outbox.push_first(Queued::Connprop);
+        assert!(outbox.contains(Queued::Connprop) && outbox.front() == Some(Queued::Connprop));
+        outbox.remove(Queued::Connprop);
+        assert_eq!(outbox.front(), Some(Queued::Optional));
+        outbox.pop();
+        outbox.pop();
+        assert_eq!((outbox.is_empty(), outbox.gone()), (true, 1));
     }
 
     #[test]
-    fn silence_and_pings_are_reported_once() {
-        let mut outbox = Outbox::new(0);
-        outbox.just_sent = true;
-        assert_eq!((outbox.take_silence(), outbox.take_silence()), (false, true));
-        outbox.ping = true;
-        assert_eq!((std::mem::take(&mut outbox.ping), outbox.ping), (true, false));
+    fn a_continued_message_holds_others_back_until_its_last_part() {
+        let mut outbox = Outbox::new(2);
+        outbox.push(Queued::Optional);
+        outbox.hold();
+        outbox.hold();
+        assert_eq!((outbox.front(), outbox.len()), (Some(Queued::Continue), 2));
+        outbox.release();
+        outbox.release();
+        assert_eq!((outbox.front(), outbox.len(), outbox.gone()), (Some(Queued::Optional), 1, 0));
     }
 }

@@ -1,10 +1,7 @@
 //! A peer's continued message: its invariants and length (version 2 §6.3.2.2).
 
-use super::incoming::HasLists;
-use super::receive::is_response;
-use super::{CallError, Connection, Event, Knob, PeerFault, Rejected};
-use crate::wire::properties::PropertySet;
-use crate::wire::{ErrorBody, Flags, HeaderType, View};
+use super::{CallError, Knob};
+use crate::wire::{Flags, HeaderType, View};
 
 /// Longest CONNPROP to reassemble from parts, in bytes.
 const LONGEST_CONNPROP: usize = 64 << 10;
@@ -13,14 +10,14 @@ const LONGEST_CONNPROP: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) xid: u32,
-    pub(super) htype: HeaderType,
+    htype: HeaderType,
     pub(super) response: bool,
     /// Bytes of payload so far.
     bytes: usize,
     /// Whether the payload is kept: a reply or call for us, within the limit.
-    pub(super) kept: bool,
+    kept: bool,
     /// Whether memory for it was lacking.
-    pub(super) no_memory: bool,
+    no_memory: bool,
 }
 
 impl Sequence {
@@ -41,15 +38,29 @@ impl Sequence {
         self.xid == view.xid() && self.htype == view.htype() && self.response == view.flags().contains(Flags::RESPONSE)
     }
 
-    /// Bytes of payload so far.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
+    /// Whether the payload is kept.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept
     }
 
-    /// Adds a part's payload.
-    pub(super) fn add(&mut self, bytes: usize, most: usize) {
+    /// Adds a part of this many bytes to an RPC message of at most `limit` bytes. Returns whether it is kept.
+    pub(super) fn add(&mut self, bytes: usize, limit: usize) -> bool {
         self.bytes = self.bytes.saturating_add(bytes);
-        self.kept &= self.bytes <= most;
+        self.kept &= self.bytes <= limit;
+        self.kept
+    }
+
+    /// Adds a part of a CONNPROP. Returns whether it is kept.
+    pub(super) fn add_properties(&mut self, bytes: usize) -> bool {
+        self.add(bytes, LONGEST_CONNPROP)
+    }
+
+    /// The error of the call whose reply was not kept.
+    pub(super) fn error(&self) -> CallError {
+        match self.no_memory {
+            true => CallError::NoReplyBuffer { needed: self.bytes, knob: Knob::LONG_BUFFERS },
+            false => CallError::MalformedReply("longer than this side puts together (wire.reassemble_up_to)"),
+        }
     }
 }
 
@@ -61,7 +72,7 @@ pub(super) struct Sequences {
     /// Continued messages that have begun. The number wraps.
     begun: u32,
     /// The XID of an interrupted continued reply.
-    pub(super) orphan: Option<u32>,
+    orphan: Option<u32>,
 }
 
 impl Sequences {
@@ -77,78 +88,23 @@ impl Sequences {
         first
     }
 
-    /// Drops the message in progress for lack of memory.
-    pub(super) fn spoil(&mut self) {
+    /// Drops the payload of the message in progress for lack of memory.
+    pub(super) fn drop_payload(&mut self) {
         if let Some(sequence) = &mut self.open {
             (sequence.kept, sequence.no_memory) = (false, true);
         }
     }
-}
 
-impl Connection {
-    pub(super) fn continued(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
-        let first = self.sequences.begin();
-        let more = view.flags().contains(Flags::MORE);
-        if view.htype() == HeaderType::Connprop {
-            let bytes = view.properties_continued();
-            sequence.add(bytes.len(), LONGEST_CONNPROP);
-            if sequence.kept {
-                self.introduction.part.extend_from_slice(bytes);
-            }
-            if more {
-                self.sequences.open = Some(sequence);
-                return Ok(Event::Grant);
-            }
-            self.sequences.open = None;
-            let bytes = std::mem::take(&mut self.introduction.part);
-            return match PropertySet::parse(&bytes, self.config.revision) {
-                Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
-                _ => self.bad_properties(view.xid(), ErrorBody::BadXdr),
-            };
-        }
-        sequence.add(view.payload().len(), self.config.reassemble_up_to);
-        if more {
-            self.counters.continued_received += 1;
-            self.sequences.open = Some(sequence);
-            return Ok(Event::Continued { first, kept: sequence.kept });
-        }
-        self.sequences.open = None;
-        match (sequence.response, sequence.kept) {
-            (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
-            (false, true) => self.called(view.xid(), HasLists::of(view)),
-            (true, false) if sequence.no_memory => {
-                let error = CallError::NoReplyBuffer { needed: sequence.bytes(), knob: Knob::LONG_BUFFERS };
-                Ok(self.end_call(view.xid(), error))
-            }
-            (true, false) => Ok(self.end_call(
-                view.xid(),
-                CallError::MalformedReply("longer than this side puts together (wire.reassemble_up_to)"),
-            )),
-            (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
-            (false, false) => Ok(self.reject(Rejected::Unexpected)),
+    /// Ends the message in progress, whose rest will not arrive. The call of a reply then ends by its
+    /// [XID](Self::take_orphan).
+    pub(super) fn break_off(&mut self) {
+        if let Some(sequence) = self.open.take().filter(|sequence| sequence.response) {
+            self.orphan = Some(sequence.xid);
         }
     }
 
-    /// Handles another message in place of the next part: both are lost.
-    #[cold]
-    pub(super) fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
-        self.break_off(sequence);
-        if is_response(view) || view.htype() == HeaderType::Error {
-            let why = "it came between the parts of another message";
-            return self.end_call(view.xid(), CallError::MalformedReply(why));
-        }
-        self.answer(view.xid(), ErrorBody::InvalFlag)
-    }
-
-    /// Drops a continued message whose rest will not arrive.
-    #[cold]
-    pub(super) fn break_off(&mut self, sequence: Sequence) {
-        self.sequences.open = None;
-        self.introduction.drop_part();
-        if sequence.response {
-            self.sequences.orphan = Some(sequence.xid);
-        } else {
-            self.answer(sequence.xid, ErrorBody::InvalFlag);
-        }
+    /// The XID of a continued reply that was broken off, once.
+    pub(super) fn take_orphan(&mut self) -> Option<u32> {
+        self.orphan.take()
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of two connections joined in one function, with a simulated clock.
 
 mod ends;
-mod useless;
+mod unsolicited;
 mod versions;
 
 use std::collections::VecDeque;
@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::auth::{AuthPolicy, Handshake, MAX_OPENING, Mechanism, Role, Step};
-use crate::wire::{Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, View, ViewBody};
+use crate::wire::private_data::PrivateData;
+use crate::wire::{Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, Version, View, ViewBody};
 
 /// A client and a server, with the links between them.
 struct Pair {
@@ -27,17 +28,31 @@ struct Pair {
 
 const CREDITS: u32 = 8;
 
-/// Uses the slow path for every other message, because both paths must agree.
-fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault> {
-    if connection.counters().received.is_multiple_of(2)
-        && let Some(incoming) = connection.decode(message)
-    {
-        return connection.receive(&incoming);
-    }
-    connection.receive(&Incoming::checked(&View::check(message, Revision::Ietf00)))
+/// The first that a message means. [`Connection::poll_event`] has further events.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Call(InboundId),
+    /// The reply to the call with this token.
+    Reply(u64),
+    Event(Event),
+    Nothing,
 }
 
-pub(super) fn config(scheme: CreditMode, server: bool) -> ConnConfig {
+/// Handles a message. Decodes every other one by its layout, because both ways must agree.
+fn take(connection: &mut Connection, message: &[u8]) -> Result<Outcome, PeerFault> {
+    while connection.poll_event().is_some() {}
+    connection.decode_by_layout(connection.counters().received.is_multiple_of(2));
+    Ok(match connection.handle_message(message) {
+        Received::Call { id, .. } => Outcome::Call(id),
+        Received::Reply { token, .. } => Outcome::Reply(token),
+        Received::Nothing => match connection.poll_event() {
+            Some(Event::Fault(fault)) => return Err(fault),
+            event => event.map_or(Outcome::Nothing, Outcome::Event),
+        },
+    })
+}
+
+pub(crate) fn config(scheme: CreditMode, server: bool) -> ConnConfig {
     ConnConfig {
         scheme,
         server,
@@ -57,7 +72,7 @@ impl Pair {
             pair.turn();
             pair.largest_flight = 0;
         }
-        assert_eq!(pair.client.phase(), Phase::Settled);
+        assert_eq!(pair.client.session().phase(), Phase::Settled);
         pair
     }
 
@@ -78,14 +93,14 @@ impl Pair {
     /// Sends all permitted messages. Returns the count without pure grants.
     fn transmit(from: &mut Connection, link: &mut VecDeque<Vec<u8>>) -> usize {
         let mut count = 0;
-        while let Some(out) = from.poll_transmit(true) {
+        while let Some(out) = from.poll_transmit() {
             let mut buf = vec![0; 512];
             // An RPC payload of two words: the XID, and the direction that version 1 reads.
             buf[256..264].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, u8::from(matches!(out, Outgoing::Reply(_)))]);
-            let start = from.emit_before(out, &Form::default(), true, &mut buf, 256).unwrap();
+            let start = from.write_header(out, &Form::INLINE, &mut buf, 256).unwrap();
             let end = if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) { 264 } else { 256 };
             link.push_back(buf[start..end].to_vec());
-            count += usize::from(out != Outgoing::Grant);
+            count += usize::from(!matches!(out, Outgoing::Grant { .. }));
         }
         count
     }
@@ -93,8 +108,8 @@ impl Pair {
     fn deliver_to_server(&mut self) {
         while let Some(message) = self.to_server.pop_front() {
             match take(&mut self.server, &message).unwrap() {
-                Event::Call { id } => self.served.push_back(id),
-                Event::Grant => {}
+                Outcome::Call(id) => self.served.push_back(id),
+                Outcome::Nothing => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -103,13 +118,13 @@ impl Pair {
     fn deliver_to_client(&mut self) {
         while let Some(message) = self.to_client.pop_front() {
             match take(&mut self.client, &message).unwrap() {
-                Event::Reply { token, .. } => self.answered.push(token),
-                Event::Failed { token, error, .. } => self.failed.push((token, error)),
-                Event::Retryable { call, token, error } => {
+                Outcome::Reply(token) => self.answered.push(token),
+                Outcome::Event(Event::Failed { token, error, .. }) => self.failed.push((token, error)),
+                Outcome::Event(Event::Retryable { call, token, error }) => {
                     self.client.give_up(call);
                     self.failed.push((token, CallError::Transport(error)));
                 }
-                Event::Grant | Event::Late { .. } | Event::Settled => {}
+                Outcome::Nothing | Outcome::Event(Event::Late { .. } | Event::Settled) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -118,7 +133,7 @@ impl Pair {
     fn answer(&mut self, count: usize) {
         for _ in 0..count {
             let Some(id) = self.served.pop_front() else { break };
-            self.server.reply(id);
+            self.server.reply(id, false);
         }
     }
 
@@ -140,10 +155,10 @@ fn many_calls_get_through_in_every_scheme_within_the_credit_limit() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
         for token in 0..32 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         let limit = pair.client.config().max_calls;
-        assert_eq!(pair.client.start_call(99, u64::MAX, 0), Err(CallError::TooManyCalls { limit }));
+        assert_eq!(pair.client.start_call(99, u64::MAX, 0, false), Err(CallError::TooManyCalls { limit }));
         let turns = (0..20).take_while(|_| {
             pair.turn();
             pair.answered.len() < 32
@@ -160,7 +175,7 @@ fn the_first_message_goes_alone() {
     for scheme in ALL {
         let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
         for token in 0..4 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         assert_eq!(pair.to_server.len(), 1, "{scheme:?}");
@@ -180,18 +195,21 @@ fn an_error_grants_nothing() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
         for token in 0..4 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         for error in [ErrorBody::BadXdr, ErrorBody::InvalHtype, ErrorBody::System] {
             let bytes = to_client(64, Flags::RESPONSE, Body::Error(error));
             take(&mut pair.client, &bytes).unwrap();
             assert_eq!(pair.client.credits().available(), 0, "{scheme:?} {error:?}");
-            assert!(!pair.client.is_open() && pair.client.poll_transmit(true).is_none(), "{scheme:?}");
+            assert!(!pair.client.session().is_open() && pair.client.poll_transmit().is_none(), "{scheme:?}");
         }
         // Any other message grants its credits.
         let bytes = to_client(3 << 16 | 3, Flags::NONE, Body::Nomsg(Chunks::NONE));
-        assert!(matches!(take(&mut pair.client, &bytes), Ok(Event::Rejected(_) | Event::Settled | Event::Call { .. })));
+        assert!(matches!(
+            take(&mut pair.client, &bytes),
+            Ok(Outcome::Event(Event::Rejected(_) | Event::Settled) | Outcome::Call(_))
+        ));
         assert_eq!(pair.client.credits().available(), 3, "{scheme:?}");
     }
 }
@@ -207,7 +225,7 @@ fn the_credit_word_of_an_error_is_ignored() {
             let header = Header { xid: 7, credit, received: windowed.then_some(1), flags: Flags::RESPONSE, body };
             let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
             header.emit(&mut bytes, Version::V2, Revision::Ietf00).unwrap();
-            assert!(matches!(take(connection, &bytes), Ok(Event::Rejected(_))), "{scheme:?}");
+            assert!(matches!(take(connection, &bytes), Ok(Outcome::Event(Event::Rejected(_)))), "{scheme:?}");
             assert_eq!(connection.credits().available(), before, "{scheme:?}");
         }
     }
@@ -219,7 +237,7 @@ fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
         let mut pair = Pair::new(scheme);
         let before = pair.server.counters().grants_piggybacked;
         for token in 0..1000 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
             pair.turn();
         }
         assert_eq!(pair.answered.len(), 1000);
@@ -234,7 +252,7 @@ fn a_silent_server_grants_receives_left_by_calls_under_way() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::new(scheme);
         for token in 0..32 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         // The first reply grants credits. The server answers nothing afterwards.
         pair.turn();
@@ -259,10 +277,10 @@ fn a_server_that_refuses_everything_keeps_granting() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
         for token in 0..100 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
             Pair::transmit(&mut pair.client, &mut pair.to_server);
             let Some(call) = pair.to_server.pop_front() else { panic!("{scheme:?}: no credit for {token}") };
-            let Ok(Event::Call { id }) = take(&mut pair.server, &call) else { panic!() };
+            let Ok(Outcome::Call(id)) = take(&mut pair.server, &call) else { panic!() };
             pair.server.reply_error(id, ErrorBody::System);
             // The server transmits only after a received message.
             Pair::transmit(&mut pair.server, &mut pair.to_client);
@@ -277,10 +295,10 @@ fn a_server_that_refuses_everything_keeps_granting() {
 fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     for now in 1..10_000 {
-        while pair.client.start_call(now, now, 0).is_ok() {}
+        while pair.client.start_call(now, now, 0, false).is_ok() {}
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         while pair.client.handle_timeout(now).is_some() {}
-        assert!(pair.client.calls.waiting() <= 2 * pair.client.call_slots(), "{now}");
+        assert!(pair.client.calls().waiting() <= 2 * pair.client.calls().capacity(), "{now}");
     }
 }
 
@@ -305,9 +323,9 @@ impl Handshake for Longest {
 fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
     let auth = AuthPolicy::Optional(Arc::new(Longest));
     let mut client = Connection::new(ConnConfig { auth, ..config(CreditMode::V2Windowed, false) });
-    assert_eq!(client.poll_transmit(true), Some(Outgoing::Connprop));
+    let out = client.poll_transmit().unwrap();
     let mut buf = vec![0; 8192];
-    let start = client.emit_before(Outgoing::Connprop, &Form::default(), true, &mut buf, 8192).unwrap();
+    let start = client.write_header(out, &Form::INLINE, &mut buf, 8192).unwrap();
     let message = &buf[start..];
     assert!(message.len() <= FIRST_MESSAGE_LEN, "{} bytes", message.len());
     // The message contains the complete opening.
@@ -319,14 +337,14 @@ fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
 fn a_stale_answer_cannot_answer_a_newer_call() {
     let mut server = Connection::new(config(CreditMode::V1, true));
     let call = words(&[9, 1, 1, 0, 0, 0, 0]);
-    let Ok(Event::Call { id: first, .. }) = take(&mut server, &call) else { panic!() };
+    let Ok(Outcome::Call(first)) = take(&mut server, &call) else { panic!() };
     server.forget(first);
-    let Ok(Event::Call { id: second, .. }) = take(&mut server, &call) else { panic!() };
+    let Ok(Outcome::Call(second)) = take(&mut server, &call) else { panic!() };
     assert_eq!(first.index(), second.index());
-    server.reply(first);
+    server.reply(first, false);
     let mut buf = [0; 64];
-    let out = server.poll_transmit(true).unwrap();
-    assert_eq!(server.emit_plain(out, true, &mut buf, 64), None);
+    let out = server.poll_transmit().unwrap();
+    assert_eq!(server.write_header(out, &Form::INLINE, &mut buf, 64), None);
 }
 
 fn words(words: &[u32]) -> Vec<u8> {
@@ -337,12 +355,12 @@ fn words(words: &[u32]) -> Vec<u8> {
 fn settled_client() -> (Connection, CallId) {
     let mut client = Connection::new(config(CreditMode::V2Incremental, false));
     let mut buf = [0; 512];
-    let hello = client.poll_transmit(true).unwrap();
-    client.emit_before(hello, &Form::default(), true, &mut buf, 512).unwrap();
+    let hello = client.poll_transmit().unwrap();
+    client.write_header(hello, &Form::INLINE, &mut buf, 512).unwrap();
     take(&mut client, &words(&[0, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
-    let call = client.start_call(1, u64::MAX, 0).unwrap();
-    assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
-    client.emit_plain(Outgoing::Call(call), true, &mut buf, 512).unwrap();
+    let call = client.start_call(1, u64::MAX, 0, false).unwrap().0;
+    assert_eq!(client.poll_transmit(), Some(Outgoing::Call(call)));
+    client.write_header(Outgoing::Call(call), &Form::INLINE, &mut buf, 512).unwrap();
     (client, call)
 }
 
@@ -363,12 +381,12 @@ fn a_reply_that_is_broken_off_ends_its_call() {
         let (mut client, call) = settled_client();
         assert!(matches!(
             take(&mut client, &part(call.xid(), Flags::MORE)),
-            Ok(Event::Continued { first: true, kept: true })
+            Ok(Outcome::Event(Event::Part { first: true, payload: Some(36) }))
         ));
-        assert!(matches!(take(&mut client, &other), Ok(Event::Rejected(_))));
-        assert!(matches!(client.broken_off(), Some(Event::Failed { token: 1, .. })));
-        assert!(client.broken_off().is_none(), "it ends once");
-        assert_eq!(client.calls.len(), 0);
+        assert!(matches!(take(&mut client, &other), Ok(Outcome::Event(Event::Rejected(_)))));
+        assert!(matches!(client.poll_event(), Some(Event::Failed { token: 1, .. })));
+        assert!(client.poll_event().is_none(), "it ends once");
+        assert_eq!(client.calls().len(), 0);
     }
 }
 
@@ -376,12 +394,16 @@ fn a_reply_that_is_broken_off_ends_its_call() {
 fn a_reply_without_memory_for_its_parts_fails_with_that_error() {
     let (mut client, call) = settled_client();
     take(&mut client, &part(call.xid(), Flags::MORE)).unwrap();
-    client.spoil_sequence();
+    client.drop_parts();
     let event = take(&mut client, &part(call.xid(), Flags::NONE)).unwrap();
     assert!(
         matches!(
             event,
-            Event::Failed { token: 1, error: CallError::NoReplyBuffer { knob: Knob::LONG_BUFFERS, .. }, .. }
+            Outcome::Event(Event::Failed {
+                token: 1,
+                error: CallError::NoReplyBuffer { knob: Knob::LONG_BUFFERS, .. },
+                ..
+            })
         ),
         "{event:?}"
     );
@@ -395,19 +417,43 @@ fn calls_sent_on_an_earlier_connection_count_as_sent() {
 }
 
 #[test]
-fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
+fn a_header_that_is_not_written_is_the_next_one_again() {
     let mut client = Connection::new(config(CreditMode::V2Windowed, false));
-    let hello = client.poll_transmit(true);
-    assert_eq!(hello, Some(Outgoing::Connprop));
-    client.take_back(Outgoing::Connprop);
-    assert_eq!(client.poll_transmit(true), hello);
+    let hello = client.poll_transmit();
+    assert!(matches!(hello, Some(Outgoing::Control { .. })));
+    assert_eq!(client.poll_transmit(), hello);
 
     let mut server = Connection::new(config(CreditMode::V2Windowed, true));
     take(&mut server, &words(&[9, 2, 1, 77, 0])).unwrap();
-    let error = server.poll_transmit(true).unwrap();
-    assert!(matches!(error, Outgoing::Error { xid: 9, .. }), "{error:?}");
-    server.take_back(error);
-    assert_eq!(server.poll_transmit(true), Some(error));
+    let error = server.poll_transmit().unwrap();
+    assert_eq!((error, server.poll_transmit()), (Outgoing::Control { room: Outgoing::SHORT }, Some(error)));
+    let mut buf = [0; Outgoing::SHORT];
+    let start = server.write_header(error, &Form::INLINE, &mut buf, Outgoing::SHORT).unwrap();
+    assert_eq!(View::check(&buf[start..], Revision::Ietf00).unwrap().xid(), 9);
+    assert_ne!(server.poll_transmit(), Some(error));
+}
+
+/// Parts of a message are not mixed with other messages, even if there was no memory for the first part.
+#[test]
+fn a_message_in_parts_holds_back_others_until_its_last_part() {
+    for no_memory in [false, true] {
+        let (mut client, _) = settled_client();
+        let (call, now) = client.start_call(2, u64::MAX, 0, true).unwrap();
+        assert!(now);
+        let mut buf = [0; 512];
+        if no_memory {
+            assert_eq!(client.write_header(Outgoing::Call(call), &Form::PART, &mut [], 0), None);
+        } else {
+            client.write_header(Outgoing::Call(call), &Form::PART, &mut buf, 512).unwrap();
+        }
+        assert!(!client.start_call(3, u64::MAX, 0, true).unwrap().1);
+        for form in [Form::PART, Form::INLINE] {
+            assert_eq!(client.poll_transmit(), Some(Outgoing::Continue));
+            client.write_header(Outgoing::Call(call), &form, &mut buf, 512).unwrap();
+        }
+        assert!(matches!(client.poll_transmit(), Some(Outgoing::Call(_))));
+        assert_eq!(client.counters().continued_sent, if no_memory { 1 } else { 2 });
+    }
 }
 
 #[test]
@@ -422,14 +468,13 @@ fn thresholds_of_version_1_come_from_private_data() {
 fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
     let (mut client, _) = settled_client();
     for token in 2..=8 {
-        let call = client.start_call(token, u64::MAX, 0).unwrap();
-        assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
-        client.emit_plain(Outgoing::Call(call), true, &mut [0; 512], 512).unwrap();
+        let call = client.start_call(token, u64::MAX, 0, false).unwrap().0;
+        assert_eq!(client.poll_transmit(), Some(Outgoing::Call(call)));
+        client.write_header(Outgoing::Call(call), &Form::INLINE, &mut [0; 512], 512).unwrap();
     }
-    client.needs_transmit(true);
     assert_eq!(client.credits().available(), 0);
     client.keep_alive();
-    assert_eq!(client.poll_transmit(true), None);
+    assert_eq!(client.poll_transmit(), None);
 }
 
 /// A version 1 client that abandons all its calls may send as many more before the first are answered. The server
@@ -437,11 +482,11 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
 #[test]
 fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault() {
     let mut server = Connection::new(config(CreditMode::V1, true));
-    let receives = server.reserve() + server.credits().overcommit();
+    let receives = server.status().reserve + server.credits().overcommit();
     assert!(receives > 2 * CREDITS, "Receives are kept for {receives} messages");
     let mut served = VecDeque::new();
     let call = |server: &mut Connection| match take(server, &words(&[9, 1, 1, 0, 0, 0, 0])) {
-        Ok(Event::Call { id }) => Ok(id),
+        Ok(Outcome::Call(id)) => Ok(id),
         Ok(event) => panic!("{event:?}"),
         Err(fault) => Err(fault),
     };
@@ -451,7 +496,7 @@ fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault(
     // Each answer frees a slot for one more call.
     for _ in 0..3 * CREDITS {
         let id = served.pop_front().expect("a call");
-        server.reply(id);
+        server.reply(id, false);
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
         let reply = link.pop_front().expect("a reply");

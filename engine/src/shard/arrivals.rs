@@ -166,7 +166,7 @@ impl<F: Fabric> Shard<F> {
         let keepers = self.cx.conns.iter().filter_map(|conn| {
             let accepted = conn.accepted()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
-            let useful = conn.proto.useful_messages();
+            let useful = conn.proto.status().useful_messages;
             let silent = accepted.silent(useful, now);
             let reserve = conn.promise.receives() as usize;
             let (qp, host, new) = (conn.qp(), &*accepted.whose, accepted.new);
@@ -211,7 +211,9 @@ impl<F: Fabric> Shard<F> {
         }
         // Otherwise it keeps its limit, which may grow.
         let Ok(credits) = self.share() else { return };
-        if credits > MIN_CREDITS && conn.proto.is_untouched() {
+        let counters = conn.proto.counters();
+        let untouched = conn.proto.is_idle() && counters.received + counters.sent == 0;
+        if credits > MIN_CREDITS && untouched {
             // Its private data stays valid.
             let told = conn.proto.config();
             let (peer, receive_size) = (told.private_data, told.receive_size);

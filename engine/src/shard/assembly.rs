@@ -17,7 +17,6 @@ use super::conn::Conn;
 use super::context::Context;
 use super::host::{Party, is_short_for_hosts};
 use crate::fabric::{Fabric, QpId};
-use crate::wire::View;
 
 /// Users of long buffers, by the age of the message.
 type Holders = Rc<RefCell<BTreeMap<u64, Holder>>>;
@@ -157,13 +156,13 @@ impl Drop for Place {
 }
 
 impl<F: Fabric> Context<F> {
-    /// Handles a part other than the last; `view` is the part, if it is useful.
+    /// Handles the payload of a part other than the last, if it is needed.
     #[cold]
-    pub(super) fn part_came(&mut self, conn: &mut Conn, first: bool, view: Option<&View<'_>>) {
+    pub(super) fn receive_part(&mut self, conn: &mut Conn, first: bool, payload: Option<&[u8]>) {
         if first {
             conn.assembling.give_up();
         }
-        let Some(part) = view.map(View::payload) else { return };
+        let Some(part) = payload else { return };
         if first {
             (conn.assembling.age, conn.assembling.began) = (self.assemblies.begin(), self.clock.read());
             match self.alloc_assembly(conn, part.len(), 2 * self.config.wire.receive_size) {
@@ -172,7 +171,7 @@ impl<F: Fabric> Context<F> {
                     self.hold_assembly(conn, buf);
                 }
                 // Otherwise the last part would pass as the whole message.
-                None => conn.proto.spoil_sequence(),
+                None => conn.proto.drop_parts(),
             }
         }
         self.assemble(conn, part);
@@ -191,7 +190,7 @@ impl<F: Fabric> Context<F> {
         if len + part.len() > buf.capacity() {
             let needed = len + part.len();
             let Some(mut larger) = self.alloc_assembly(conn, needed, 2 * needed) else {
-                return conn.proto.spoil_sequence();
+                return conn.proto.drop_parts();
             };
             larger.full_mut()[..len].copy_from_slice(&buf);
             buf = larger;
@@ -236,7 +235,7 @@ impl<F: Fabric> Context<F> {
         let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.party(), now) else { return };
         let Some(other) = self.conns.get_mut(who) else { return };
         other.assembling.give_up();
-        other.proto.spoil_sequence();
+        other.proto.drop_parts();
         self.stats.pool_empty += 1;
         let name = |conn: &Conn| conn.accepted().map_or("a server", |accepted| accepted.host()).to_owned();
         let (loser, winner) = (name(other), name(conn));

@@ -17,23 +17,17 @@ const MOST_CHANGES: usize = 256;
 pub(super) struct Changes(VecDeque<(ConnRef, Event)>);
 
 impl Changes {
-    /// Takes the connection's events: characteristics have changed, or may change now.
+    /// Records an event of a connection. A requested receive size may be granted later.
     #[cold]
-    pub(super) fn note<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        while let Some(event) = conn.proto.poll_change() {
-            if let Event::Asked(wanted) = &event {
-                asked_for(cx, wanted);
+    pub(super) fn add<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn, event: Event) {
+        if let Event::Requested(wanted) = &event {
+            for value in wanted {
+                if let Characteristic::ReceiveSize(bytes) = value {
+                    cx.ask_for_size(*bytes as usize);
+                }
             }
-            self.keep((ConnRef(conn.origin()), event));
         }
-        if conn.proto.exchange().is_some() {
-            // The peer may have an earlier value, sent before changes were possible.
-            let _ = conn.proto.update_receive_size(cx.sizing.announced());
-        }
-        if cx.sizing.is_busy() {
-            cx.schedule.control_now();
-        }
-        conn.refresh();
+        self.keep((ConnRef(conn.origin()), event));
     }
 
     /// Adds an event; drops the oldest of too many.
@@ -45,11 +39,17 @@ impl Changes {
     }
 }
 
-fn asked_for<F: Fabric>(cx: &mut Context<F>, wanted: &[Characteristic]) {
-    for value in wanted {
-        if let Characteristic::ReceiveSize(bytes) = value {
-            cx.ask_for_size(*bytes as usize);
+impl<F: Fabric> Context<F> {
+    /// Adopts the terms of a connection, which its last message may have changed.
+    #[cold]
+    pub(super) fn adopt_terms(&mut self, conn: &mut Conn) {
+        // The peer may have an earlier value, sent before changes were possible.
+        let size = Characteristic::ReceiveSize(self.sizing.announced() as u32);
+        let _ = conn.proto.changes().announce(size, false);
+        if self.sizing.is_busy() {
+            self.schedule.control_now();
         }
+        conn.refresh();
     }
 }
 
@@ -82,7 +82,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// The request was not sent.
     pub fn request_change(&mut self, conn: ConnRef, wanted: &[Characteristic]) -> Result<(), ChangeError> {
-        self.with_open(conn, |conn| conn.proto.request(wanted))
+        self.with_open(conn, |conn| conn.proto.changes().request(wanted))
     }
 
     /// Switches Send With Invalidate for calls on this connection; informs the peer.
@@ -90,7 +90,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// Nothing has changed.
     pub fn set_remote_invalidation(&mut self, conn: ConnRef, yes: bool) -> Result<(), ChangeError> {
-        self.with_open(conn, |conn| conn.proto.set_remote_invalidation(yes))
+        self.with_open(conn, |conn| conn.proto.changes().announce(Characteristic::RemoteInvalidation(yes), false))
     }
 
     /// Takes the events about characteristics, oldest first; at most the last 256.

@@ -10,8 +10,8 @@ use super::ConnRef;
 use super::accepted::Accepted;
 use super::assembly::Assembling;
 use super::close_reason::{CloseReason, LocalClose};
+use super::continuation::Continuation;
 use super::host::Party;
-use super::outgoing::Continuation;
 use super::peers::{OwedEnd, Peers};
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
@@ -120,8 +120,8 @@ impl Conn {
             stage: Stage::Connecting,
             sends: SendQueue::new(),
             ready: false,
-            requests: Requests::new(proto.call_slots()),
-            served: Served::new(proto.inbound_slots()),
+            requests: Requests::new(proto.calls().capacity()),
+            served: Served::new(proto.inbound().capacity()),
             proto,
             assembling: Assembling::default(),
             continuation: None,
@@ -160,7 +160,8 @@ impl Conn {
     /// Prefetches the tables that it refers to. Reads the connection, which should be in the cache by now.
     #[inline]
     pub(super) fn prefetch_tables(&self) {
-        self.proto.tables().into_iter().for_each(prefetch::<1, _>);
+        let [calls, free_calls] = self.proto.calls().first_places();
+        [calls, free_calls, self.proto.inbound().first_place()].into_iter().for_each(prefetch::<1, _>);
         prefetch::<2, _>(self.requests.first_place());
         prefetch::<2, _>(self.sends.next_place());
     }
@@ -321,7 +322,7 @@ impl Conn {
     /// replies.
     #[cold]
     pub(super) fn lingers_until(&mut self, now: u64, silence: u64, untaken: bool) -> u64 {
-        let (received, half) = (self.proto.counters().received, self.proto.half_sent());
+        let (received, half) = (self.proto.counters().received, self.proto.status().half_received);
         let end = now.saturating_add(silence.saturating_mul(LONGEST_LINGER));
         let state = Linger { received, heard: now, end, half, untaken: true };
         self.linger.get_or_insert(state).until(silence, Linger { untaken, ..state })
@@ -369,21 +370,21 @@ impl Conn {
 
     /// Resizes the slots for the peer's calls to the protocol's limit.
     pub(super) fn fit(&mut self) {
-        self.served.fit(self.proto.inbound_slots());
+        self.served.fit(self.proto.inbound().capacity());
     }
 
     /// Updates the time; called at intervals.
     pub(super) fn pass_time(&mut self, now: u64) {
         self.proto.pass_time(now);
         if let Some(accepted) = &mut self.accepted {
-            accepted.look(self.proto.useful_messages(), now);
+            accepted.look(self.proto.status().useful_messages, now);
         }
     }
 
     /// Restarts the protocol, before any message.
     pub(super) fn restart(&mut self, proto: Connection) {
         self.proto = proto;
-        self.requests.fit(self.proto.call_slots());
+        self.requests.fit(self.proto.calls().capacity());
         self.fit();
         self.refresh();
     }
@@ -391,7 +392,7 @@ impl Conn {
     /// Recomputes cached limits after the terms may have changed.
     pub(super) fn refresh(&mut self) {
         if self.peer.is_none() {
-            self.peer = self.proto.auth().peer().map(Arc::from);
+            self.peer = self.proto.session().auth().peer().map(Arc::from);
         }
         self.requests.refresh(self.stage, &self.proto);
         self.served.refresh(self.stage, &self.proto, self.peer.is_some());
@@ -411,7 +412,7 @@ impl Conn {
         let under_way = self.sends.under_way();
         // Most connections have sent fewer since the last signaled Send.
         under_way >= signal_every && {
-            let most = self.proto.credits().credit_limit().max(self.proto.call_slots() as u32);
+            let most = self.proto.credits().credit_limit().max(self.proto.calls().capacity() as u32);
             under_way >= most.saturating_add(signal_every)
         }
     }
@@ -419,21 +420,21 @@ impl Conn {
     /// Duties of the peer. `in_device`: the device holds memory of this connection.
     pub(super) fn owed(&self, in_device: bool, max_abandoned: usize) -> Owed {
         // A busy peer may delay work that costs this side nothing.
-        let holds = in_device || !self.sends.is_empty() || self.proto.has_replies();
+        let status = self.proto.status();
+        let holds = in_device || !self.sends.is_empty() || status.has_replies;
         let (sends, left) = self.sends.numbers();
         let (fetches, fetched) = self.served.fetches();
-        let (replies, granted) = self.proto.ungranted();
         Owed {
             sends,
             left: if holds { left } else { sends },
             written: self.sends.written_so_far(),
             fetches,
             fetched,
-            replies,
-            granted,
-            waiting: if replies == granted { 0 } else { self.served.waiting_bytes() },
-            half_sent: self.proto.half_sent(),
-            withheld: self.proto.withheld_answers(max_abandoned),
+            replies: status.queued,
+            granted: status.sent,
+            waiting: if status.queued == status.sent { 0 } else { self.served.waiting_bytes() },
+            half_sent: status.half_received,
+            withheld: self.proto.calls().withheld_answers(max_abandoned, self.proto.credits()),
         }
     }
 
@@ -493,7 +494,7 @@ mod tests {
         assert!(!conn.has_waited_to_grant());
         assert!(conn.has_waited_to_grant());
         let mut buf = [0; 64];
-        let message = conn.proto.emit_before(Outgoing::Grant, &Form::default(), true, &mut buf, 64);
+        let message = conn.proto.write_header(Outgoing::Grant { due: true }, &Form::INLINE, &mut buf, 64);
         assert!(message.is_some() && !conn.has_waited_to_grant());
     }
 }

@@ -4,14 +4,44 @@ use rpcrdma_mempool::Buf;
 
 use super::conn::Conn;
 use super::context::Context;
-use super::outgoing::{Continuation, Whose};
 use super::requester::call_header_len;
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
+use crate::proto::{CallId, Form, Outgoing};
+use crate::service::{Call, Replying};
 use crate::wire::ChunkCounts;
 
 /// Payload bytes of the shortest parts, which use the smallest buffers. The last part may be shorter.
 const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
+
+/// Owner of an outgoing continued message.
+#[derive(Debug)]
+pub(super) enum MessageOwner {
+    /// A call of this side, and its exposure.
+    Call(CallId, Option<u32>),
+    /// The reply to a peer's call.
+    Reply(Call<Replying>),
+}
+
+/// An outgoing continued message.
+#[derive(Debug)]
+pub(super) struct Continuation {
+    pub(super) owner: MessageOwner,
+    /// Its window is the unsent rest.
+    pub(super) rest: Buf,
+    /// Start and length of the message in the buffer.
+    pub(super) whole: (usize, usize),
+    /// Bytes of the last part's header.
+    pub(super) last_header: usize,
+}
+
+impl Continuation {
+    /// The whole `message`, for the last part's header.
+    pub(super) fn new(owner: MessageOwner, message: Buf, last_header: usize) -> Self {
+        let whole = (message.start(), message.len());
+        Self { owner, rest: message, whole, last_header }
+    }
+}
 
 pub(super) enum NextPart {
     Sent,
@@ -24,35 +54,36 @@ pub(super) enum NextPart {
 impl<F: Fabric> Context<F> {
     /// Sends the first part of a message that is too long for one.
     #[cold]
-    pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation, receives_ok: bool) {
+    pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation) {
         debug_assert!(continuation.last_header + continuation.rest.len() > conn.proto.terms().send_inline_threshold);
-        self.transmit_part(conn, continuation, receives_ok);
+        self.transmit_part(conn, continuation);
     }
 
     /// Sends one more part, unless it is the last.
-    pub(super) fn continue_message(&mut self, conn: &mut Conn, receives_ok: bool) -> NextPart {
+    pub(super) fn continue_message(&mut self, conn: &mut Conn) -> NextPart {
         let Some(mut continuation) = conn.take_continuation() else { return NextPart::Sent };
-        if let Whose::Call(call, Some(index)) = continuation.of
+        if let MessageOwner::Call(call, Some(index)) = continuation.owner
             && !conn.exposes(call, index)
         {
             // Answered before it was complete: its exposed memory is the caller's again. The rest still has to be sent:
             // otherwise the peer would take the next message for it.
-            (continuation.of, continuation.last_header) = (Whose::Call(call, None), call_header_len(conn, None));
+            (continuation.owner, continuation.last_header) =
+                (MessageOwner::Call(call, None), call_header_len(conn, None));
         }
         if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
             return NextPart::Last(continuation);
         }
-        match self.transmit_part(conn, continuation, receives_ok) {
+        match self.transmit_part(conn, continuation) {
             true => NextPart::Sent,
             false => NextPart::NoMemory,
         }
     }
 
     /// Sends a part other than the last. False without memory.
-    fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation, receives_ok: bool) -> bool {
+    fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation) -> bool {
         let (limit, left) = (conn.proto.terms().send_inline_threshold, continuation.rest.len());
         // The last part is never empty, and parts end at XDR words.
-        let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
+        let room = (limit - conn.proto.credits().header_len(&ChunkCounts::default())) & !3;
         let longest = if room < left { room } else { (left / 2) & !3 };
         if longest == 0 {
             // The peer has reduced its receive size: nothing fits after the last header.
@@ -60,12 +91,15 @@ impl<F: Fabric> Context<F> {
             conn.keep_continuation(continuation);
             return true;
         }
+        let out = match &continuation.owner {
+            MessageOwner::Call(call, _) => Outgoing::Call(*call),
+            MessageOwner::Reply(call) => Outgoing::Reply(call.id()),
+        };
         let sent = self.alloc_continuation(longest).is_some_and(|(mut buf, take)| {
             let end = HEADROOM_PLAIN + take;
             let bytes = continuation.rest.get(..take).unwrap_or_default();
             buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
-            let of = continuation.of.outgoing();
-            match conn.proto.emit_continued(of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
+            match conn.proto.write_header(out, &Form::PART, buf.full_mut(), HEADROOM_PLAIN) {
                 Some(start) => {
                     buf.set_window(start, end - start);
                     conn.sends.push_send(buf, None, self.config.debug.signal_every);
@@ -77,10 +111,12 @@ impl<F: Fabric> Context<F> {
             true
         });
         conn.keep_continuation(continuation);
-        conn.proto.hold_queue();
-        match sent {
-            true => self.ready.add(conn),
-            false => self.starve(conn),
+        if sent {
+            self.ready.add(conn);
+        } else {
+            // It still goes before other messages.
+            conn.proto.write_header(out, &Form::PART, &mut [], 0);
+            self.starve(conn);
         }
         sent
     }

@@ -3,7 +3,7 @@
 use super::clock::nanoseconds;
 use super::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use super::conn::Conn;
-use super::outgoing::{Continuation, Whose};
+use super::continuation::{Continuation, MessageOwner};
 use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Notice, Shard};
@@ -181,7 +181,7 @@ impl<F: Fabric> Shard<F> {
             continue_up_to: config.debug.continue_up_to,
             reassemble_up_to: config.wire.reassemble_up_to,
             remote_invalidation: config.debug.remote_invalidate,
-            useless_per_second: config.limits.max_unsolicited_per_second,
+            unsolicited_per_second: config.limits.max_unsolicited_per_second,
             auth: config.wire.host_auth.clone(),
             decode_by_layout: config.debug.decode_by_layout,
             private_data: peer,
@@ -191,7 +191,7 @@ impl<F: Fabric> Shard<F> {
     /// Adds a connection with a queue pair to the table.
     pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
         self.cx.rebalance(&mut conn);
-        let (qp, failure) = (conn.qp(), conn.proto.auth().failure());
+        let (qp, failure) = (conn.qp(), conn.proto.session().auth().failure());
         self.cx.conns.insert(conn);
         self.cx.stats.connections_made += 1;
         self.cx.refill();
@@ -314,7 +314,7 @@ impl<F: Fabric> Shard<F> {
                 return shard.accept_established(conn);
             }
             conn.proto.set_private_data(PrivateData::parse(private_data));
-            if conn.proto.is_open() {
+            if conn.proto.session().is_open() {
                 return shard.settled(conn);
             }
             conn.go(Stage::Negotiating);
@@ -358,13 +358,13 @@ impl<F: Fabric> Shard<F> {
         let now = self.cx.clock.read();
         for qp in self.life.negotiating.clone() {
             self.with(qp, |shard, conn| {
-                if conn.proto.is_open() {
+                if conn.proto.session().is_open() {
                     // Its first message may be of another kind.
                     return shard.settled(conn);
                 }
                 shard.cx.schedule.wake_by(conn.settle_by().max(now));
                 if conn.settle_by() <= now {
-                    conn.end_for(match conn.proto.first_error() {
+                    conn.end_for(match conn.proto.session().first_error() {
                         Some(error) => LocalClose::NegotiationRefused(error),
                         None => LocalClose::NegotiationTimeout,
                     });
@@ -399,7 +399,8 @@ impl<F: Fabric> Shard<F> {
         }
         let closed = conn.take_close_reason().unwrap_or(LocalClose::Requested.into());
         // A server closes the connection of a refused client after a message that says so.
-        let reason = conn.proto.auth().failure().map_or(closed, |error| PeerFault::NotAuthenticated(error).into());
+        let reason =
+            conn.proto.session().auth().failure().map_or(closed, |error| PeerFault::NotAuthenticated(error).into());
         let origin = conn.origin();
         self.say_why(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
@@ -408,7 +409,7 @@ impl<F: Fabric> Shard<F> {
         log::debug!("{origin:?} closed: {reason}");
         if let Some(accepted) = conn.accepted() {
             let (host, left) = (accepted.host(), reason.kind() == CloseReasonKind::Peer);
-            if let Some(id) = conn.proto.auth().claimed().filter(|_| left) {
+            if let Some(id) = conn.proto.session().auth().claimed().filter(|_| left) {
                 self.cx.warn(
                     "clients that left amid host authentication",
                     format_args!(
@@ -436,10 +437,10 @@ impl<F: Fabric> Shard<F> {
         }
         // The device releases its memory here: only then may other code use it.
         self.cx.fabric.destroy_qp(conn.leave_qp());
-        if let Some(Continuation { of, rest, whole, .. }) = conn.take_continuation() {
-            match of {
-                Whose::Reply(call) => self.responder.drop_call(call),
-                Whose::Call(call, _) => conn.keep_whole(call, rest, whole),
+        if let Some(Continuation { owner, rest, whole, .. }) = conn.take_continuation() {
+            match owner {
+                MessageOwner::Reply(call) => self.responder.drop_call(call),
+                MessageOwner::Call(call, _) => conn.keep_whole(call, rest, whole),
             }
         }
         self.responder.give_up_calls(conn);

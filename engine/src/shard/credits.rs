@@ -72,16 +72,18 @@ impl Turn {
 }
 
 impl<F: Fabric> Context<F> {
-    /// Whether receives suffice for all peers after `conn`, which is not in the table now, grants one more message.
+    /// Tells a connection whether receives suffice for all peers after it grants one more message. It is not in the
+    /// table now.
     #[inline]
-    pub(super) fn receives_ok(&mut self, conn: &mut Conn) -> bool {
-        self.receives.suffice() || self.spares_receives(conn)
+    pub(super) fn check_receives(&mut self, conn: &mut Conn) {
+        let ready = self.receives.suffice() || self.spares_receives(conn);
+        conn.proto.set_receives_ready(ready);
     }
 
-    /// As above, without the full reserve of each connection: calls may keep their buffers for long.
+    /// Whether receives suffice without the full reserve of each connection: calls may keep their buffers for long.
     #[cold]
     fn spares_receives(&mut self, conn: &mut Conn) -> bool {
-        let own = conn.proto.spared();
+        let own = conn.proto.status().spared;
         let mut others = match self.receives.spared_in(self.stats.turns) {
             Some(all) => all.saturating_sub(conn.promise.spared()),
             None => self.count_spared(),
@@ -117,7 +119,7 @@ impl<F: Fabric> Context<F> {
     fn count_spared(&mut self) -> u32 {
         let mut all = 0;
         for conn in self.conns.iter_mut() {
-            conn.promise.spare(conn.proto.spared());
+            conn.promise.spare(conn.proto.status().spared);
             all += conn.promise.spared();
         }
         self.receives.set_spared(self.stats.turns, all);
@@ -178,7 +180,7 @@ impl<F: Fabric> Context<F> {
 
     /// Updates the promise to a connection.
     pub(super) fn rebalance(&mut self, conn: &mut Conn) {
-        let (receives, overcommit) = (conn.proto.reserve(), conn.proto.credits().overcommit());
+        let (receives, overcommit) = (conn.proto.status().reserve, conn.proto.credits().overcommit());
         self.receives.promise(&mut conn.promise, receives, overcommit);
     }
 

@@ -18,7 +18,6 @@
 //! | `receives` | budget of receives |
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continuation` | sending of continued messages |
-//! | `outgoing` | an outgoing continued message |
 //! | `assembly` | reassembly of incoming continued messages |
 //! | `control` | connect, listen, accept, close |
 //! | `drain` | connections that close after their calls |
@@ -66,7 +65,6 @@ mod drain;
 mod host;
 mod lifecycle;
 mod list;
-mod outgoing;
 mod peers;
 mod poll;
 mod progress;

@@ -3,10 +3,9 @@
 use super::Shard;
 use super::close_reason::{CloseCause, CloseReason, is_peer_fault};
 use super::conn::Conn;
-use super::continuation::NextPart;
-use super::outgoing::{Continuation, Whose};
+use super::continuation::{Continuation, MessageOwner, NextPart};
 use super::stage::Stage;
-use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
+use crate::config::POLL_BATCH;
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
 
@@ -187,12 +186,11 @@ impl<F: Fabric> Shard<F> {
     /// turn had no other completion.
     #[inline(always)]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
-        let receives_ok = self.cx.receives_ok(conn);
-        let asks = conn.proto.has_output(receives_ok) || conn.stage() == Stage::Draining;
+        self.cx.check_receives(conn);
+        let asks = conn.proto.has_output() || conn.stage() == Stage::Draining;
         if asks || (!only_one && !conn.sends.is_empty()) {
             self.cx.ready.add(conn);
         } else if !conn.sends.is_empty() && !conn.is_ready() {
-            conn.proto.needs_transmit(receives_ok);
             self.cx.post_chain(conn);
         }
     }
@@ -260,8 +258,8 @@ impl<F: Fabric> Shard<F> {
             if conn.stage() == Stage::Connecting {
                 return;
             }
-            let receives_ok = shard.cx.receives_ok(conn);
-            if conn.proto.needs_transmit(receives_ok) || conn.stage() == Stage::Draining {
+            shard.cx.check_receives(conn);
+            if conn.proto.has_output() || conn.stage() == Stage::Draining {
                 shard.transmit_pending(conn);
             }
             shard.cx.post_chain(conn);
@@ -285,40 +283,31 @@ impl<F: Fabric> Shard<F> {
                 break;
             }
             // Sending changes it.
-            let receives_ok = self.cx.receives_ok(conn);
-            let Some(out) = conn.proto.poll_transmit(receives_ok) else {
+            self.cx.check_receives(conn);
+            let Some(out) = conn.proto.poll_transmit() else {
                 more = false;
                 break;
             };
-            // A due grant, unless a keep-alive, may share a message of the next turn: a client's next call.
-            if out == Outgoing::Grant
+            // A due grant may share a message of the next turn: a client's next call.
+            if out == (Outgoing::Grant { due: true })
                 && self.cx.config.debug.coalesce_grants
-                && conn.proto.has_output(receives_ok)
                 && !conn.has_waited_to_grant()
             {
                 break;
             }
             match out {
-                Outgoing::Call(call) => {
-                    self.requester.transmit_queued(&mut self.cx, conn, call, receives_ok);
-                }
-                Outgoing::Reply(id) => {
-                    self.responder.transmit_waiting(&mut self.cx, conn, id, receives_ok);
-                }
-                Outgoing::Continue => match self.cx.continue_message(conn, receives_ok) {
+                Outgoing::Call(call) => self.requester.transmit_queued(&mut self.cx, conn, call),
+                Outgoing::Reply(id) => self.responder.transmit_waiting(&mut self.cx, conn, id),
+                Outgoing::Continue => match self.cx.continue_message(conn) {
                     NextPart::Sent => {}
                     NextPart::NoMemory => {
                         more = false;
                         break;
                     }
-                    NextPart::Last(parts) => self.transmit_last_part(conn, parts, receives_ok),
+                    NextPart::Last(parts) => self.transmit_last_part(conn, parts),
                 },
-                Outgoing::Error { .. }
-                | Outgoing::WrongVersion { .. }
-                | Outgoing::Connprop
-                | Outgoing::Optional
-                | Outgoing::Grant => {
-                    if !self.transmit_header(conn, out, receives_ok) {
+                Outgoing::Control { .. } | Outgoing::Grant { .. } => {
+                    if !self.transmit_header(conn, out) {
                         more = false;
                         break;
                     }
@@ -338,32 +327,27 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends the last part of a call or reply.
-    fn transmit_last_part(&mut self, conn: &mut Conn, parts: Continuation, receives_ok: bool) {
-        let Continuation { of, rest, whole, last_header } = parts;
-        match of {
-            Whose::Reply(call) => {
-                self.responder.transmit_last_part(&mut self.cx, conn, call, rest, receives_ok);
+    fn transmit_last_part(&mut self, conn: &mut Conn, parts: Continuation) {
+        let Continuation { owner, rest, whole, last_header } = parts;
+        match owner {
+            MessageOwner::Reply(call) => {
+                self.responder.transmit_last_part(&mut self.cx, conn, call, rest);
             }
-            Whose::Call(call, exposure) => {
+            MessageOwner::Call(call, exposure) => {
                 let (of, rest) = ((call, exposure), (rest, whole, last_header));
-                self.requester.transmit_last_part(&mut self.cx, conn, of, rest, receives_ok);
+                self.requester.transmit_last_part(&mut self.cx, conn, of, rest);
             }
         }
     }
 
-    /// Sends a message of a header only. False without a buffer: it is retried before other work.
-    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
-        let end = match out {
-            Outgoing::Connprop => conn.proto.connprop_room(),
-            Outgoing::Optional => SMALL_BUFFER,
-            _ => HEADROOM_PLAIN,
-        };
+    /// Sends a message of a header only. False without a buffer: it stays queued.
+    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing) -> bool {
+        let end = if let Outgoing::Control { room } = out { room } else { Outgoing::SHORT };
         let Some(mut buf) = self.cx.alloc(end) else {
-            conn.proto.take_back(out);
             self.cx.starve(conn);
             return false;
         };
-        match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
+        match conn.proto.write_header(out, &Form::INLINE, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
                 conn.sends.push_send(buf, None, self.cx.config.debug.signal_every);
@@ -379,9 +363,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::proto::Event;
+    use crate::proto::Received;
     use crate::shard::SimulatedTime;
-    use crate::shard::testing::{NoDevice, call, message, open_conn, receive, received, small};
+    use crate::shard::testing::{NoDevice, call, message, open_conn, received, small};
     use crate::wire::ErrorBody;
 
     /// A shard with connections that have no buffer after its first turns, and the users of the buffers.
@@ -391,8 +375,7 @@ mod tests {
         shard.simulate(&time);
         let mut conn = open_conn(0, true);
         let buf = shard.alloc(100).expect("a buffer");
-        let Event::Call { id } = receive(&mut conn, &received(buf, &message(1, &call(7, 0))), |_, event, _| event)
-        else {
+        let Received::Call { id, .. } = conn.proto.handle_message(&received(buf, &message(1, &call(7, 0)))) else {
             panic!("it is a call");
         };
         conn.proto.reply_error(id, ErrorBody::System);

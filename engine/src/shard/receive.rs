@@ -1,85 +1,82 @@
-//! Classification and dispatch of an incoming message.
+//! Dispatch of an incoming message.
 
 use super::Shard;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{CallError, Event, Incoming, Knob, Lists, PeerFault, Rejected};
+use crate::proto::{CallError, CallId, Event, InboundId, Knob, PeerFault, Received, Rejected};
 use crate::service::RpcMessage;
-use crate::wire::{ErrorBody, Head, HeaderType, Plain, View, WireError};
+use crate::wire::{ErrorBody, Head, HeaderType, WINDOWED_LEN};
 
 impl<F: Fabric> Shard<F> {
-    /// Handles a message. Each kind has its own [`take`](Self::take), which keeps its state in registers.
-    #[inline(never)]
-    pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        match conn.proto.plain(&message) {
-            Some(Plain::Call) => self.received_call(conn, message),
-            Some(Plain::Reply) => self.received_reply(conn, message, invalidated),
-            None => self.received_other(conn, message, invalidated),
-        }
-    }
-
-    #[inline(never)]
-    fn received_call(&mut self, conn: &mut Conn, message: ReceivedBuf) {
-        self.take(conn, Plain::Call.head(&message), message, None);
-    }
-
-    #[inline(never)]
-    fn received_reply(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        self.take(conn, Plain::Reply.head(&message), message, invalidated);
-    }
-
-    #[inline(never)]
-    fn received_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        self.take(conn, None, message, invalidated);
-    }
-
-    /// Passes a message to the connection, then to the engine of the call or reply. Decodes it first, unless this head
-    /// shows the fast-path layout.
+    /// Passes a message to the connection, then to the engine of the call or reply.
     #[inline(always)]
-    fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
+    pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         if matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
             return;
         }
-        let checked;
-        let incoming = if let Some(head) = plain {
-            head.into()
-        } else if let Some(incoming) = conn.proto.decode_other(&message) {
-            incoming
-        } else {
-            checked = conn.proto.check(&message);
-            Incoming::checked(&checked)
-        };
-        let event = match incoming.lists {
-            Lists::Checked(checked) => self.receive_checked(conn, checked),
-            _ => conn.proto.receive(&incoming),
-        };
+        if conn.proto.counters().received == 0 {
+            self.widen(conn);
+        }
+        // Most messages are plain: each kind has a function of its own, which keeps its state in registers.
+        match conn.proto.handle_message(&message) {
+            Received::Call { id, plain: true } => self.received_call(conn, id, message),
+            Received::Reply { call, token, plain: true } => {
+                self.received_reply(conn, call, token, message, invalidated)
+            }
+            received => self.received_other(conn, received, message, invalidated),
+        }
+    }
+
+    #[inline(never)]
+    fn received_call(&mut self, conn: &mut Conn, id: InboundId, message: ReceivedBuf) {
+        let call = self.responder.take_call(&mut self.cx, conn, id);
+        let xid = message.first_chunk().map_or(0, |xid| u32::from_be_bytes(*xid));
+        self.responder.serve_plain(&mut self.cx, conn, call, &plain_head(xid), message);
+    }
+
+    #[inline(never)]
+    fn received_reply(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        message: ReceivedBuf,
+        invalidated: Option<u32>,
+    ) {
+        let read = conn.read_reply(call, &plain_head(call.xid()).into(), &message);
+        self.requester.replied(&mut self.cx, conn, (call, token), read, message, invalidated);
+    }
+
+    /// Handles calls and replies with chunks, in parts or in other layouts, and all other messages.
+    #[inline(never)]
+    fn received_other(&mut self, conn: &mut Conn, received: Received, message: ReceivedBuf, invalidated: Option<u32>) {
         let cx = &mut self.cx;
-        match event {
-            Ok(Event::Call { id }) => {
+        match received {
+            Received::Call { id, .. } => {
+                let header = *conn.proto.header();
                 let mut call = self.responder.take_call(cx, conn, id);
-                if let Some(view) = incoming.view()
-                    && (conn.assembling.is_under_way() || view.htype() != HeaderType::Msg)
-                {
-                    return self.responder.serve_unusual(cx, conn, call, view);
+                if let Some(view) = header.view(&message) {
+                    // The first message may have changed the terms.
+                    conn.served.refresh_room(&conn.proto);
+                    if conn.assembling.is_under_way() || view.htype() != HeaderType::Msg {
+                        return self.responder.serve_unusual(cx, conn, call, &view);
+                    }
                 }
-                if let Some(head) = plain {
-                    return self.responder.serve_plain(cx, conn, call, &head, message);
-                }
-                let (read, at) = (self.responder.read(conn, &incoming, &message, &mut call), incoming.head.len);
+                let (read, at) = (self.responder.read(conn, &header, &message, &mut call), header.head.len);
                 self.responder.serve(cx, conn, call, read, RpcMessage { buf: message, at });
             }
-            Ok(Event::Reply { call, token }) => {
-                if let Some(view) = incoming.view()
+            Received::Reply { call, token, .. } => {
+                let header = *conn.proto.header();
+                if let Some(view) = header.view(&message)
                     && conn.assembling.is_under_way()
                 {
-                    return self.requester.replied_in_parts(cx, conn, (call, token), view, invalidated);
+                    return self.requester.replied_in_parts(cx, conn, (call, token), &view, invalidated);
                 }
-                let read = conn.read_reply(call, &incoming, &message);
+                let read = conn.read_reply(call, &header, &message);
                 self.requester.replied(cx, conn, (call, token), read, message, invalidated);
             }
-            Ok(event) => self.unusual(conn, event, &message, invalidated),
-            Err(fault) => self.fault(conn, fault),
+            Received::Nothing => self.handle_events(conn, &message, invalidated),
         }
     }
 
@@ -94,50 +91,46 @@ impl<F: Fabric> Shard<F> {
         conn.stage() != Stage::Closing
     }
 
-    /// As above, for a message that may be the first, and may complete negotiation.
-    #[inline(never)]
-    fn receive_checked(&mut self, conn: &mut Conn, checked: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
-        self.widen(conn);
-        let event = conn.proto.receive(&Incoming::checked(checked));
-        conn.served.refresh_room(&conn.proto);
-        event
+    /// Handles the events of a message that is neither a call nor a reply.
+    #[cold]
+    fn handle_events(&mut self, conn: &mut Conn, message: &[u8], mut invalidated: Option<u32>) {
+        if let (Stage::Draining, Some(error)) = (conn.stage(), conn.proto.session().auth().failure()) {
+            // A refused client waits for the close. One that goes on could delay it.
+            conn.end_for(PeerFault::NotAuthenticated(error));
+        }
+        while let Some(event) = conn.proto.poll_event() {
+            // The first event is that of the message itself.
+            self.handle_event(conn, event, message, invalidated.take());
+        }
+        if conn.proto.status().half_received.is_none() {
+            conn.assembling.give_up();
+        }
+        self.cx.adopt_terms(conn);
     }
 
-    /// Handles messages that are neither calls nor replies.
     #[cold]
-    fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
-        if let (Stage::Draining, Some(error)) = (conn.stage(), conn.proto.auth().failure()) {
-            // A refused client waits for the close. One that goes on could delay it.
-            return conn.end_for(PeerFault::NotAuthenticated(error));
-        }
-        if let Some(fault) = conn.proto.exhausted() {
-            self.fault(conn, fault);
-        }
+    fn handle_event(&mut self, conn: &mut Conn, event: Event, message: &[u8], invalidated: Option<u32>) {
+        let cx = &mut self.cx;
         match event {
-            Event::Continued { first, kept } => {
-                let view = View::check(message, self.cx.config.debug.revision);
-                return self.cx.part_came(conn, first, view.ok().filter(|_| kept).as_ref());
+            Event::Fault(fault) => self.fault(conn, fault),
+            Event::Part { first, payload } => {
+                cx.receive_part(conn, first, payload.map(|at| message.get(at..).unwrap_or_default()));
             }
-            Event::Settled => {
-                self.settled(conn);
-                self.changes.note(&mut self.cx, conn);
-            }
-            Event::Grant | Event::Changed => return self.changes.note(&mut self.cx, conn),
+            Event::Settled => self.settled(conn),
+            Event::Changed(change) => self.changes.add(cx, conn, change),
             Event::Failed { call, token, error } => {
                 let error = match error {
                     // Only the shard knows whether it has such buffers at all.
-                    CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => {
-                        self.cx.lacks_buffer(needed).of_reply()
-                    }
+                    CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => cx.lacks_buffer(needed).of_reply(),
                     other => other,
                 };
-                self.requester.failed(&mut self.cx, conn, call, token, error, invalidated);
+                self.requester.failed(cx, conn, call, token, error, invalidated);
             }
             Event::Retryable { call, token, error } => {
-                self.requester.retry(&mut self.cx, conn, call, token, error, invalidated);
+                self.requester.retry(cx, conn, call, token, error, invalidated);
             }
-            Event::Late { call } => self.requester.late(&mut self.cx, conn, call, invalidated),
-            Event::Rejected(Rejected::Answered(ErrorBody::System)) => self.cx.warn(
+            Event::Late { call } => self.requester.late(cx, conn, call, invalidated),
+            Event::Rejected(Rejected::Answered(ErrorBody::System)) => cx.warn(
                 "messages answered with ERR_SYSTEM",
                 format_args!(
                     "{}: ERR_SYSTEM to a call: too long, no buffer for its parts, or the peer is not authenticated yet \
@@ -145,12 +138,7 @@ impl<F: Fabric> Shard<F> {
                     conn.who()
                 ),
             ),
-            // Malformed messages are never calls or replies.
-            Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
-        }
-        conn.assembling.give_up();
-        if let Some(orphan) = conn.proto.broken_off() {
-            self.unusual(conn, orphan, message, None);
+            Event::Rejected(_) => {}
         }
     }
 
@@ -159,13 +147,19 @@ impl<F: Fabric> Shard<F> {
         self.cx.stats.peer_faults += 1;
         self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
         let refused = matches!(fault, PeerFault::NotAuthenticated(_)) && conn.proto.config().server;
-        let (waiting, sent) = conn.proto.ungranted();
-        if refused && conn.stage() == Stage::Open && waiting == sent {
+        let status = conn.proto.status();
+        if refused && conn.stage() == Stage::Open && status.queued == status.sent {
             // The client has granted a message: it learns why before the connection closes.
             return conn.drain();
         }
         conn.end_for(fault);
     }
+}
+
+/// The parts of a plain message's header that the engines need.
+#[inline]
+fn plain_head(xid: u32) -> Head {
+    Head { xid, len: WINDOWED_LEN, ..Head::default() }
 }
 
 #[cfg(test)]

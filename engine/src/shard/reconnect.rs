@@ -118,8 +118,8 @@ impl<F: Fabric> Shard<F> {
         // Version 1 cannot authenticate.
         let allowed =
             self.cx.config.wire.version_1 && !matches!(self.cx.config.wire.host_auth, AuthPolicy::Required(_));
-        let waits = conn.proto.phase() == Phase::Hello && conn.proto.terms().version == Version::V2;
-        allowed && waits && !conn.again.spoke_version_2 && !conn.proto.has_heard_version_2()
+        let waits = conn.proto.session().phase() == Phase::Hello && conn.proto.terms().version == Version::V2;
+        allowed && waits && !conn.again.spoke_version_2 && !conn.proto.session().has_heard_version_2()
     }
 
     /// Parks a lost connection that will reconnect.
@@ -127,7 +127,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let falls_back = self.falls_back(&conn);
         // Servers evict connections in setup, so one loss proves nothing.
-        conn.again.spoke_version_2 |= conn.proto.has_heard_version_2();
+        conn.again.spoke_version_2 |= conn.proto.session().has_heard_version_2();
         conn.again.lost_unanswered = falls_back.is_none() && self.was_not_answered(&conn);
         conn.again.fallback = falls_back.or(conn.again.fallback.filter(|kept| *kept == Fallback::Refused));
         (conn.again.attempts, conn.again.open_since) = (self.attempts_of(&conn), None);

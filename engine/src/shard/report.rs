@@ -32,7 +32,7 @@ impl<F: Fabric> Shard<F> {
             stats.connections += 1;
             stats.exposed_buffers += conn.requests.exposed_buffers();
             stats.credits_granted += u64::from(conn.proto.credits().credit_limit());
-            stats.credits_used += u64::from(conn.proto.credits_used());
+            stats.credits_used += u64::from(conn.proto.status().credits_used);
         }
         stats.peers = cx.conns.iter().take(connections).map(|conn| of_connection(conn, now)).collect();
         stats.receives_posted = cx.receives.held() as u64;
@@ -57,11 +57,11 @@ fn of_connection(conn: &Conn, now: u64) -> ConnectionStats {
             Version::V2 => 2,
         },
         credits_granted: proto.credits().credit_limit().into(),
-        credits_used: proto.credits_used().into(),
+        credits_used: proto.status().credits_used.into(),
         receives_promised: conn.promise.receives().into(),
-        calls_under_way: proto.calls_served() as u64,
+        calls_under_way: proto.inbound().len() as u64,
         received: proto.counters().received,
-        useful: proto.useful_messages(),
+        useful: proto.status().useful_messages,
         sent: proto.counters().sent,
         age: now.saturating_sub(since),
         silent: now.saturating_sub(heard),

@@ -13,6 +13,7 @@ use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
 
 use super::context::Context;
 use crate::fabric::{Access, Fabric, FabricError};
+use crate::proto::exchange::Characteristic;
 
 /// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send messages of this size.
 const LEAST: usize = 4096;
@@ -219,10 +220,7 @@ impl<F: Fabric> Context<F> {
         let size = self.sizing.announced;
         for conn in self.conns.iter_mut() {
             // A peer without the operations keeps its first promise.
-            let _ = match settled {
-                true => conn.proto.settle_receive_size(size),
-                false => conn.proto.update_receive_size(size),
-            };
+            let _ = conn.proto.changes().announce(Characteristic::ReceiveSize(size as u32), settled);
             conn.refresh();
             self.ready.add(conn);
         }
@@ -269,7 +267,7 @@ impl<F: Fabric> Context<F> {
     /// Posts smaller receives once no peer relies on larger ones.
     fn shrink(&mut self) {
         let size = self.sizing.announced;
-        if !self.conns.iter_mut().all(|conn| conn.proto.promised_receive() <= size) {
+        if !self.conns.iter_mut().all(|conn| conn.proto.changes().promised_receive() <= size) {
             return;
         }
         if let Err(error) = self.post_from_now_on(size) {

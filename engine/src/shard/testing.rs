@@ -17,7 +17,7 @@ use crate::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind,
     FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
 };
-use crate::proto::{ConnConfig, Connection, CreditMode, Event, Incoming};
+use crate::proto::{ConnConfig, Connection, CreditMode};
 
 /// A device that does nothing.
 pub(super) struct NoDevice {
@@ -206,18 +206,6 @@ pub(super) fn new_conn(slot: u32, server: bool) -> Box<Conn> {
 pub(super) fn received(mut buf: Buf, bytes: &[u8]) -> ReceivedBuf {
     buf[..bytes.len()].copy_from_slice(bytes);
     ReceivedBuf::new(buf, bytes.len())
-}
-
-/// Receives a message, both by its fast-path layout and fully checked. Passes the connection's event to `take`.
-pub(super) fn receive<T>(
-    conn: &mut Conn,
-    message: &ReceivedBuf,
-    take: impl FnOnce(&mut Conn, Event, &Incoming<'_>) -> T,
-) -> T {
-    let checked = conn.proto.check(message);
-    let incoming = Incoming::checked(&checked);
-    let event = conn.proto.receive(&incoming).expect("the peer keeps to the rules");
-    take(conn, event, &incoming)
 }
 
 /// A version 1 message without chunks (RFC 8166 §4.2): header, then the RPC message, whose first word is the XID.

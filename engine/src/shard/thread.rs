@@ -217,7 +217,7 @@ impl<F: Fabric> Shard<F> {
         }
         let mut cut_off = CutOff::default();
         for conn in self.cx.conns.iter() {
-            cut_off.calls += conn.proto.calls_served();
+            cut_off.calls += conn.proto.inbound().len();
             let fabric = &mut self.cx.fabric;
             cut_off.untaken += usize::from(holds_sends(fabric, conn) || in_transit(fabric, conn.qp()));
         }

@@ -53,7 +53,7 @@ fn exchange(mut input: &[u8], revision: Revision) {
             }
         }
         while let Some(event) = end.poll_event() {
-            if let Event::Asked(wanted) = event {
+            if let Event::Requested(wanted) = event {
                 assert!(!wanted.is_empty());
             }
         }

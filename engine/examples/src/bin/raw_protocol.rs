@@ -10,7 +10,7 @@ use std::error::Error;
 
 use rpcrdma::CreditMode;
 use rpcrdma_proto::wire::{Chunks, ReadSegment, Revision, Segment, View};
-use rpcrdma_proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing};
+use rpcrdma_proto::{ConnConfig, Connection, Form, InboundId, Outgoing, Received};
 
 /// Offset of the payload in a message buffer. The header is written before it.
 const HEADROOM: usize = 256;
@@ -39,11 +39,11 @@ fn config(scheme: CreditMode, server: bool) -> ConnConfig {
 fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
     let mut client = Connection::new(config(scheme, false));
     let mut server = Connection::new(config(scheme, true));
-    let calls = (0..6).map(|token| client.start_call(token, u64::MAX, 0)).collect::<Result<Vec<_>, _>>()?;
+    let calls = (0..6).map(|token| client.start_call(token, u64::MAX, 0, false)).collect::<Result<Vec<_>, _>>()?;
     // Memory of the client: 1000 bytes of the last call, which follow the first 8 of its payload.
     let target = Segment { handle: 0x17, length: 1000, offset: 0x4000 };
     let data = [ReadSegment { position: 8, target }];
-    let chunks = |out| if out == Outgoing::Call(calls[5]) { &data[..] } else { &[] };
+    let chunks = |out| if out == Outgoing::Call(calls[5].0) { &data[..] } else { &[] };
 
     let (mut answered, mut batches) = (Vec::new(), Vec::new());
     while answered.len() < 6 {
@@ -53,19 +53,25 @@ fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
         for message in transmit(&mut client, b"a ca\0\0\0\0", chunks)? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  client -> {}", view.as_ref().map_err(|error| error.to_string())?);
-            if let Event::Call { id, .. } = server.receive(&Incoming::checked(&view))? {
+            if let Received::Call { id, .. } = server.handle_message(&message) {
                 served.push(id);
+            }
+            while let Some(event) = server.poll_event() {
+                println!("            {event:?}");
             }
         }
         batches.push(served.len());
         // The server may answer in any order: here the newest first.
-        served.into_iter().rev().for_each(|id| server.reply(id));
+        served.into_iter().rev().for_each(|id| _ = server.reply(id, false));
         for message in transmit(&mut server, b"repl\0\0\0\x01", |_| &[])? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  server -> {}", view.as_ref().map_err(|error| error.to_string())?);
-            if let Event::Reply { token, .. } = client.receive(&Incoming::checked(&view))? {
+            if let Received::Reply { token, .. } = client.handle_message(&message) {
                 println!("            call {token} is answered");
                 answered.push(token);
+            }
+            while let Some(event) = client.poll_event() {
+                println!("            {event:?}");
             }
         }
     }
@@ -83,11 +89,11 @@ fn transmit<'a>(
     chunks: impl Fn(Outgoing) -> &'a [ReadSegment],
 ) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     let mut messages = Vec::new();
-    while let Some(out) = from.poll_transmit(true) {
+    while let Some(out) = from.poll_transmit() {
         let reads = chunks(out);
-        let form = Form { chunks: Chunks { reads, ..Chunks::NONE }, external: false };
+        let form = Form { chunks: Chunks { reads, ..Chunks::NONE }, ..Form::INLINE };
         let mut buffer = vec![0; HEADROOM];
-        let start = from.emit_before(out, &form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
+        let start = from.write_header(out, &form, &mut buffer, HEADROOM).ok_or("no room for the header")?;
         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
             buffer.extend_from_slice(payload);
         }

@@ -49,19 +49,19 @@ fn a_refused_call_may_have_run_and_the_next_in_its_slot_has_not() {
 #[test]
 fn calls_without_an_answer_grow_old_once_and_abandoned_ones_are_counted() {
     let mut table = CallTable::new(4, 0);
-    let calls = [(1, 7), (2, 9)].map(|(token, name)| table.start_sent(token, u64::MAX, name).unwrap());
-    let queued = table.start(3, u64::MAX, 0).unwrap();
+    let calls = [(1, 7), (2, 9)].map(|(token, name)| table.start(token, u64::MAX, name, true).unwrap());
+    let queued = table.start(3, u64::MAX, 0, false).unwrap();
     assert_eq!(table.age(), []);
     assert_eq!(table.abandon(calls[1], 50), Some((2, true)));
-    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (1, 0, (2, Some(50))));
+    assert_eq!((table.abandoned, table.late, table.unanswered()), (1, 0, (2, Some(50))));
     assert_eq!((table.age(), table.age()), (vec![7, 9], vec![]), "each once; the queued call was not sent");
     assert_eq!(table.answered(calls[1].xid()), Match::Late(calls[1]));
-    assert_eq!((table.abandoned(), table.late(), table.unanswered()), (0, 1, (1, None)));
+    assert_eq!((table.abandoned, table.late, table.unanswered()), (0, 1, (1, None)));
     assert_eq!(table.abandon(queued, 60), Some((3, false)), "its slot is free");
-    assert_eq!(table.abandoned(), 0);
+    assert_eq!(table.abandoned, 0);
     // The next call of the slot is young.
     assert!(matches!(table.answered(calls[0].xid()), Match::Call(..)));
-    table.start_sent(4, u64::MAX, 0).unwrap();
+    table.start(4, u64::MAX, 0, true).unwrap();
     assert_eq!(table.age(), []);
 }
 
@@ -82,16 +82,16 @@ fn deadlines_come_out_once_due_and_only_then() {
     let a = table.insert_as(State::Queued, 1, 50, 0).unwrap();
     let b = table.insert_as(State::Queued, 2, 20, 0).unwrap();
     table.insert_as(State::Queued, 3, u64::MAX, 0).unwrap();
-    assert_eq!(table.earliest_deadline(), 20);
+    assert_eq!(table.next_deadline(), 20);
     assert_eq!(table.expired(19), None);
     assert_eq!(table.expired(20), Some(b));
     table.remove(b).unwrap();
     assert_eq!(table.expired(20), None);
-    assert_eq!(table.earliest_deadline(), 50);
+    assert_eq!(table.next_deadline(), 50);
     assert_eq!(table.expired(60), Some(a));
     table.remove(a).unwrap();
     assert_eq!(table.expired(60), None);
-    assert_eq!(table.earliest_deadline(), u64::MAX);
+    assert_eq!(table.next_deadline(), u64::MAX);
     assert_eq!(table.len(), 1);
 }
 
@@ -105,11 +105,11 @@ fn all_calls_at_once_end_with_one_look_at_each_slot() {
     let mut ended = 0;
     while let Some(call) = table.expired(10) {
         assert!(table.looks.get() <= 1 << 16, "it goes on behind the last one");
-        assert_eq!(table.earliest_deadline(), 0, "more may have to be ended now");
+        assert_eq!(table.next_deadline(), 0, "more may have to be ended now");
         table.remove(call).unwrap();
         ended += 1;
     }
-    assert_eq!((ended, table.len(), table.earliest_deadline()), (1 << 15, 1 << 15, 11));
+    assert_eq!((ended, table.len(), table.next_deadline()), (1 << 15, 1 << 15, 11));
     assert_eq!(table.looks.take(), 1 << 16);
     while let Some(call) = table.any() {
         // One at the slot of the last one, too.
@@ -132,6 +132,6 @@ fn a_call_that_is_made_amid_a_look_at_deadlines_has_its_own() {
     let second = table.expired(10).unwrap();
     table.remove(second).unwrap();
     assert_eq!(table.expired(10), None);
-    assert_eq!(table.earliest_deadline(), 20);
+    assert_eq!(table.next_deadline(), 20);
     assert_eq!(table.expired(20), Some(again));
 }

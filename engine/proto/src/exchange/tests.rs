@@ -142,7 +142,7 @@ fn a_request_is_done_rejected_or_pending_each_by_itself() {
     let wanted = [SegmentCount(8), ReceiveSize(8192), Reverse(ReverseSupport::General)];
     assert_eq!(a.request(77, &wanted), Ok(()));
     deliver(&mut a, &mut b);
-    assert_eq!(events(&mut b), [Event::Asked(wanted.iter().copied().collect())]);
+    assert_eq!(events(&mut b), [Event::Requested(wanted.iter().copied().collect())]);
     assert!(!b.has_output(), "nothing is answered before it is decided");
     assert!(b.answer(|value| match value {
         SegmentCount(_) => Verdict::Done,
@@ -253,13 +253,13 @@ fn constant_characteristics_are_rejected_without_asking() {
         (PropertyId::HostAuth.code(), &[]),
     ];
     assert_eq!(request(&mut b, 9, &wanted), Ok(()));
-    assert_eq!(events(&mut b), [Event::Asked([SegmentCount(4)].into_iter().collect())]);
+    assert_eq!(events(&mut b), [Event::Requested([SegmentCount(4)].into_iter().collect())]);
     assert!(b.answer(|_| Verdict::Done));
     assert_eq!(next_answer(&mut b), (9, [vec![2], vec![0, 1, 3, 4], vec![]]));
     assert_eq!(b.update(Characteristic::SegmentSize(1)), Err(ChangeError::Constant(PropertyId::SegmentSize)));
     // Without data it requests the default.
     assert_eq!(request(&mut b, 10, &[(PropertyId::SegmentCount.code(), &[])]), Ok(()));
-    assert_eq!(events(&mut b), [Event::Asked([SegmentCount(16)].into_iter().collect())]);
+    assert_eq!(events(&mut b), [Event::Requested([SegmentCount(16)].into_iter().collect())]);
 }
 
 #[test]

@@ -8,10 +8,10 @@ use super::*;
 fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
-        let sent = pair.client.start_call(1, 100, 0).unwrap();
+        let sent = pair.client.start_call(1, 100, 0, false).unwrap().0;
         Pair::transmit(&mut pair.client, &mut pair.to_server);
-        let unsent = pair.client.start_call(2, 200, 0).unwrap();
-        assert_eq!(pair.client.next_timeout(), 100);
+        let unsent = pair.client.start_call(2, 200, 0, false).unwrap().0;
+        assert_eq!(pair.client.calls().next_deadline(), 100);
         assert_eq!(pair.client.handle_timeout(99), None);
         assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::TimedOut { sent: true })));
         assert_eq!(pair.client.handle_timeout(100), None);
@@ -22,7 +22,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         assert!(pair.client.is_idle());
         // The time-out does not change the credit limit.
         for token in 10..20 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         pair.turn();
         pair.turn();
@@ -34,7 +34,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
 fn a_call_that_was_queued_is_reported_by_its_name() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
-        pair.client.start_call(1, u64::MAX, 7).unwrap();
+        pair.client.start_call(1, u64::MAX, 7, false).unwrap();
         assert_eq!([pair.client.age_calls(), pair.client.age_calls()], [vec![], vec![]], "{scheme:?}: it was not sent");
         assert_eq!(Pair::transmit(&mut pair.client, &mut pair.to_server), 1, "{scheme:?}");
         let reported = [(); 3].map(|()| pair.client.age_calls());
@@ -47,27 +47,36 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
         // The first reply grants the credits of version 1.
-        pair.client.start_call(50, u64::MAX, 0).unwrap();
+        pair.client.start_call(50, u64::MAX, 0, false).unwrap();
         pair.turn();
         for token in 0..u64::from(CREDITS) {
-            pair.client.start_call(token, if token < 3 { 100 } else { u64::MAX }, 0).unwrap();
+            pair.client.start_call(token, if token < 3 { 100 } else { u64::MAX }, 0, false).unwrap();
         }
-        assert_eq!(pair.client.lack_of_credits(0), None, "{scheme:?}: none was sent");
+        assert_eq!(pair.client.calls().lack_of_credits(pair.client.credits(), 0), None, "{scheme:?}: none was sent");
         while Pair::transmit(&mut pair.client, &mut pair.to_server) > 0 {
             pair.deliver_to_server();
             Pair::transmit(&mut pair.server, &mut pair.to_client);
             pair.deliver_to_client();
         }
         assert_eq!(pair.client.credits().available(), 0, "{scheme:?}");
-        let waits = pair.client.start_call(99, 200, 0).unwrap();
+        let waits = pair.client.start_call(99, 200, 0, false).unwrap().0;
         let lack = |oldest| Some(CallError::NoCredits { unanswered: CREDITS as usize, oldest });
-        assert_eq!(pair.client.lack_of_credits(50), lack(None), "{scheme:?}: callers wait for all of them");
+        assert_eq!(
+            pair.client.calls().lack_of_credits(pair.client.credits(), 50),
+            lack(None),
+            "{scheme:?}: callers wait for all of them"
+        );
         for abandoned in 1..=3 {
             assert!(pair.client.handle_timeout(100).is_some());
-            let withheld = [abandoned, abandoned + 1].map(|most| pair.client.withheld_answers(most));
+            let withheld = [abandoned, abandoned + 1]
+                .map(|most| pair.client.calls().withheld_answers(most, pair.client.credits()));
             assert_eq!(withheld, [Some(0), None], "{scheme:?}: {abandoned} abandoned calls");
         }
-        assert_eq!(pair.client.lack_of_credits(150), lack(Some(Duration::from_nanos(50))), "{scheme:?}");
+        assert_eq!(
+            pair.client.calls().lack_of_credits(pair.client.credits(), 150),
+            lack(Some(Duration::from_nanos(50))),
+            "{scheme:?}"
+        );
         assert!(pair.client.handle_timeout(200).is_some_and(|(call, ..)| call == waits));
     }
 }
@@ -77,17 +86,20 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
 fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
     for scheme in ALL {
         let mut pair = Pair::new(scheme);
-        pair.client.start_call(50, u64::MAX, 0).unwrap();
+        pair.client.start_call(50, u64::MAX, 0, false).unwrap();
         pair.turn();
-        (0..u64::from(CREDITS)).for_each(|token| _ = pair.client.start_call(token, 100, 0).unwrap());
+        (0..u64::from(CREDITS)).for_each(|token| _ = pair.client.start_call(token, 100, 0, false).unwrap());
         while Pair::transmit(&mut pair.client, &mut pair.to_server) > 0 {
             pair.deliver_to_server();
             Pair::transmit(&mut pair.server, &mut pair.to_client);
             pair.deliver_to_client();
         }
-        let withheld: Vec<_> =
-            std::iter::from_fn(|| pair.client.handle_timeout(100).map(|_| pair.client.withheld_answers(usize::MAX)))
-                .collect();
+        let withheld: Vec<_> = std::iter::from_fn(|| {
+            pair.client
+                .handle_timeout(100)
+                .map(|_| pair.client.calls().withheld_answers(usize::MAX, pair.client.credits()))
+        })
+        .collect();
         let (last, others) = withheld.split_last().unwrap();
         assert_eq!((*last, others.len()), (Some(0), CREDITS as usize - 1), "{scheme:?}");
         assert!(others.iter().all(Option::is_none), "{scheme:?}: callers wait for some");
@@ -98,7 +110,7 @@ fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
 fn a_cancelled_call_ends_once() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     let before = pair.server.counters().received;
-    let call = pair.client.start_call(7, u64::MAX, 0).unwrap();
+    let call = pair.client.start_call(7, u64::MAX, 0, false).unwrap().0;
     assert_eq!(pair.client.cancel(call, 0), Some((7, CallError::Cancelled { sent: false })));
     assert_eq!(pair.client.cancel(call, 0), None);
     pair.turn();
@@ -109,12 +121,12 @@ fn a_cancelled_call_ends_once() {
 fn the_loss_of_a_connection_ends_every_call_with_its_sent_state() {
     let mut pair = Pair::new(CreditMode::V1);
     for token in 0..3 {
-        pair.client.start_call(token, u64::MAX, 0).unwrap();
+        pair.client.start_call(token, u64::MAX, 0, false).unwrap();
     }
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let mut ends: Vec<_> = std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
     ends.sort_by_key(|&(token, _)| token);
     let lost = |sent| CallError::ConnectionLost { sent };
     assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);
-    assert_eq!(pair.client.start_call(9, u64::MAX, 0), Err(CallError::Closed));
+    assert_eq!(pair.client.start_call(9, u64::MAX, 0, false), Err(CallError::Closed));
 }

@@ -1,6 +1,6 @@
 //! Unsupported versions: the server's answer and the client's reaction.
 
-use super::useless::served;
+use super::unsolicited::served;
 use super::*;
 
 #[test]
@@ -22,7 +22,7 @@ fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
         let server = ConnConfig { version_1: false, ..config(scheme, true) };
         let mut pair = Pair::strangers(config(CreditMode::V1, false), server);
         for token in 0..5 {
-            pair.client.start_call(token, u64::MAX, 0).unwrap();
+            pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         for token in 0..5 {
             Pair::transmit(&mut pair.client, &mut pair.to_server);
@@ -30,7 +30,10 @@ fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
             let call = pair.to_server.pop_front().unwrap();
             let rejected = take(&mut pair.server, &call);
             let error = ErrorBody::Vers { low: 2, high: 2 };
-            assert!(matches!(rejected, Ok(Event::Rejected(Rejected::Answered(e))) if e == error), "{rejected:?}");
+            assert!(
+                matches!(rejected, Ok(Outcome::Event(Event::Rejected(Rejected::Answered(e)))) if e == error),
+                "{rejected:?}"
+            );
             Pair::transmit(&mut pair.server, &mut pair.to_client);
             assert_eq!(pair.to_client.len(), 1, "{scheme:?}: a call has one answer");
             assert_eq!(pair.to_client[0][8..12], 1u32.to_be_bytes(), "{scheme:?}: credits granted");
@@ -40,7 +43,7 @@ fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
         // A client of version 2 then finds this server with the counts of a new connection.
         let mut new = Pair::strangers(config(scheme, false), pair.server.config().clone());
         new.server = pair.server;
-        new.client.start_call(9, u64::MAX, 0).unwrap();
+        new.client.start_call(9, u64::MAX, 0, false).unwrap();
         for _ in 0..3 {
             new.turn();
         }
@@ -79,17 +82,16 @@ fn less_than_a_header_is_dropped_without_an_answer() {
 fn messages_due_in_version_2_are_not_sent_in_version_1() {
     let mut server = Connection::new(config(CreditMode::V2Windowed, true));
     take(&mut server, &[0; 8]).unwrap();
-    assert_eq!(server.poll_transmit(true), Some(Outgoing::Grant));
+    assert_eq!(server.poll_transmit(), Some(Outgoing::Grant { due: true }));
     // No buffer was available for the grant. Then the client selects version 1, which has no pure grants.
-    server.take_back(Outgoing::Grant);
-    assert!(matches!(take(&mut server, &words(&[9, 1, 1, 0, 0, 0, 0, 9, 0])), Ok(Event::Call { .. })));
-    assert_eq!(server.poll_transmit(true), None);
+    assert!(matches!(take(&mut server, &words(&[9, 1, 1, 0, 0, 0, 0, 9, 0])), Ok(Outcome::Call(_))));
+    assert_eq!(server.poll_transmit(), None);
 }
 
 #[test]
 fn a_changed_version_ends_the_connection() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    pair.client.start_call(1, u64::MAX, 0).unwrap();
+    pair.client.start_call(1, u64::MAX, 0, false).unwrap();
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 1, 1, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::VersionChanged(1));
@@ -111,7 +113,7 @@ fn a_range_without_a_version_of_ours_is_no_reason_to_go_on() {
     let fault = take(&mut client, &words(&[9, 1, 1, 4, 1, 3, 4])).unwrap_err();
     assert_eq!(fault, PeerFault::NoCommonVersion { low: 3, high: 4 });
     let mut client = client_that_asked();
-    assert!(matches!(take(&mut client, &words(&[9, 2, 1, 4, 1, 1, 1])), Ok(Event::Settled)));
+    assert!(matches!(take(&mut client, &words(&[9, 2, 1, 4, 1, 1, 1])), Ok(Outcome::Event(Event::Settled))));
     assert_eq!(client.terms().version, Version::V1);
 }
 
@@ -124,16 +126,22 @@ fn any_range_and_version_word_of_an_err_vers_is_read() {
             assert_eq!(fault, PeerFault::NoCommonVersion { low, high }, "{vers}");
         }
         let mut client = client_that_asked();
-        assert!(matches!(take(&mut client, &words(&[9, vers, 1, 4, 1, 1, 4])), Ok(Event::Settled)), "{vers}");
+        assert!(
+            matches!(take(&mut client, &words(&[9, vers, 1, 4, 1, 1, 4])), Ok(Outcome::Event(Event::Settled))),
+            "{vers}"
+        );
         assert_eq!(client.terms().version, Version::V1);
         // A client of version 1 has called at once.
         let mut client = Connection::new(config(CreditMode::V1, false));
-        let call = client.start_call(5, u64::MAX, 0).unwrap();
+        let call = client.start_call(5, u64::MAX, 0, false).unwrap().0;
         Pair::transmit(&mut client, &mut VecDeque::new());
         let error = CallError::Transport(ErrorBody::Vers { low: 3, high: 4 });
         let event = take(&mut client, &words(&[call.xid(), vers, 1, 4, 1, 3, 4]));
-        assert!(matches!(event, Ok(Event::Failed { token: 5, error: e, .. }) if e == error), "{vers} {event:?}");
-        client.start_call(6, u64::MAX, 0).unwrap();
+        assert!(
+            matches!(event, Ok(Outcome::Event(Event::Failed { token: 5, error: e, .. })) if e == error),
+            "{vers} {event:?}"
+        );
+        client.start_call(6, u64::MAX, 0, false).unwrap();
         assert_eq!(client.credits().available(), 1, "the answer ended the call");
     }
 }
@@ -146,21 +154,21 @@ fn an_error_to_the_first_message_settles_nothing_but_the_servers_version() {
         (&[9, 2, 0, 4, 1, 9, 8], ErrorBody::ReplyResource { length_needed: 8 }),
     ] {
         let mut client = client_that_asked();
-        assert!(!client.has_heard_version_2());
-        assert!(matches!(take(&mut client, &words(words_of)), Ok(Event::Rejected(_))));
-        assert_eq!((client.phase(), client.first_error()), (Phase::Hello, Some(error)));
-        assert!(client.has_heard_version_2() && !client.is_open());
+        assert!(!client.session().has_heard_version_2());
+        assert!(matches!(take(&mut client, &words(words_of)), Ok(Outcome::Event(Event::Rejected(_)))));
+        assert_eq!((client.session().phase(), client.session().first_error()), (Phase::Hello, Some(error)));
+        assert!(client.session().has_heard_version_2() && !client.session().is_open());
         // A grant completes the negotiation.
         let event = take(&mut client, &words(&[0, 2, 0x0008_0008, 1, 0, 0, 0, 0, 0]));
-        assert!(matches!(event, Ok(Event::Settled)), "{event:?}");
-        assert_eq!((client.is_open(), client.first_error()), (true, None));
+        assert!(matches!(event, Ok(Outcome::Event(Event::Settled))), "{event:?}");
+        assert_eq!((client.session().is_open(), client.session().first_error()), (true, None));
     }
     // An unreadable message of version 2 shows the version, too, unless it is an error: a server of version 1 repeats
     // the client's version in errors.
     for (htype, heard) in [(77, true), (4, false)] {
         let mut client = client_that_asked();
         take(&mut client, &words(&[9, 2, 0, htype, 0])).unwrap();
-        assert_eq!(client.has_heard_version_2(), heard);
+        assert_eq!(client.session().has_heard_version_2(), heard);
     }
 }
 
@@ -172,26 +180,29 @@ fn a_server_that_changes_the_version_ends_the_connection() {
         assert_eq!(fault, PeerFault::VersionChanged(vers));
         // Not an error, and not before the client has settled.
         let mut pair = Pair::new(CreditMode::V2Windowed);
-        assert!(matches!(take(&mut pair.client, &words(&[9, vers, 1, 4, 2])), Ok(Event::Rejected(_))));
+        assert!(matches!(take(&mut pair.client, &words(&[9, vers, 1, 4, 2])), Ok(Outcome::Event(Event::Rejected(_)))));
         assert!(matches!(
             take(&mut client_that_asked(), &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])),
-            Ok(Event::Rejected(_))
+            Ok(Outcome::Event(Event::Rejected(_)))
         ));
         // RFC 8166 §4.5: silently discarded.
         let mut pair = Pair::new(CreditMode::V1);
         let vers = if vers == 1 { 2 } else { vers };
-        assert!(matches!(take(&mut pair.client, &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])), Ok(Event::Rejected(_))));
+        assert!(matches!(
+            take(&mut pair.client, &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])),
+            Ok(Outcome::Event(Event::Rejected(_)))
+        ));
     }
 }
 
 #[test]
 fn a_version_error_after_negotiation_changes_nothing() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    let call = pair.client.start_call(5, u64::MAX, 0).unwrap();
+    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let event = take(&mut pair.client, &words(&[call.xid(), 2, 1, 4, 1, 1, 1]));
     let error = CallError::Transport(ErrorBody::Vers { low: 1, high: 1 });
-    assert!(matches!(event, Ok(Event::Failed { token: 5, error: e, .. }) if e == error), "{event:?}");
+    assert!(matches!(event, Ok(Outcome::Event(Event::Failed { token: 5, error: e, .. })) if e == error), "{event:?}");
     assert_eq!(pair.client.terms().version, Version::V2);
 }
 

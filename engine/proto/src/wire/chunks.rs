@@ -70,7 +70,7 @@ impl fmt::Display for ReadSegment {
 }
 
 /// Offsets of a checked header's three lists, and of its end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lists {
     pub(super) reads: usize,
     pub(super) writes: usize,
@@ -239,6 +239,12 @@ impl Chunks<'_> {
         inv_handle + self.counts().encoded_len() + Lists::ABSENT_LEN
     }
 
+    /// Whether no list has an entry.
+    #[inline]
+    pub const fn are_absent(&self) -> bool {
+        self.reads.is_empty() && self.writes.counts.is_empty() && self.reply.is_none()
+    }
+
     /// Sizes of the lists.
     pub fn counts(&self) -> ChunkCounts {
         ChunkCounts {
@@ -251,7 +257,7 @@ impl Chunks<'_> {
 
     /// The encoded lists, if they have one segment in total and no Reply chunk. [`emit`](Self::emit) writes them after
     /// the handle.
-    #[inline(always)]
+    #[inline]
     pub(super) fn single(&self) -> Option<[u32; 9]> {
         let WriteList { counts, segments } = self.writes;
         match (self.reads, counts, segments, self.reply) {

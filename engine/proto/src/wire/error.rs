@@ -237,51 +237,57 @@ pub enum ErrorBody {
     Unknown(u32),
 }
 
-/// One row per error: name, code in [`Revision::Ietf00`], code in [`Revision::Cel09`].
-const TABLE: [(&str, u32, u32); 10] = [
-    ("ERR_VERS", 1, 1),
-    ("ERR_BAD_XDR", 2, 2),
-    ("ERR_INVAL_HTYPE", 3, 3),
-    ("ERR_INVAL_FLAG", 4, 3),
-    ("ERR_READ_CHUNKS", 5, 4),
-    ("ERR_WRITE_CHUNKS", 6, 5),
-    ("ERR_SEGMENTS", 7, 6),
-    ("ERR_WRITE_RESOURCE", 8, 7),
-    ("ERR_REPLY_RESOURCE", 9, 8),
-    ("ERR_SYSTEM", 10, 9),
+/// One row per error: name, code in [`Revision::Ietf00`], code in [`Revision::Cel09`], arguments.
+const TABLE: [(&str, u32, u32, &[&str]); 10] = [
+    ("ERR_VERS", 1, 1, &["rdma_vers_low", "rdma_vers_high"]),
+    ("ERR_BAD_XDR", 2, 2, &[]),
+    ("ERR_INVAL_HTYPE", 3, 3, &[]),
+    ("ERR_INVAL_FLAG", 4, 3, &[]),
+    ("ERR_READ_CHUNKS", 5, 4, &["rdma_max_chunks"]),
+    ("ERR_WRITE_CHUNKS", 6, 5, &["rdma_max_chunks"]),
+    ("ERR_SEGMENTS", 7, 6, &["rdma_max_segments"]),
+    ("ERR_WRITE_RESOURCE", 8, 7, &["rdma_chunk_index", "rdma_length_needed"]),
+    ("ERR_REPLY_RESOURCE", 9, 8, &["rdma_length_needed"]),
+    ("ERR_SYSTEM", 10, 9, &[]),
 ];
 
+/// Row of the error with this code. Version 1 has the first two.
+fn row_of(code: u32, version: Version, revision: Revision) -> Option<usize> {
+    // The first match wins, so code 3 of Cel09 is INVAL_HTYPE.
+    match (version, revision) {
+        (Version::V1, _) => TABLE[..2].iter().position(|row| row.1 == code),
+        (Version::V2, Revision::Ietf00) => TABLE.iter().position(|row| row.1 == code),
+        (Version::V2, Revision::Cel09) => TABLE.iter().position(|row| row.2 == code),
+    }
+}
+
 impl ErrorBody {
-    /// Row of the table. `None` for unknown codes.
-    const fn row(&self) -> Option<usize> {
-        Some(match self {
-            ErrorBody::Vers { .. } => 0,
-            ErrorBody::BadXdr => 1,
-            ErrorBody::InvalHtype => 2,
-            ErrorBody::InvalFlag => 3,
-            ErrorBody::ReadChunks { .. } => 4,
-            ErrorBody::WriteChunks { .. } => 5,
-            ErrorBody::Segments { .. } => 6,
-            ErrorBody::WriteResource { .. } => 7,
-            ErrorBody::ReplyResource { .. } => 8,
-            ErrorBody::System => 9,
+    /// Row of the table, and the arguments. `None` for unknown codes.
+    const fn parts(&self) -> Option<(usize, [u32; 2])> {
+        Some(match *self {
+            ErrorBody::Vers { low, high } => (0, [low, high]),
+            ErrorBody::BadXdr => (1, [0, 0]),
+            ErrorBody::InvalHtype => (2, [0, 0]),
+            ErrorBody::InvalFlag => (3, [0, 0]),
+            ErrorBody::ReadChunks { max } => (4, [max, 0]),
+            ErrorBody::WriteChunks { max } => (5, [max, 0]),
+            ErrorBody::Segments { max } => (6, [max, 0]),
+            ErrorBody::WriteResource { chunk_index, length_needed } => (7, [chunk_index, length_needed]),
+            ErrorBody::ReplyResource { length_needed } => (8, [length_needed, 0]),
+            ErrorBody::System => (9, [0, 0]),
             ErrorBody::Unknown(_) => return None,
         })
     }
 
     /// Whether the version 2 error with this code has exactly one argument.
     pub(super) fn has_one_argument(code: u32, revision: Revision) -> bool {
-        // READ_CHUNKS, WRITE_CHUNKS, SEGMENTS and REPLY_RESOURCE.
-        [4, 5, 6, 8].into_iter().any(|row: usize| match revision {
-            Revision::Ietf00 => TABLE[row].1 == code,
-            Revision::Cel09 => TABLE[row].2 == code,
-        })
+        row_of(code, Version::V2, revision).is_some_and(|row| TABLE[row].3.len() == 1)
     }
 
     /// The error's name, in the terms of version 2.
     pub const fn name(&self) -> &'static str {
-        match self.row() {
-            Some(row) => TABLE[row].0,
+        match self.parts() {
+            Some((row, _)) => TABLE[row].0,
             None => "ERR_UNKNOWN",
         }
     }
@@ -296,11 +302,11 @@ impl ErrorBody {
 
     /// `rdma_err`.
     pub const fn code(&self, version: Version, revision: Revision) -> u32 {
-        match (self, version, self.row()) {
+        match (self, version, self.parts()) {
             (ErrorBody::Unknown(code), _, _) => *code,
             (ErrorBody::Vers { .. }, _, _) => 1,
             (_, Version::V1, _) => 2,
-            (_, Version::V2, Some(row)) => match revision {
+            (_, Version::V2, Some((row, _))) => match revision {
                 Revision::Ietf00 => TABLE[row].1,
                 Revision::Cel09 => TABLE[row].2,
             },
@@ -308,16 +314,10 @@ impl ErrorBody {
         }
     }
 
-    /// The words after the code.
-    fn arguments(&self, version: Version) -> ([u32; 2], usize) {
-        match (*self, version) {
-            (ErrorBody::Vers { low, high }, _) => ([low, high], 2),
-            (_, Version::V1) => ([0, 0], 0),
-            (ErrorBody::ReadChunks { max }, _)
-            | (ErrorBody::WriteChunks { max }, _)
-            | (ErrorBody::Segments { max }, _) => ([max, 0], 1),
-            (ErrorBody::WriteResource { chunk_index, length_needed }, _) => ([chunk_index, length_needed], 2),
-            (ErrorBody::ReplyResource { length_needed }, _) => ([length_needed, 0], 1),
+    /// The words after the code, and their number. In version 1 only ERR_VERS has any.
+    const fn arguments(&self, version: Version) -> ([u32; 2], usize) {
+        match (self.parts(), version) {
+            (Some((row, words)), Version::V2) | (Some((row @ 0, words)), Version::V1) => (words, TABLE[row].3.len()),
             _ => ([0, 0], 0),
         }
     }
@@ -335,27 +335,23 @@ impl ErrorBody {
 
     pub(super) fn read(reader: &mut Decoder<'_>, version: Version, revision: Revision) -> Result<ErrorBody, BadXdr> {
         let code = reader.u32("rdma_err")?;
-        // The first match wins, so code 3 of Cel09 is INVAL_HTYPE.
-        let row = match (version, revision) {
-            (Version::V1, _) => (1..=2).contains(&code).then(|| code as usize - 1),
-            (Version::V2, Revision::Ietf00) => TABLE.iter().position(|row| row.1 == code),
-            (Version::V2, Revision::Cel09) => TABLE.iter().position(|row| row.2 == code),
-        };
+        let Some(row) = row_of(code, version, revision) else { return Ok(ErrorBody::Unknown(code)) };
+        let mut words = [0; 2];
+        for (word, &what) in words.iter_mut().zip(TABLE[row].3) {
+            *word = reader.u32(what)?;
+        }
+        let [first, second] = words;
         Ok(match row {
-            Some(0) => ErrorBody::Vers { low: reader.u32("rdma_vers_low")?, high: reader.u32("rdma_vers_high")? },
-            Some(1) => ErrorBody::BadXdr,
-            Some(2) => ErrorBody::InvalHtype,
-            Some(3) => ErrorBody::InvalFlag,
-            Some(4) => ErrorBody::ReadChunks { max: reader.u32("rdma_max_chunks")? },
-            Some(5) => ErrorBody::WriteChunks { max: reader.u32("rdma_max_chunks")? },
-            Some(6) => ErrorBody::Segments { max: reader.u32("rdma_max_segments")? },
-            Some(7) => ErrorBody::WriteResource {
-                chunk_index: reader.u32("rdma_chunk_index")?,
-                length_needed: reader.u32("rdma_length_needed")?,
-            },
-            Some(8) => ErrorBody::ReplyResource { length_needed: reader.u32("rdma_length_needed")? },
-            Some(9) => ErrorBody::System,
-            _ => ErrorBody::Unknown(code),
+            0 => ErrorBody::Vers { low: first, high: second },
+            1 => ErrorBody::BadXdr,
+            2 => ErrorBody::InvalHtype,
+            3 => ErrorBody::InvalFlag,
+            4 => ErrorBody::ReadChunks { max: first },
+            5 => ErrorBody::WriteChunks { max: first },
+            6 => ErrorBody::Segments { max: first },
+            7 => ErrorBody::WriteResource { chunk_index: first, length_needed: second },
+            8 => ErrorBody::ReplyResource { length_needed: first },
+            _ => ErrorBody::System,
         })
     }
 }

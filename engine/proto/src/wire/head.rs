@@ -36,6 +36,12 @@ pub struct Head {
 }
 
 impl Head {
+    /// Reads a header of [`HeadLayout::V2Windowed`]. `None` for any other message.
+    #[inline(always)]
+    pub fn read_windowed(message: &[u8]) -> Option<Self> {
+        read_v2::<{ msg_len(Version::V2, true) }>(message, Flags::RECEIVED)
+    }
+
     /// Takes the fields from a view. In version 1 the header does not show the direction.
     pub fn of(view: &View<'_>, response: bool) -> Self {
         Self {
@@ -72,11 +78,11 @@ impl HeadLayout {
     }
 
     /// Reads a header of this layout. `None` requires a [`View`].
-    #[inline(always)]
+    #[inline]
     pub fn read(self, message: &[u8]) -> Option<Head> {
         match self {
-            HeadLayout::V2Windowed => Plain::of(message)?.head(message),
-            HeadLayout::V2 => read_v2(message),
+            HeadLayout::V2Windowed => Head::read_windowed(message),
+            HeadLayout::V2 => read_v2::<{ msg_len(Version::V2, false) }>(message, self.flags()),
             HeadLayout::V1 => read_v1(message),
         }
     }
@@ -96,81 +102,37 @@ impl HeadLayout {
     }
 }
 
-#[inline(always)]
+#[inline]
 fn word<const N: usize>(header: &[u8; N], at: usize) -> u32 {
     super::word::word(header, at)
 }
 
-#[inline(always)]
+#[inline]
 fn is_msg_of<const N: usize>(version: Version, header: &[u8; N]) -> bool {
     word(header, 4) == version.code()
         && word(header, 12) == HeaderType::Msg.code()
         && header.last_chunk() == Some(&[0; LISTS])
 }
 
-/// Kind of message with a [`HeadLayout::V2Windowed`] header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plain {
-    /// A call.
-    Call,
-    /// A reply.
-    Reply,
-}
-
-/// Bytes of a windowed header.
-const WINDOWED: usize = msg_len(Version::V2, true);
-
-impl Plain {
-    /// `None` for a message of any other layout.
-    #[inline(always)]
-    pub fn of(message: &[u8]) -> Option<Self> {
-        let header: &[u8; WINDOWED] = message.first_chunk()?;
-        if !is_msg_of(Version::V2, header) {
-            return None;
-        }
-        const CALL: u32 = Flags::RECEIVED.0;
-        const REPLY: u32 = Flags::RECEIVED.with(Flags::RESPONSE).0;
-        match word(header, 16) {
-            CALL => Some(Self::Call),
-            REPLY => Some(Self::Reply),
-            _ => None,
-        }
-    }
-
-    /// Reads the rest of the header. `None` if truncated.
-    #[inline(always)]
-    pub fn head(self, message: &[u8]) -> Option<Head> {
-        let header: &[u8; WINDOWED] = message.first_chunk()?;
-        Some(Head {
-            xid: word(header, 0),
-            credit: word(header, 8),
-            received: Some(word(header, 20)),
-            // A handle would name no chunk.
-            inv_handle: 0,
-            response: self == Self::Reply,
-            len: WINDOWED,
-        })
-    }
-}
-
-#[inline(always)]
-fn read_v2(message: &[u8]) -> Option<Head> {
-    let header: &[u8; 36] = message.first_chunk()?;
+/// Reads an `N`-byte version 2 header that has these flags, and perhaps RESPONSE.
+#[inline]
+fn read_v2<const N: usize>(message: &[u8], expected: Flags) -> Option<Head> {
+    let header: &[u8; N] = message.first_chunk()?;
     let flags = Flags(word(header, 16));
-    if !is_msg_of(Version::V2, header) || flags.without(Flags::RESPONSE) != Flags::NONE {
+    if !is_msg_of(Version::V2, header) || flags.without(Flags::RESPONSE) != expected {
         return None;
     }
     Some(Head {
         xid: word(header, 0),
         credit: word(header, 8),
-        received: None,
+        received: expected.contains(Flags::RECEIVED).then(|| word(header, 20)),
+        // A handle would name no chunk.
         inv_handle: 0,
         response: flags.contains(Flags::RESPONSE),
-        len: header.len(),
+        len: N,
     })
 }
 
-#[inline(always)]
 fn read_v1(message: &[u8]) -> Option<Head> {
     let (header, payload) = message.split_first_chunk::<28>()?;
     let msg_type = super::word::word(payload.first_chunk::<8>()?, 4);
@@ -188,7 +150,7 @@ fn read_v1(message: &[u8]) -> Option<Head> {
 }
 
 /// Reads `N` bytes of prefix and the lists. Version 1 does not show the direction here.
-#[inline(always)]
+#[inline]
 fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;
     let said = if version == Version::V1 { Flags::NONE } else { Flags(word(header, 16)) };
@@ -218,7 +180,7 @@ const ONE: [u8; 4] = [0, 0, 0, 1];
 const NONE: [u8; 4] = [0; 4];
 
 /// Reads a list of at most one `N`-byte entry, and the rest.
-#[inline(always)]
+#[inline]
 fn one_or_none<'a, const N: usize>(list: &'a [u8], counts: &[u8]) -> Option<(Option<&'a [u8; N]>, &'a [u8])> {
     if let Some(behind) = list.strip_prefix(&NONE) {
         return Some((None, behind));

@@ -168,7 +168,7 @@ pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, receiv
 
 /// Like [`Header::emit_before`], for a windowed MSG header with one segment. Writes nothing and returns `None` for a
 /// Reply chunk, for more segments, or without room.
-#[inline(always)]
+#[inline]
 pub fn emit_windowed_single(
     buf: &mut [u8],
     end: usize,
@@ -189,7 +189,7 @@ pub fn emit_windowed_single(
 ///
 /// # Panics
 /// If `out` is shorter than [`msg_len`].
-#[inline(always)]
+#[inline]
 pub fn emit_msg(out: &mut [u8], version: Version, xid: u32, credit: u32, received: Option<u32>, flags: Flags) -> usize {
     let flags = sent_flags(flags, received).0;
     let common = [xid, version.code(), credit, HeaderType::Msg.code()];
@@ -200,7 +200,7 @@ pub fn emit_msg(out: &mut [u8], version: Version, xid: u32, credit: u32, receive
     }
 }
 
-#[inline(always)]
+#[inline]
 fn put<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [u32; N]) -> usize {
     let len = 4 * (M + N);
     let out = &mut out[..len];

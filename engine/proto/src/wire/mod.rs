@@ -66,11 +66,11 @@ pub use chunks::{
 };
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
-pub use head::{Head, HeadLayout, Plain, SingleChunks};
+pub use head::{Head, HeadLayout, SingleChunks};
 pub use header::{
     Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_continued, emit_err_vers, emit_msg, emit_windowed,
     emit_windowed_single, msg_len,
 };
 pub use rpcrdma_xdr as xdr;
 pub use rpcrdma_xdr::{BadXdr, NoSpace};
-pub use view::{COMMON_LEN, ERR_VERS_LEN, Limits, View, ViewBody};
+pub use view::{COMMON_LEN, CheckedHeader, ERR_VERS_LEN, Limits, View, ViewBody};

@@ -19,7 +19,7 @@ pub const ERR_VERS_LEN: usize = 28;
 /// does *not* cover the negotiation of RECEIVED and MORE, the match of RESPONSE with the RPC message, or chunk counts
 /// ([`View::check_limits`]). Nor are handles and lengths checked against memory. Bytes after a header without payload
 /// are ignored in version 1 and in errors, and malformed otherwise.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View<'a> {
     bytes: &'a [u8],
     /// The lists of MSG, NOMSG and MSGP. For other types all are absent, and `reads` is the body's offset.
@@ -31,6 +31,18 @@ pub struct View<'a> {
     version: Version,
     htype: HeaderType,
     revision: Revision,
+}
+
+/// A checked header without the bytes of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckedHeader(View<'static>);
+
+impl CheckedHeader {
+    /// The header in its message. In other bytes the accessors of the view return other values, and do not panic.
+    #[inline]
+    pub fn view<'m>(&self, message: &'m [u8]) -> View<'m> {
+        View { bytes: message, ..self.0 }
+    }
 }
 
 /// The body of a received header. Its chunk lists are [`View::reads`], [`View::writes`] and [`View::reply_chunk`].
@@ -129,6 +141,12 @@ impl<'a> View<'a> {
             return Err(WireErrorKind::BadXdr { what: "end of the header", at: reader.at() });
         }
         Ok(view)
+    }
+
+    /// The header without the bytes, which [`CheckedHeader::view`] takes again.
+    pub fn detach(&self) -> CheckedHeader {
+        let &View { lists, received, inv_handle, flags, version, htype, revision, .. } = self;
+        CheckedHeader(View { bytes: &[], lists, received, inv_handle, flags, version, htype, revision })
     }
 
     /// The checked bytes: header and payload.

@@ -23,11 +23,12 @@ impl Requester {
                 }
             }
             // The credits that they lack may be those of calls that expired with them.
-            let lack = if unsent.is_empty() { None } else { conn.proto.lack_of_credits(now) };
+            let lack =
+                if unsent.is_empty() { None } else { conn.proto.calls().lack_of_credits(conn.proto.credits(), now) };
             for ((sink, memory), token, error) in unsent.drain(..) {
                 self.deliver(cx, sink, token, Err(FailedCall::new(lack.unwrap_or(error), memory)));
             }
-            next = next.min(conn.proto.next_timeout());
+            next = next.min(conn.proto.calls().next_deadline());
         };
         cx.with_each(&mut expire);
         for conn in cx.conns.take_parked() {

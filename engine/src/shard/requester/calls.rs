@@ -15,7 +15,7 @@ use crate::proto::{CallError, CallId, Defect, Form, Knob, Outgoing};
 use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::outgoing::{Continuation, Whose};
+use crate::shard::continuation::{Continuation, MessageOwner};
 use crate::wire::{ChunkCounts, Segment, Version};
 
 /// A call with all its memory, ready to start.
@@ -56,7 +56,7 @@ impl Requester {
             Err(Defect::NotOneWay.into())
         };
         let reply = shaped.and_then(|()| cx.alloc_for_call(0));
-        match reply.and_then(|reply| Ok((conn.proto.start_call(token, deadline, procedure)?, reply))) {
+        match reply.and_then(|reply| Ok((conn.proto.start_call(token, deadline, procedure, false)?.0, reply))) {
             Ok((call, reply)) => {
                 cx.stats.calls += 1;
                 self.next_deadline = self.next_deadline.min(deadline);
@@ -118,8 +118,8 @@ impl Requester {
         (token, deadline, procedure): (u64, u64, u16),
         (sink, started): (Sink, Option<u64>),
     ) -> Option<CallId> {
-        let receives_ok = cx.receives_ok(conn);
-        let (call, now) = match conn.proto.start_call_now(token, deadline, procedure, receives_ok) {
+        cx.check_receives(conn);
+        let (call, now) = match conn.proto.start_call(token, deadline, procedure, true) {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, error.into()),
         };
@@ -130,7 +130,7 @@ impl Requester {
         }
         if now {
             set_xid(&mut message, call);
-            self.transmit_rest(cx, conn, call, message, receives_ok);
+            self.transmit_rest(cx, conn, call, message);
             if !cx.config.debug.batch {
                 cx.post_chain(conn);
             }
@@ -157,19 +157,19 @@ impl Requester {
         if conn.requests.plain_call == 0 && conn.refuses_calls() {
             return self.fail_call(cx, sink, token, FailedCall::new(CallError::Closed, memory));
         }
-        let receives_ok = cx.receives_ok(conn);
+        cx.check_receives(conn);
         let result = if conn.is_reconnecting() {
             // The call gets its form after the reconnect.
-            conn.proto.start_call(token, deadline, procedure).map(|call| (call, false))
+            conn.proto.start_call(token, deadline, procedure, false)
         } else {
             let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
-            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, procedure, receives_ok))
+            shaped.and_then(|()| conn.proto.start_call(token, deadline, procedure, true))
         };
         let (call, now) = match result {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
         };
-        let at = conn.proto.call_slot(call);
+        let at = conn.proto.calls().slot(call);
         if !matches!(sink, Sink::Polled) {
             conn.requests.program = program_of(&message);
         }
@@ -177,7 +177,7 @@ impl Requester {
         (out.sink, out.started) = (sink, started);
         (out.max_reply, out.retries, out.refusals) = (max_reply, 0, 0);
         if now {
-            conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
+            conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory);
             if !cx.config.debug.batch {
                 cx.post_chain(conn);
             }
@@ -206,14 +206,8 @@ impl Requester {
     }
 
     /// Sends a call that waited for its credit.
-    pub(in crate::shard) fn transmit_queued<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-        receives_ok: bool,
-    ) {
-        let slot = conn.proto.call_slot(call);
+    pub(in crate::shard) fn transmit_queued<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
+        let slot = conn.proto.calls().slot(call);
         let out = &mut conn.requests.calls[slot];
         let (Some(mut message), memory) = (out.message.take(), out.memory.take()) else { return };
         if (memory.is_some() || message.len() > conn.requests.plain_call)
@@ -222,7 +216,7 @@ impl Requester {
             conn.requests.calls[slot].memory = memory;
             return self.give_up_call(cx, conn, call, error);
         }
-        conn.requests.calls[slot].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
+        conn.requests.calls[slot].exposure = self.transmit_call(cx, conn, call, message, memory);
         if let Some(reply) = conn.requests.calls[slot].empty_reply.take() {
             self.sent_one_way(cx, conn, call, reply);
         }
@@ -238,8 +232,8 @@ impl Requester {
     ) -> Result<(), CallError> {
         let chunks = measure(memory, conn.proto.terms())?;
         let (needed, limit) =
-            (conn.proto.header_len(&chunks) + message.len(), conn.proto.terms().send_inline_threshold);
-        if needed > limit && !conn.proto.form_limits().continuation {
+            (conn.proto.credits().header_len(&chunks) + message.len(), conn.proto.terms().send_inline_threshold);
+        if needed > limit && !conn.proto.terms().form_limits(conn.proto.config()).continuation {
             return Err(CallError::TooLong { needed, limit, knob: Knob::RECEIVE_SIZE });
         }
         match memory {
@@ -257,19 +251,18 @@ impl Requester {
         call: CallId,
         mut message: Buf,
         memory: ChunkMemory,
-        receives_ok: bool,
     ) -> Option<u32> {
         set_xid(&mut message, call);
         if memory.is_none() {
             if message.len() > conn.requests.plain_call && is_too_long(conn, &message, None) {
-                self.start_continuation(cx, conn, call, message, None, receives_ok);
+                self.start_continuation(cx, conn, call, message, None);
             } else {
-                let out = &conn.requests.calls[conn.proto.call_slot(call)];
+                let out = &conn.requests.calls[conn.proto.calls().slot(call)];
                 let plain = message.len() <= conn.requests.plain_call && out.max_reply <= conn.requests.plain_reply;
                 if !plain || cx.connect.retransmit {
                     self.keep(cx, conn, call, &message);
                 }
-                self.transmit_rest(cx, conn, call, message, receives_ok);
+                self.transmit_rest(cx, conn, call, message);
             }
             return None;
         }
@@ -278,10 +271,10 @@ impl Requester {
                 // The message has headroom for the header.
                 let most = message.start() + message.len();
                 if most > conn.proto.terms().send_inline_threshold && is_too_long(conn, &message, Some(index)) {
-                    self.start_continuation(cx, conn, call, message, Some(index), receives_ok);
+                    self.start_continuation(cx, conn, call, message, Some(index));
                 } else {
                     self.keep(cx, conn, call, &message);
-                    self.transmit_exposed(cx, conn, call, message, index, receives_ok);
+                    self.transmit_exposed(cx, conn, call, message, index);
                 }
                 Some(index)
             }
@@ -302,13 +295,12 @@ impl Requester {
         call: CallId,
         message: Buf,
         exposure: Option<u32>,
-        receives_ok: bool,
     ) {
         if exposure.is_some() {
             conn.out_call(call).exposure = exposure;
         }
         let last_header = call_header_len(conn, exposure);
-        cx.start_continuation(conn, Continuation::new(Whose::Call(call, exposure), message, last_header), receives_ok);
+        cx.start_continuation(conn, Continuation::new(MessageOwner::Call(call, exposure), message, last_header));
     }
 
     /// Sends the last part of a call.
@@ -318,18 +310,17 @@ impl Requester {
         conn: &mut Conn,
         (call, exposure): (CallId, Option<u32>),
         (mut rest, whole, header): (Buf, (usize, usize), usize),
-        receives_ok: bool,
     ) {
         // The call may have to be retransmitted, so the message itself stays here, if there is memory for the rest.
-        if conn.proto.is_under_way(call)
+        if conn.proto.calls().is_under_way(call)
             && let Some(last) = cx.copy_with(header.max(HEADROOM_CHUNKS), &rest)
         {
             let message = std::mem::replace(&mut rest, last);
             conn.keep_whole(call, message, whole);
         }
         match exposure {
-            Some(index) => self.transmit_exposed(cx, conn, call, rest, index, receives_ok),
-            None => self.transmit_rest(cx, conn, call, rest, receives_ok),
+            Some(index) => self.transmit_exposed(cx, conn, call, rest, index),
+            None => self.transmit_rest(cx, conn, call, rest),
         }
     }
 
@@ -350,10 +341,9 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
         mut message: Buf,
-        receives_ok: bool,
     ) {
         let at = message.start();
-        let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
+        let start = conn.proto.write_header(Outgoing::Call(call), &Form::INLINE, message.full_mut(), at);
         match start.is_some_and(|start| message.extend_front(start)) {
             true => conn.sends.push_send(message, None, cx.config.debug.signal_every),
             false => cx.unsendable(conn, "a call"),
@@ -368,17 +358,16 @@ impl Requester {
         call: CallId,
         mut message: Buf,
         index: u32,
-        receives_ok: bool,
     ) {
         let (at, len) = (message.start(), message.len());
         let terms = conn.proto.terms();
         let exposure = conn.requests.exposures.offer(index, terms.segment_size);
-        let Some(chunks) = self.lists.of(exposure, terms, conn.proto.offers_invalidation()) else {
+        let Some(chunks) = self.lists.of(exposure, terms, terms.offers_invalidation) else {
             return cx.unsendable(conn, "a call");
         };
         // The message of a long call is in a chunk.
-        let form = Form { chunks, external: len == 0 };
-        match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
+        let form = Form { chunks, external: len == 0, more: false };
+        match conn.proto.write_header(Outgoing::Call(call), &form, message.full_mut(), at) {
             Some(start) => {
                 message.set_window(start, len + at - start);
                 conn.sends.push_send(message, None, cx.config.debug.signal_every);
@@ -452,5 +441,5 @@ fn is_too_long(conn: &Conn, message: &Buf, exposure: Option<u32>) -> bool {
 pub(in crate::shard) fn call_header_len(conn: &Conn, exposure: Option<u32>) -> usize {
     let exposure = exposure.and_then(|index| conn.requests.exposures.get(index));
     let chunks = exposure.map_or(ChunkCounts::default(), |exposure| counts_of(exposure, conn.proto.terms()));
-    conn.proto.header_len(&chunks)
+    conn.proto.credits().header_len(&chunks)
 }

@@ -295,7 +295,7 @@ mod tests {
 
     /// An outcome without results.
     fn failed(again: bool) -> Ending {
-        let call = Connection::new(ConnConfig::default()).start_call(1, u64::MAX, 0).expect("a free slot");
+        let (call, _) = Connection::new(ConnConfig::default()).start_call(1, u64::MAX, 0, false).expect("a free slot");
         let again = again.then_some((call, ErrorBody::System));
         Ending { again, ..Ending::error(Sink::Polled, 7, CallError::Closed) }
     }

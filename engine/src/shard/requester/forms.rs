@@ -43,14 +43,14 @@ impl Requester {
             if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
                 return Err(CallError::Closed);
             }
-            if !conn.proto.may_call() || !calls_are_taken(&conn.proto) {
+            if !conn.proto.session().may_call() || !calls_are_taken(&conn.proto) {
                 return Err(CallError::NoReverse);
             }
         }
         if let Some(memory) = memory.get() {
             conn.check_memory(memory, message)?;
         }
-        let may_expose = may_expose && conn.proto.form_limits().chunks;
+        let may_expose = may_expose && conn.proto.terms().form_limits(conn.proto.config()).chunks;
         let chunks = measure(memory.get(), conn.proto.terms())?;
         let lists = chunks.encoded_len();
         if may_expose
@@ -75,10 +75,11 @@ impl Requester {
         max_reply: usize,
         (may_expose, chunks): (bool, ChunkCounts),
     ) -> Result<(), CallError> {
-        let limits = FormLimits { chunks: may_expose, ..conn.proto.form_limits() };
+        let limits = FormLimits { chunks: may_expose, ..conn.proto.terms().form_limits(conn.proto.config()) };
         // The reply returns the Write chunks.
         let returned = ChunkCounts { reads: 0, reply: None, ..chunks };
-        let (header, reply_header) = (conn.proto.header_len(&chunks), conn.proto.header_len(&returned));
+        let (header, reply_header) =
+            (conn.proto.credits().header_len(&chunks), conn.proto.credits().header_len(&returned));
         let reply = ACCEPTED_REPLY_LEN + max_reply;
         if memory.get().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
             return Err(Defect::NoChunks.into());
@@ -127,7 +128,7 @@ impl Requester {
         message: &mut Buf,
         chunks: &ChunkCounts,
     ) -> Result<(), CallError> {
-        let header = conn.proto.header_len(chunks);
+        let header = conn.proto.credits().header_len(chunks);
         // The usual lists fit the shortest messages.
         if header <= message.start().min(FIRST_MESSAGE_LEN - LEAST_LAST_PART) {
             return Ok(());
@@ -145,7 +146,7 @@ impl Requester {
         header: usize,
     ) -> Result<(), CallError> {
         let terms = conn.proto.terms();
-        let returned = conn.proto.header_len(&ChunkCounts { reads: 0, ..*chunks });
+        let returned = conn.proto.credits().header_len(&ChunkCounts { reads: 0, ..*chunks });
         for (needed, limit) in [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)] {
             let limit = limit - LEAST_LAST_PART;
             if needed > limit {
@@ -215,7 +216,7 @@ impl Requester {
         error: ErrorBody,
         mut memory: ChunkMemory,
     ) {
-        if !conn.proto.is_waiting(call) {
+        if !conn.proto.calls().is_waiting(call) {
             // The call timed out, or was cancelled.
             return;
         }

@@ -206,7 +206,7 @@ impl Requests {
     /// Recomputes the limits of the fast path after the terms may have changed.
     pub(super) fn refresh(&mut self, stage: Stage, proto: &Connection) {
         let (call, reply) = match stage {
-            Stage::Open if proto.may_call() && calls_are_taken(proto) && !self.may_need_more(proto) => {
+            Stage::Open if proto.session().may_call() && calls_are_taken(proto) && !self.may_need_more(proto) => {
                 let terms = proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline_threshold - header, terms.receive_inline_threshold - header - ACCEPTED_REPLY_LEN)
@@ -219,7 +219,7 @@ impl Requests {
     /// Whether the peer may refuse a call without reply room, with the length of the Reply chunk that it needs. Such a
     /// call is kept.
     fn may_need_more(&self, proto: &Connection) -> bool {
-        let limits = proto.form_limits();
+        let limits = proto.terms().form_limits(proto.config());
         // Version 1 does not report the length.
         let said = proto.terms().version == Version::V2 && !limits.continuation;
         limits.chunks && (said || self.keeps_all)
@@ -254,25 +254,25 @@ fn calls_are_taken(proto: &Connection) -> bool {
 impl Conn {
     #[inline]
     fn exposure_of(&mut self, call: CallId) -> Option<&mut Exposure> {
-        let index = self.requests.calls.get(self.proto.call_slot(call))?.exposure?;
+        let index = self.requests.calls.get(self.proto.calls().slot(call))?.exposure?;
         self.requests.exposures.get_mut(index)
     }
 
     /// Whether new calls of this side are refused, because it drains and serves no call whose handler may call back.
     fn refuses_calls(&self) -> bool {
-        self.stage() == Stage::Draining && self.proto.calls_served() == 0
+        self.stage() == Stage::Draining && self.proto.inbound().len() == 0
     }
 
     /// Whether an exposure still belongs to a call.
     #[cold]
     pub(super) fn exposes(&self, call: CallId, index: u32) -> bool {
-        let slot = self.proto.call_slot(call);
-        self.proto.is_owed(call) && self.requests.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
+        let slot = self.proto.calls().slot(call);
+        self.proto.calls().is_owed(call) && self.requests.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
     }
 
     /// Keeps a call's message that was sent in parts, completely or not.
     pub(super) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
-        if self.proto.is_under_way(call) {
+        if self.proto.calls().is_under_way(call) {
             message.set_window(start, len);
             let out = self.out_call(call);
             out.copy.clear();
@@ -282,7 +282,7 @@ impl Conn {
 
     /// Record of a call; created if missing.
     fn out_call(&mut self, call: CallId) -> &mut OutCall {
-        let out = &mut self.requests.calls[self.proto.call_slot(call)];
+        let out = &mut self.requests.calls[self.proto.calls().slot(call)];
         out.used = true;
         out
     }
@@ -290,7 +290,7 @@ impl Conn {
     /// Ends a call's record: returns its sink, its exposure, its start if it is sampled.
     #[inline(always)]
     fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
-        let slot = self.proto.call_slot(call);
+        let slot = self.proto.calls().slot(call);
         let out = &mut self.requests.calls[slot];
         if !std::mem::take(&mut out.used) {
             return (Sink::Polled, None, None);
@@ -401,7 +401,7 @@ impl Requester {
             let (memory, _) = conn.requests.exposures.recover(index, true, ending.result.is_ok());
             if let Some((call, _)) = ending.again {
                 // Not retransmitted: it ends with the calls below, unless cancelled meanwhile.
-                if conn.proto.is_waiting(call) {
+                if conn.proto.calls().is_waiting(call) {
                     conn.out_call(call).memory = memory;
                 }
                 continue;
@@ -455,7 +455,7 @@ impl Requester {
     /// Gives waiting calls a form for the terms of the new connection.
     #[cold]
     pub(super) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        for call in conn.proto.queued() {
+        for call in conn.proto.calls().queued() {
             match self.form_again(cx, conn, call) {
                 Ok(()) => cx.stats.calls_retransmitted += 1,
                 Err(_) if conn.out_call(call).was_sent => {

@@ -41,7 +41,7 @@ impl Requester {
     }
 
     fn resend<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
-        if !conn.proto.is_waiting(call) {
+        if !conn.proto.calls().is_waiting(call) {
             return;
         }
         let out = conn.out_call(call);

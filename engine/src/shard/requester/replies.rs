@@ -20,7 +20,7 @@ impl Conn {
     pub(in crate::shard) fn read_reply(
         &mut self,
         call: CallId,
-        incoming: &Incoming<'_>,
+        incoming: &Incoming,
         message: &ReceivedBuf,
     ) -> ReadReply {
         let Head { xid, len: base, .. } = incoming.head;
@@ -31,7 +31,9 @@ impl Conn {
                 let write = chunks.write.into_iter().map(std::iter::once);
                 ReadReply::of(note_written(write, self.exposure_of(call)), xid, payload, base)
             }
-            Lists::Checked(view) => read_reply(view.as_ref().ok(), (xid, payload, base), self.exposure_of(call)),
+            Lists::Checked(header) => {
+                read_reply(Some(&header.view(message)), (xid, payload, base), self.exposure_of(call))
+            }
         }
     }
 }

@@ -2,12 +2,10 @@ use std::time::Duration;
 
 use super::*;
 use crate::fabric::{ReceivedBuf, WorkRequest};
-use crate::proto::Event;
+use crate::proto::{Event, Received};
 use crate::shard::ConnRef;
 use crate::shard::clock::{Clock, SimulatedTime};
-use crate::shard::testing::{
-    NoDevice, call, context, message, message_with_lists, open_conn, receive, received, reply, small,
-};
+use crate::shard::testing::{NoDevice, call, context, message, message_with_lists, open_conn, received, reply, small};
 use crate::wire::ErrorBody;
 
 /// An engine, its context, and one connection in the table.
@@ -54,15 +52,16 @@ impl Scene {
     fn answer(&mut self, message: &[u8], invalidated: Option<u32>) {
         self.with(|requester, cx, conn| {
             let message: ReceivedBuf = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
-            let (call, read) = receive(conn, &message, |conn, event, incoming| match event {
-                Event::Reply { call, token } => (Some((call, token)), Some(conn.read_reply(call, incoming, &message))),
-                Event::Late { call } => (Some((call, 0)), None),
-                event => panic!("{event:?}"),
-            });
-            match (call, read) {
-                (Some(call), Some(read)) => requester.replied(cx, conn, call, read, message, invalidated),
-                (Some((call, _)), None) => requester.late(cx, conn, call, invalidated),
-                _ => {}
+            match conn.proto.handle_message(&message) {
+                Received::Reply { call, token, .. } => {
+                    let header = *conn.proto.header();
+                    let read = conn.read_reply(call, &header, &message);
+                    requester.replied(cx, conn, (call, token), read, message, invalidated);
+                }
+                _ => match conn.proto.poll_event() {
+                    Some(Event::Late { call }) => requester.late(cx, conn, call, invalidated),
+                    event => panic!("{event:?}"),
+                },
             }
             cx.post_chain(conn);
         });
@@ -156,7 +155,7 @@ fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
     // No Reply chunk can be this long.
     let error = ErrorBody::ReplyResource { length_needed: 1 << 30 };
     scene.with(|requester, cx, conn| {
-        let out = &mut conn.requests.calls[conn.proto.call_slot(call)];
+        let out = &mut conn.requests.calls[conn.proto.calls().slot(call)];
         out.kept = out.message.take();
         let memory = out.memory.take();
         assert!(memory.is_some(), "its chunk");
@@ -174,7 +173,7 @@ fn exposed_memory_is_revoked_before_its_call_ends() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
-    let index = scene.with(|_, _, conn| conn.requests.calls[conn.proto.call_slot(call)].exposure).expect("one");
+    let index = scene.with(|_, _, conn| conn.requests.calls[conn.proto.calls().slot(call)].exposure).expect("one");
     let (handle, offset) = scene.with(|_, _, conn| {
         let segment = conn.exposure_of(call).expect("one").all()[0].at.target;
         (segment.handle, segment.offset)

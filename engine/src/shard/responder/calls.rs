@@ -274,7 +274,7 @@ impl Responder {
             Lookup::Lost if !silent => {
                 self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::SystemError)));
             }
-            Lookup::InProgress if !silent && !conn.proto.is_double(call.id()) => {
+            Lookup::InProgress if !silent && !conn.proto.inbound().is_double(call.id()) => {
                 self.repeats.push_back(call);
                 cx.schedule.control_now();
             }
@@ -405,7 +405,7 @@ impl Responder {
         cx.ready.add(conn);
     }
 
-    /// Sends an ordinary reply now, if possible; [`answer`](Self::answer) sends others.
+    /// Sends an ordinary reply now, if possible; [`answer`](Self::answer) sends one that may need another form.
     #[inline(always)]
     fn answer_plain<F: Fabric>(
         &mut self,
@@ -414,13 +414,13 @@ impl Responder {
         mut call: Call<Replying>,
         reply: ReplyMessage,
     ) {
-        if !fits_inline(conn, &reply)
-            || !conn.proto.replies_windowed()
-            || !cx.receives_ok(conn)
-            || conn.is_backlogged(cx.config.debug.signal_every)
-        {
+        if !fits_inline(conn, &reply) {
             call.put_reply(reply);
             return self.answer_later(cx, conn, call);
+        }
+        if !Self::may_reply(cx, conn, call.id()) {
+            call.put_reply(reply);
+            return Self::keep_reply(conn, call);
         }
         self.transmit_plain(cx, conn, call, reply);
         if !cx.config.debug.batch {
@@ -435,24 +435,32 @@ impl Responder {
 
     /// Sends the reply now, or once there is a credit for it. The caller posts the connection's chain.
     #[inline(always)]
-    pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
-        let receives_ok = cx.receives_ok(conn);
-        let backlogged = conn.is_backlogged(cx.config.debug.signal_every);
-        if backlogged {
-            conn.proto.reply(call.id());
-        }
-        if !backlogged && conn.proto.reply_now(call.id(), receives_ok) {
-            self.transmit_reply(cx, conn, call, receives_ok);
-        } else {
-            // Receives may need the call's buffer. (A header with chunks may be written into it.)
-            if !call.returns() {
-                drop(call.take_message());
-            }
-            let index = call.id().index();
-            conn.served.replies[index] = Some(call);
+    pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
+        match Self::may_reply(cx, conn, call.id()) {
+            true => self.transmit_reply(cx, conn, call),
+            false => Self::keep_reply(conn, call),
         }
         if !cx.config.debug.batch {
             cx.post_chain(conn);
         }
+    }
+
+    /// Whether a reply is to be sent now. Otherwise it is queued.
+    #[inline(always)]
+    fn may_reply<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, id: InboundId) -> bool {
+        cx.check_receives(conn);
+        let backlogged = conn.is_backlogged(cx.config.debug.signal_every);
+        conn.proto.reply(id, !backlogged)
+    }
+
+    /// Keeps a queued reply.
+    #[inline(never)]
+    fn keep_reply(conn: &mut Conn, mut call: Call<Replying>) {
+        // Receives may need the call's buffer. (A header with chunks may be written into it.)
+        if !call.returns() {
+            drop(call.take_message());
+        }
+        let index = call.id().index();
+        conn.served.replies[index] = Some(call);
     }
 }

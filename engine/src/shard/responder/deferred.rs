@@ -194,7 +194,7 @@ impl Responder {
             sender.origin.end();
             self.away.abandon_futures();
             let calls = (conn.served.taken + conn.served.at_workers) as usize;
-            let with_chunks = conn.proto.calls_served_with_chunks();
+            let with_chunks = conn.proto.inbound().with_chunks();
             self.shares.parties.close(conn.qp(), sender.account, calls, with_chunks);
             cx.receives.withhold(calls);
         }

@@ -134,7 +134,7 @@ impl Responder {
     pub(in crate::shard) fn read(
         &mut self,
         conn: &Conn,
-        incoming: &Incoming<'_>,
+        incoming: &Incoming,
         message: &[u8],
         call: &mut Call<Arrived>,
     ) -> Result<Header, CallRefusal> {
@@ -145,11 +145,7 @@ impl Responder {
                 let write = chunks.write.map(|segment| [segment]);
                 take_lists(call, conn, chunks.read, write, None::<[Segment; 0]>)?;
             }
-            Lists::Checked(view) => {
-                if let Ok(view) = view {
-                    read_lists(conn, view, call)?;
-                }
-            }
+            Lists::Checked(header) => read_lists(conn, &header.view(message), call)?,
         }
         self.read_rpc(message.get(incoming.head.len..).unwrap_or_default(), call)
     }

@@ -143,7 +143,7 @@ impl Served {
 
     /// Recomputes the room of a reply after the terms may have changed.
     pub(super) fn refresh_room(&mut self, proto: &Connection) {
-        let (limits, header) = (proto.form_limits(), wire::msg_len(proto.terms().version, true));
+        let (limits, header) = (proto.terms().form_limits(proto.config()), wire::msg_len(proto.terms().version, true));
         self.inline_room = limits.send_inline_threshold.saturating_sub(header) as u32;
         let continued = if limits.continuation { limits.reassemble_up_to as u32 } else { 0 };
         self.reply_room = self.inline_room.max(continued);
@@ -180,10 +180,10 @@ impl Served {
     /// As above, without answered ones.
     fn held_calls(&self, proto: &Connection, chunks: bool) -> usize {
         match chunks {
-            false => proto.calls_served().saturating_sub(self.held_back.len()),
+            false => proto.inbound().len().saturating_sub(self.held_back.len()),
             true => {
                 let held_back = self.held_back.iter().filter(|waiting| !waiting.call.is_short()).count();
-                proto.calls_served_with_chunks().saturating_sub(held_back)
+                proto.inbound().with_chunks().saturating_sub(held_back)
             }
         }
     }

@@ -10,8 +10,8 @@ use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_repl
 use crate::service::{Call, CallParts, LocalProcedure, ReplyMessage, Replying};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::outgoing::{Continuation, Whose};
-use crate::wire::{Chunks, ErrorBody, Segment, WINDOWED_LEN, rpc};
+use crate::shard::continuation::{Continuation, MessageOwner};
+use crate::wire::{Chunks, ErrorBody, Segment, rpc};
 
 impl Responder {
     /// Sends a reply that waited for its credit.
@@ -20,22 +20,15 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         id: InboundId,
-        receives_ok: bool,
     ) {
         if let Some(call) = conn.served.replies[id.index()].take() {
-            self.transmit_reply(cx, conn, call, receives_ok);
+            self.transmit_reply(cx, conn, call);
         }
     }
 
     /// Sends a reply: queues the RDMA Writes, writes the transport header, queues the Send after them.
     #[inline(always)]
-    pub(super) fn transmit_reply<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        mut call: Call<Replying>,
-        receives_ok: bool,
-    ) {
+    pub(super) fn transmit_reply<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
         let Some(reply) = call.take_reply() else { return };
         if !reply.plain
             && let Some(stamp) = call.take_stamp()
@@ -43,8 +36,8 @@ impl Responder {
             self.time(cx, call.known_entry(), &stamp);
         }
         match fits_inline(conn, &reply) {
-            true => self.transmit_reply_message(cx, conn, call, reply, receives_ok),
-            false => self.transmit_reply_by_form(cx, conn, call, reply, receives_ok),
+            true => self.transmit_reply_message(cx, conn, call, reply),
+            false => self.transmit_reply_by_form(cx, conn, call, reply),
         }
     }
 
@@ -56,12 +49,11 @@ impl Responder {
         conn: &mut Conn,
         call: Call<Replying>,
         mut reply: ReplyMessage,
-        receives_ok: bool,
     ) {
         reply.buf.set_window(reply.at, reply.len);
         match reply_form(conn, &call, reply.len) {
-            ReplyForm::Inline => self.transmit_reply_message(cx, conn, call, reply, receives_ok),
-            ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, reply, receives_ok),
+            ReplyForm::Inline => self.transmit_reply_message(cx, conn, call, reply),
+            ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, reply),
             // A refusal, or the peer has reduced its receive size since the call was decoded.
             ReplyForm::TooLong => {
                 let error = ErrorBody::ReplyResource { length_needed: reply.len as u32 };
@@ -70,7 +62,7 @@ impl Responder {
             }
             ReplyForm::Continued => {
                 let last_header = reply_header_len(&conn.proto, &call);
-                cx.start_continuation(conn, Continuation::new(Whose::Reply(call), reply.buf, last_header), receives_ok);
+                cx.start_continuation(conn, Continuation::new(MessageOwner::Reply(call), reply.buf, last_header));
             }
         }
     }
@@ -82,10 +74,9 @@ impl Responder {
         conn: &mut Conn,
         call: Call<Replying>,
         rest: Buf,
-        receives_ok: bool,
     ) {
         let (at, len, plain) = (rest.start(), rest.len(), false);
-        self.transmit_reply_message(cx, conn, call, ReplyMessage { buf: rest, at, len, plain }, receives_ok);
+        self.transmit_reply_message(cx, conn, call, ReplyMessage { buf: rest, at, len, plain });
     }
 
     /// Sends a reply, or its last part: queues the RDMA Writes, writes the header, queues the Send.
@@ -96,12 +87,11 @@ impl Responder {
         conn: &mut Conn,
         mut call: Call<Replying>,
         ReplyMessage { mut buf, at, len, plain }: ReplyMessage,
-        receives_ok: bool,
     ) {
         let start = if !plain && call.returns() {
-            Self::emit_written(&cx.config, conn, &mut call, None, receives_ok, &mut buf, at)
+            Self::emit_written(&cx.config, conn, &mut call, None, &mut buf, at)
         } else {
-            conn.proto.emit_plain(Outgoing::Reply(call.id()), receives_ok, buf.full_mut(), at)
+            conn.proto.write_header(Outgoing::Reply(call.id()), &Form::INLINE, buf.full_mut(), at)
         };
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, len + at - start)));
     }
@@ -115,10 +105,8 @@ impl Responder {
         call: Call<Replying>,
         ReplyMessage { mut buf, at, len, .. }: ReplyMessage,
     ) {
-        let start = at - WINDOWED_LEN;
-        let header = buf.full_mut().get_mut(start..at).and_then(<[u8]>::first_chunk_mut);
-        let written = header.is_some_and(|header| conn.proto.emit_reply(call.id(), header));
-        self.push_reply(cx, conn, call, buf, written.then_some((start, WINDOWED_LEN + len)));
+        let start = conn.proto.write_header(Outgoing::Reply(call.id()), &Form::INLINE, buf.full_mut(), at);
+        self.push_reply(cx, conn, call, buf, start.map(|start| (start, at + len - start)));
     }
 
     /// Sends a reply by RDMA Write into the Reply chunk of its call, then its header.
@@ -129,7 +117,6 @@ impl Responder {
         conn: &mut Conn,
         mut call: Call<Replying>,
         reply: ReplyMessage,
-        receives_ok: bool,
     ) {
         // The call's message is no longer needed.
         let room = reply_headroom(&call);
@@ -139,10 +126,10 @@ impl Responder {
             let id = call.id();
             call.put_reply(reply);
             conn.served.replies[id.index()] = Some(call);
-            conn.proto.reply(id);
+            conn.proto.reply(id, false);
             return cx.ready.add(conn);
         };
-        let start = Self::emit_written(&cx.config, conn, &mut call, Some(reply.buf), receives_ok, &mut buf, room);
+        let start = Self::emit_written(&cx.config, conn, &mut call, Some(reply.buf), &mut buf, room);
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));
     }
 
@@ -185,7 +172,6 @@ impl Responder {
         conn: &mut Conn,
         call: &mut Call<Replying>,
         long: Option<Buf>,
-        receives_ok: bool,
         buf: &mut Buf,
         at: usize,
     ) -> Option<usize> {
@@ -201,8 +187,8 @@ impl Responder {
         conn.sends.note_writes(written.bytes(), config.limits.max_write_bytes.is_some());
         // An offered Reply chunk is returned, used or not (RFC 8166 §4.4.3).
         let (writes, reply) = (chunks.write_list(&written), chunks.reply());
-        let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };
-        conn.proto.emit_before(Outgoing::Reply(id), &form, receives_ok, buf.full_mut(), at)
+        let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external, more: false };
+        conn.proto.write_header(Outgoing::Reply(id), &form, buf.full_mut(), at)
     }
 }
 
@@ -235,12 +221,12 @@ pub(super) fn fits_inline(conn: &Conn, reply: &ReplyMessage) -> bool {
 #[cold]
 pub(super) fn reply_form(conn: &Conn, call: &Call<Replying>, len: usize) -> ReplyForm {
     let room = call.chunks().reply_capacity();
-    choose_reply(&conn.proto.form_limits(), reply_header_len(&conn.proto, call), len, room)
+    choose_reply(&conn.proto.terms().form_limits(conn.proto.config()), reply_header_len(&conn.proto, call), len, room)
 }
 
 /// Bytes of the transport header of a reply.
 pub(super) fn reply_header_len(proto: &Connection, call: &CallParts) -> usize {
-    proto.header_len(&call.chunks().returned())
+    proto.credits().header_len(&call.chunks().returned())
 }
 
 /// Bytes in front of a reply for its transport header, in any version: with all lists that it returns.

@@ -280,7 +280,7 @@ impl Responder {
 
     /// Whether a connection has more calls than promised receives while others lack receives. Version 1 tolerates this.
     pub(super) fn is_beyond_promise<F: Fabric>(cx: &Context<F>, conn: &Conn) -> bool {
-        let beyond = conn.proto.calls_served() > conn.proto.credits().credit_limit() as usize;
+        let beyond = conn.proto.inbound().len() > conn.proto.credits().credit_limit() as usize;
         beyond && conn.proto.terms().version == Version::V1 && !cx.receives.suffice()
     }
 

@@ -136,7 +136,7 @@ impl AnonymousCall {
 }
 
 impl From<AnonymousCall> for CallHeader<'_> {
-    #[inline(always)]
+    #[inline]
     fn from(header: AnonymousCall) -> Self {
         let AnonymousCall { xid, program, version, procedure } = header;
         Self { xid, program, version, procedure, credential: OpaqueAuth::NONE, verifier: OpaqueAuth::NONE }

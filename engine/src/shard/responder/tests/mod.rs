@@ -9,15 +9,13 @@ use super::*;
 use crate::config::Config;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
-use crate::proto::Event;
+use crate::proto::Received;
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Services, Unready};
 use crate::shard::accepted::Accepted;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::progress::Watch;
-use crate::shard::testing::{
-    NoDevice, call, context, message, message_with_lists, open_conn, receive, received, small,
-};
+use crate::shard::testing::{NoDevice, call, context, message, message_with_lists, open_conn, received, small};
 use crate::wire::Segment;
 
 /// Answers with four bytes.
@@ -83,14 +81,9 @@ impl Scene {
     fn serve_message(&mut self, conn: &mut Conn, xid: u32, procedure: u32, buf: Buf) {
         let Self { responder, cx, .. } = self;
         let message = received(buf, &message(16, &call(xid, procedure)));
-        let (call, read) = receive(conn, &message, |conn, event, incoming| match event {
-            Event::Call { id } => {
-                let mut call = responder.take_call(cx, conn, id);
-                let read = responder.read(conn, incoming, &message, &mut call);
-                (call, read)
-            }
-            event => panic!("{event:?}"),
-        });
+        let Received::Call { id, .. } = conn.proto.handle_message(&message) else { panic!("it is a call") };
+        let mut call = responder.take_call(cx, conn, id);
+        let read = responder.read(conn, conn.proto.header(), &message, &mut call);
         responder.serve(cx, conn, call, read, RpcMessage { buf: message, at: 16 });
     }
 
@@ -107,10 +100,8 @@ impl Scene {
         let lists: Vec<u32> = [0].into_iter().chain(write_list).chain([0, 0]).collect();
         let message = message_with_lists(16, &lists, &call(xid, SHORT));
         let message = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
-        let mut call = receive(conn, &message, |conn, event, _| match event {
-            Event::Call { id } => responder.take_call(cx, conn, id),
-            event => panic!("{event:?}"),
-        });
+        let Received::Call { id, .. } = conn.proto.handle_message(&message) else { panic!("it is a call") };
+        let mut call = responder.take_call(cx, conn, id);
         for &length in writes {
             call.begin_chunks().take_write([Segment { handle: 1, length, offset: 0 }]);
         }

@@ -1,4 +1,4 @@
-//! Reactions to invalid and useless messages.
+//! Reactions to invalid and unsolicited messages.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 pub(super) fn served(scheme: CreditMode, message: &[u8]) -> (Option<Rejected>, Vec<Vec<u8>>) {
     let mut server = Connection::new(config(scheme, true));
     let rejected = match take(&mut server, message).unwrap() {
-        Event::Rejected(why) => Some(why),
+        Outcome::Event(Event::Rejected(why)) => Some(why),
         _ => None,
     };
     let mut link = VecDeque::new();
@@ -38,14 +38,14 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
 #[test]
 fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     let mut pair = Pair::new(CreditMode::V1);
-    let call = pair.client.start_call(5, u64::MAX, 0).unwrap();
+    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     // A reply with an invalid Write list.
     pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 0, 5, 0]));
     pair.deliver_to_client();
     assert!(matches!(pair.failed[..], [(5, CallError::MalformedReply(_))]));
     // A well-formed header: replies have no Read list.
-    let call = pair.client.start_call(6, u64::MAX, 0).unwrap();
+    let call = pair.client.start_call(6, u64::MAX, 0, false).unwrap().0;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
     let header = Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
@@ -65,25 +65,28 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
 fn a_client_with_services_drops_msgp_and_done_in_silence() {
     let client = ConnConfig { takes_calls: true, ..config(CreditMode::V1, false) };
     let mut pair = Pair::strangers(client, config(CreditMode::V1, true));
-    let call = pair.client.start_call(5, u64::MAX, 0).unwrap();
+    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     pair.to_server.clear();
     for xid in [call.xid(), 1234] {
         let msgp = words(&[xid, 1, 9, 2, 4, 1024, 0, 0, 0, xid, 1, 0, 0, 0, 0]);
         for message in [msgp, words(&[xid, 1, 9, 3, 0, 0, 0])] {
-            assert!(matches!(take(&mut pair.client, &message), Ok(Event::Rejected(Rejected::Unexpected))));
+            assert!(matches!(
+                take(&mut pair.client, &message),
+                Ok(Outcome::Event(Event::Rejected(Rejected::Unexpected)))
+            ));
             Pair::transmit(&mut pair.client, &mut pair.to_server);
             assert!(pair.to_server.is_empty(), "{message:?}");
         }
     }
-    assert!(pair.client.is_under_way(call));
+    assert!(pair.client.calls().is_under_way(call));
 }
 
 #[test]
 fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
     let mut pair = Pair::new(CreditMode::V1);
     let message = words(&[1234, 1, 500, 0, 0, 0, 0]);
-    assert!(matches!(take(&mut pair.client, &message), Ok(Event::Rejected(Rejected::UnknownXid))));
+    assert!(matches!(take(&mut pair.client, &message), Ok(Outcome::Event(Event::Rejected(Rejected::UnknownXid)))));
     assert_eq!(pair.client.credits().available(), 1);
     assert_eq!(pair.client.counters().rejected_unknown_xid, 1);
 }
@@ -91,7 +94,7 @@ fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
 #[test]
 fn a_windowed_header_without_the_count_is_a_fault() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    pair.client.start_call(1, u64::MAX, 0).unwrap();
+    pair.client.start_call(1, u64::MAX, 0, false).unwrap();
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::CreditWordMissing);
@@ -125,7 +128,7 @@ fn unreadable_messages_grant_credits() {
         (words(&[9, 2, 16 << 16 | 1, 0, 0, 0, 5]), 3),
         (words(&[9, 2, 16 << 16 | 1, 4, 1]), 3),
     ] {
-        assert!(matches!(take(&mut client, &message), Ok(Event::Rejected(_))), "{message:?}");
+        assert!(matches!(take(&mut client, &message), Ok(Outcome::Event(Event::Rejected(_)))), "{message:?}");
         assert_eq!(client.credits().available(), before + newly, "{message:?}");
     }
 }
@@ -156,7 +159,10 @@ fn an_error_never_answers_an_error() {
                 link.clear();
                 match take(&mut server, &words(message)) {
                     Ok(event) => {
-                        assert!(matches!(event, Event::Rejected(_)), "{scheme:?} {message:?}: {event:?}")
+                        assert!(
+                            matches!(event, Outcome::Event(Event::Rejected(_))),
+                            "{scheme:?} {message:?}: {event:?}"
+                        )
                     }
                     Err(fault) => {
                         assert!(matches!(fault, PeerFault::VersionChanged(_)), "{message:?}: {fault}")
@@ -178,7 +184,7 @@ fn an_error_never_answers_an_error() {
     take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
     Pair::transmit(&mut server, &mut link);
     link.clear();
-    assert!(matches!(take(&mut server, &words(&[7, 2, 0, 0, 2, 0, 0, 0, 0])), Ok(Event::Continued { .. })));
+    assert!(matches!(take(&mut server, &words(&[7, 2, 0, 0, 2, 0, 0, 0, 0])), Ok(Outcome::Event(Event::Part { .. }))));
     take(&mut server, &words(&[9, 2, 0, 4, 0, 2])).unwrap();
     Pair::transmit(&mut server, &mut link);
     let errors = link.iter().map(|said| View::check(said, Revision::Ietf00).unwrap());

@@ -1,0 +1,284 @@
+//! Characteristics that change while connected: an [`Exchange`] on its connection.
+//!
+//! The peer's values take effect here, in the terms. The owner applies this end's values, except those of one
+//! connection.
+
+use super::{Connection, Event};
+use crate::exchange::{self, ChangeError, Characteristic, Exchange, Verdict};
+use crate::negotiate::{self, FIRST_MESSAGE_LEN};
+use crate::outbox::Queued;
+use crate::wire::properties::{PropertyId, PropertySet};
+use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
+use crate::{ConnConfig, Credits};
+
+/// Properties that this end never changes.
+const CONSTANT: [PropertyId; 3] = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
+
+/// Most bytes of an operation.
+pub(super) const OPERATION_ROOM: usize = 512;
+
+/// State of the characteristics that may change.
+#[derive(Debug)]
+pub(super) struct Characteristics {
+    /// Present if both ends have offered changes.
+    exchange: Option<Box<Exchange>>,
+    /// The number of this side's message with the last operation sent.
+    last_sent: Option<u32>,
+    /// Largest Receives that the peer may rely on, in bytes.
+    promised: usize,
+    /// Requests for changes so far.
+    requests: u32,
+}
+
+impl Characteristics {
+    pub(super) fn new(config: &ConnConfig) -> Self {
+        Self { exchange: None, last_sent: None, promised: config.receive_size, requests: 0 }
+    }
+
+    /// Whether both ends have offered changes.
+    pub(super) fn are_negotiated(&self) -> bool {
+        self.exchange.is_some()
+    }
+
+    /// Whether an operation waits to be sent.
+    fn has_output(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| exchange.has_output())
+    }
+
+    /// Whether the peer has received all announcements.
+    fn are_known(&self, credits: &Credits) -> bool {
+        !self.has_output() && self.last_sent.is_none_or(|message| credits.is_received(message))
+    }
+}
+
+/// Changes of a connection's characteristics, from [`Connection::changes`].
+///
+/// Answers of the peer and its own changes are [`Event::Changed`]. Requests of the peer are answered already. Only a
+/// request for a size in [`ConnConfig::receive_sizes`] is pending, until [`announce`](Self::announce) settles it.
+#[derive(Debug)]
+pub struct Changes<'a>(pub(super) &'a mut Connection);
+
+impl Changes<'_> {
+    /// Requests these values of the peer.
+    ///
+    /// # Errors
+    /// Nothing was requested.
+    pub fn request(&mut self, wanted: &[Characteristic]) -> Result<(), ChangeError> {
+        let xid = self.request_xid();
+        self.0.characteristics.exchange.as_mut().ok_or(ChangeError::Unsupported)?.request(xid, wanted)?;
+        self.apply();
+        Ok(())
+    }
+
+    /// An XID that no current call of this side has.
+    fn request_xid(&mut self) -> u32 {
+        loop {
+            let requests = &mut self.0.characteristics.requests;
+            *requests = requests.wrapping_add(1);
+            let xid = self.0.config.xid_seed.wrapping_sub(*requests);
+            if xid != 0 && !self.0.calls.is_sent(xid) {
+                return xid;
+            }
+        }
+    }
+
+    /// Announces a value of this end to the peer. With `settles` it also ends a pending request of the peer.
+    ///
+    /// A larger receive size must already be in effect. A smaller one must not take effect before
+    /// [`promised_receive`](Self::promised_receive) has fallen to it. Remote invalidation takes effect at once.
+    ///
+    /// # Errors
+    /// The change was not announced, and nothing changed: the peer cannot be informed, or the configuration does not
+    /// allow the value.
+    pub fn announce(&mut self, now: Characteristic, settles: bool) -> Result<(), ChangeError> {
+        if now == Characteristic::RemoteInvalidation(true) && !self.0.config.remote_invalidation {
+            return Err(ChangeError::Constant(now.id()));
+        }
+        // Earlier announcements count until the peer has provably read this one.
+        self.promised_receive();
+        let exchange = self.0.characteristics.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
+        match if settles { exchange.settle(now) } else { Err(ChangeError::NotPending(now.id())) } {
+            Err(ChangeError::NotPending(_)) => exchange.update(now)?,
+            settled => settled?,
+        }
+        self.apply();
+        Ok(())
+    }
+
+    /// The Receive size that the peer may rely on. It is the last announced one, or a larger one until the peer has
+    /// read the last.
+    pub fn promised_receive(&mut self) -> usize {
+        let Connection { characteristics, credits, config, .. } = &mut *self.0;
+        let announced = characteristics.exchange.as_ref().map(|exchange| exchange.local().receive_size as usize);
+        let announced = announced.unwrap_or(config.receive_size);
+        let least = if characteristics.are_known(credits) { 0 } else { characteristics.promised };
+        characteristics.promised = least.max(announced);
+        characteristics.promised
+    }
+
+    /// Starts the exchange on the peer's properties, if both ends offer it.
+    pub(super) fn start(&mut self, peer: &PropertySet<'_>) {
+        let config = &self.0.config;
+        if !config.optional() || !self.0.session.terms().optional {
+            return;
+        }
+        let mut exchange = Exchange::new(config.revision, &negotiate::properties(config), &CONSTANT);
+        exchange.advertised(peer);
+        self.0.characteristics.exchange = Some(Box::new(exchange));
+        self.apply();
+    }
+
+    /// Handles an OPTIONAL message of a peer that may send one; then [`conclude`](Self::conclude) it.
+    ///
+    /// # Errors
+    /// The error to answer, if any.
+    #[cold]
+    pub(super) fn handle(&mut self, view: &View<'_>) -> Result<(), Option<ErrorBody>> {
+        let (ViewBody::Optional { opttype, optinfo }, Some(exchange)) =
+            (view.body(), &mut self.0.characteristics.exchange)
+        else {
+            return Err(Some(ErrorBody::InvalHtype));
+        };
+        exchange.handle(view.xid(), view.flags(), opttype, optinfo).map_err(|error| error.answer())
+    }
+
+    /// Applies what an OPTIONAL message has changed.
+    #[cold]
+    pub(super) fn conclude(&mut self) {
+        // The peer may wait for proof that its announcement was read.
+        self.0.credits.report_soon();
+        self.take_events();
+    }
+
+    /// Handles an error that may concern an operation of this side; true if so.
+    #[cold]
+    pub(super) fn failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
+        let ours = self.0.characteristics.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));
+        if ours {
+            self.take_events();
+        }
+        ours
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.0.characteristics.exchange.as_mut().and_then(|exchange| exchange.poll_event()) {
+            if matches!(event, exchange::Event::Requested(_)) {
+                self.answer_request();
+            }
+            self.0.events.push_back(Event::Changed(event));
+        }
+        self.apply();
+    }
+
+    /// Answers the peer's request; applies values of this connection alone at once.
+    fn answer_request(&mut self) {
+        let Connection { characteristics, config, .. } = &mut *self.0;
+        let Some(exchange) = &mut characteristics.exchange else { return };
+        let (now, sizes) = (exchange.local().receive_size, config.receive_sizes);
+        let may_be = |bytes: u32| {
+            let bytes = bytes as usize;
+            bytes.is_multiple_of(4) && sizes.is_some_and(|(least, most)| (least..=most).contains(&bytes))
+        };
+        exchange.answer(|wanted| match wanted {
+            Characteristic::SendSize(bytes)
+                if (FIRST_MESSAGE_LEN..=config.longest_send).contains(&(bytes as usize)) =>
+            {
+                Verdict::Done
+            }
+            Characteristic::RemoteInvalidation(yes) if !yes || config.remote_invalidation => Verdict::Done,
+            Characteristic::ReceiveSize(bytes) if bytes == now => Verdict::Done,
+            Characteristic::ReceiveSize(bytes) if may_be(bytes) => Verdict::Pending,
+            _ => Verdict::Rejected,
+        });
+    }
+
+    /// Applies the announcements of both ends, and queues this end's operations.
+    fn apply(&mut self) {
+        let Connection { characteristics, session, config, outbox, .. } = &mut *self.0;
+        let Some(exchange) = &characteristics.exchange else { return };
+        let mut peer = *exchange.peer();
+        // A peer that requests smaller Receives sends no longer messages from then on (XC §3.1).
+        if let Some(Characteristic::ReceiveSize(bytes)) = exchange.wanted(PropertyId::ReceiveSize) {
+            peer.receive_size = peer.receive_size.min(bytes);
+        }
+        session.set_terms(session.terms().changed(config, exchange.local(), &peer));
+        match (exchange.has_output(), outbox.contains(Queued::Optional)) {
+            (true, false) => outbox.push(Queued::Optional),
+            (false, true) => outbox.remove(Queued::Optional),
+            _ => {}
+        }
+    }
+
+    /// Writes the next operation in front of `end` of `buf`.
+    pub(super) fn write_operation(&mut self, buf: &mut [u8], end: usize) -> Option<usize> {
+        let operation = self.0.characteristics.exchange.as_mut()?.poll_transmit()?;
+        let words = self.0.account(false, true);
+        self.0.characteristics.last_sent = Some(self.0.credits.sent());
+        let body = Body::Optional { opttype: operation.code.code(), optinfo: &operation.optinfo };
+        let (xid, flags) = (operation.xid, operation.flags);
+        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
+        self.0.outbox.pop();
+        self.apply();
+        header.emit_before(buf, end, Version::V2, self.0.config.revision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::config;
+    use crate::{CreditMode, Form, Outgoing, Received};
+
+    /// Sends all allowed messages.
+    fn transmit(from: &mut Connection) -> Vec<Vec<u8>> {
+        let mut messages = Vec::new();
+        while let Some(out) = from.poll_transmit() {
+            assert!(matches!(out, Outgoing::Control { .. } | Outgoing::Grant { .. }), "{out:?}");
+            let mut buf = vec![0; 512];
+            let start = from.write_header(out, &Form::INLINE, &mut buf, 512).unwrap();
+            messages.push(buf[start..].to_vec());
+        }
+        messages
+    }
+
+    fn deliver(messages: Vec<Vec<u8>>, to: &mut Connection) {
+        for message in messages {
+            assert_eq!(to.handle_message(&message), Received::Nothing);
+            while let Some(event) = to.poll_event() {
+                assert!(matches!(event, Event::Settled | Event::Changed(_)), "{event:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn promised_receives_count_until_the_peer_has_received_less() {
+        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+            let end = |server| {
+                let config = config(scheme, server);
+                Connection::new(ConnConfig { optional_operations: true, longest_send: 16384, ..config })
+            };
+            let (mut client, mut server) = (end(false), end(true));
+            for _ in 0..4 {
+                deliver(transmit(&mut client), &mut server);
+                deliver(transmit(&mut server), &mut client);
+            }
+            assert!(client.characteristics.are_negotiated() && server.characteristics.are_negotiated());
+            assert_eq!(server.changes().promised_receive(), 4096);
+            server.changes().announce(Characteristic::ReceiveSize(8192), false).unwrap();
+            let mut under_way = transmit(&mut server);
+            server.changes().announce(Characteristic::ReceiveSize(4096), false).unwrap();
+            assert_eq!(server.changes().promised_receive(), 8192, "it may have read that, and nothing else");
+            under_way.extend(transmit(&mut server));
+            let last = under_way.pop().unwrap();
+            deliver(under_way, &mut client);
+            assert_eq!(client.terms().send_inline_threshold, 8192);
+            deliver(transmit(&mut client), &mut server);
+            assert_eq!(server.changes().promised_receive(), 8192, "{scheme:?}");
+            deliver(vec![last], &mut client);
+            assert_eq!(client.terms().send_inline_threshold, 4096);
+            // An operation is acknowledged by itself.
+            deliver(transmit(&mut client), &mut server);
+            assert_eq!(server.changes().promised_receive(), 4096, "{scheme:?}");
+        }
+    }
+}

@@ -1,0 +1,620 @@
+//! One connection: its commands, state and output. Its input is in `receive`, its characteristics in `changes`.
+
+mod changes;
+mod receive;
+
+use std::collections::VecDeque;
+
+pub use changes::Changes;
+use changes::{Characteristics, OPERATION_ROOM};
+
+use crate::calls::{CallId, CallTable};
+use crate::credits::FOR_REPLIES;
+use crate::inbound::{InboundId, InboundTable};
+use crate::layouts::HeaderLayouts;
+use crate::negotiate::{Phase, Session, Terms};
+use crate::outbox::{Outbox, Queued};
+use crate::sequence::Sequences;
+use crate::unsolicited::UnsolicitedLimit;
+use crate::wire::private_data::PrivateData;
+use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Head, Header, Version};
+use crate::{
+    CallError, ConnConfig, Counters, CreditWords, Credits, Event, Incoming, MAX_CREDITS, MIN_CREDITS, Outgoing,
+    Received, Rejected,
+};
+
+/// One connection. The page of the crate shows how to drive it. Fields that each message needs come first, together.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Connection {
+    credits: Credits,
+    session: Session,
+    layouts: HeaderLayouts,
+    sequences: Sequences,
+    outbox: Outbox,
+    calls: CallTable,
+    inbound: InboundTable,
+    counters: Counters,
+    /// Whether the Receives of all connections are in reserve.
+    receives_ready: bool,
+    config: ConnConfig,
+    // Rarely used.
+    /// The header of the last call or reply that was not plain.
+    header: Incoming,
+    events: VecDeque<Event>,
+    unsolicited: UnsolicitedLimit,
+    characteristics: Characteristics,
+}
+
+/// The form of an outgoing message.
+#[derive(Clone, Copy, Debug)]
+pub struct Form<'a> {
+    /// Chunk lists.
+    pub chunks: Chunks<'a>,
+    /// Whether the payload is outside the message (`RDMA_NOMSG`).
+    pub external: bool,
+    /// Whether the payload is a part before the last.
+    pub more: bool,
+}
+
+impl Form<'_> {
+    /// A payload in one message, without chunks; or the last part of one.
+    pub const INLINE: Form<'static> = Form { chunks: Chunks::NONE, external: false, more: false };
+    /// A part before the last.
+    pub const PART: Form<'static> = Form { more: true, ..Form::INLINE };
+
+    #[inline]
+    const fn is_inline(&self) -> bool {
+        self.chunks.are_absent() && !self.external && !self.more
+    }
+}
+
+/// What a connection uses now, and what the peer owes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Receives that must be in reserve for this connection.
+    pub reserve: u32,
+    /// Receives of the reserve that unanswered calls make unnecessary now. Such a call has used a credit of the peer
+    /// and holds its buffer.
+    pub spared: u32,
+    /// Credits used by the peer: version 2 messages, version 1 calls.
+    pub credits_used: u32,
+    /// Whether replies or other messages wait to be sent.
+    pub has_replies: bool,
+    /// Replies and remaining parts that were queued. More than [`sent`](Self::sent) while some wait, and the peer has
+    /// granted nothing that they could go out with. The number wraps.
+    pub queued: u32,
+    /// Those of them that no longer wait. The number wraps.
+    pub sent: u32,
+    /// Number of the peer's incomplete continued message, unique per message.
+    pub half_received: Option<u32>,
+    /// Useful messages received: neither rejected nor pure grants.
+    pub useful_messages: u64,
+}
+
+impl Connection {
+    /// A connection that has just been established.
+    pub fn new(config: ConnConfig) -> Self {
+        let credits = config.credits.clamp(MIN_CREDITS, MAX_CREDITS);
+        let config = ConnConfig { credits, ..config };
+        let session = Session::new(&config);
+        let inbound = InboundTable::new(if config.takes_calls { credits as usize + 1 } else { 0 });
+        let mut connection = Self {
+            credits: config.new_credits(session.version()),
+            session,
+            layouts: HeaderLayouts::new(&config),
+            sequences: Sequences::default(),
+            outbox: Outbox::new(inbound.capacity()),
+            calls: CallTable::new(config.max_calls, config.xid_seed),
+            inbound,
+            counters: Counters::default(),
+            receives_ready: true,
+            header: Head::default().into(),
+            events: VecDeque::new(),
+            unsolicited: UnsolicitedLimit::new(config.unsolicited_per_second),
+            characteristics: Characteristics::new(&config),
+            config,
+        };
+        if connection.session.version() == Version::V2 && !connection.config.server {
+            connection.session.connprop.open();
+            connection.introduce();
+        }
+        connection
+    }
+
+    /// Bytes at its beginning that each message needs.
+    pub const HOT_BYTES: usize = std::mem::offset_of!(Self, config);
+
+    /// Sets whether the next messages are decoded by their layout.
+    #[cfg(test)]
+    pub(crate) fn decode_by_layout(&mut self, yes: bool) {
+        self.layouts.decode_by_layout(yes);
+    }
+
+    // ---- time and events
+
+    /// The next event of the last message, oldest first. Take all events before the next message.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Reports the current time, in nanoseconds; call it at intervals.
+    pub fn pass_time(&mut self, now: u64) {
+        self.unsolicited.pass_time(now);
+    }
+
+    /// Ends one call whose deadline has passed; returns it with its token. Call again until `None`. The first deadline
+    /// is [`next_deadline`](CallTable::next_deadline).
+    pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
+        let call = self.calls.expired(now)?;
+        let (token, sent) = self.calls.abandon(call, now)?;
+        Some((call, token, CallError::TimedOut { sent }))
+    }
+
+    /// Call it at intervals: returns the names of calls that have been without an answer for one interval at least, and
+    /// for two at most. Each call is returned once.
+    pub fn age_calls(&mut self) -> Vec<u16> {
+        self.calls.age()
+    }
+
+    // ---- the whole connection
+
+    /// Sets the private data of the peer's connect message (client only). It determines the terms of version 1.
+    pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
+        self.config.private_data = peer;
+        if self.session.version() == Version::V1 {
+            self.session.set_terms(Terms::version_1(&self.config));
+        }
+    }
+
+    /// States whether the reserves of all connections are posted. Only then does this one grant credits.
+    ///
+    /// True at first. Set it whenever it has changed; granting one more message may change it.
+    #[inline]
+    pub fn set_receives_ready(&mut self, ready: bool) {
+        self.receives_ready = ready;
+    }
+
+    /// Offers the peer another credit limit; see [`Credits::set_credit_limit`].
+    pub fn set_credit_limit(&mut self, credit_limit: u32) {
+        self.credits.set_credit_limit(credit_limit);
+        self.config.credits = self.credits.credit_limit().max(MIN_CREDITS);
+        if self.config.takes_calls {
+            self.inbound.fit(self.config.credits as usize + 1);
+        }
+    }
+
+    /// Requests a pure grant as a keep-alive. See version 2 §4.3.1.2. Version 1 has no such message.
+    pub fn keep_alive(&mut self) {
+        self.outbox.keep_alive = self.session.version() == Version::V2 && self.session.phase() == Phase::Settled;
+    }
+
+    /// Changes of characteristics, by this end and by its peer.
+    pub fn changes(&mut self) -> Changes<'_> {
+        Changes(self)
+    }
+
+    /// Ends one call of a lost connection. Call again until `None`.
+    pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
+        self.outbox.clear();
+        self.calls.stop();
+        let call = self.calls.any()?;
+        let (token, sent) = self.calls.remove(call)?;
+        Some((call, token, CallError::ConnectionLost { sent }))
+    }
+
+    /// Detaches the outstanding calls for a reconnect, with whether each was sent. They are queued again under their
+    /// XIDs; nothing else is.
+    pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
+        self.outbox.clear();
+        self.calls.interrupt()
+    }
+
+    /// Starts on a new connection with [interrupted](Self::interrupt) and newly queued calls.
+    pub fn restart(&mut self, config: ConnConfig) {
+        let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
+        self.calls = std::mem::replace(self, fresh).calls;
+    }
+
+    // ---- calls of this side
+
+    /// Starts a call. `token` is the caller's own number for it; `deadline` is in nanoseconds, `u64::MAX` for none.
+    /// `name` is what [`age_calls`](Self::age_calls) calls it, such as the number of its procedure.
+    ///
+    /// True if it may go out at once, which needs `at_once`: its header must be [written](Self::write_header) now.
+    /// Otherwise it is queued.
+    ///
+    /// # Errors
+    /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
+    #[inline(always)]
+    pub fn start_call(
+        &mut self,
+        token: u64,
+        deadline: u64,
+        name: u16,
+        at_once: bool,
+    ) -> Result<(CallId, bool), CallError> {
+        // Waiting messages go first: a continued message must not be interrupted.
+        let now = at_once && self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call();
+        Ok((self.calls.start(token, deadline, name, now)?, now))
+    }
+
+    /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.
+    pub fn resend(&mut self, call: CallId) -> bool {
+        self.calls.wait_again(call)
+    }
+
+    /// Ends a call, whose reply will not arrive. `None` if it has ended meanwhile, else its token.
+    pub fn give_up(&mut self, call: CallId) -> Option<u64> {
+        self.calls.remove(call).map(|(token, _)| token)
+    }
+
+    /// Abandons a call. `None` if it has ended before. A late reply is dropped and counted.
+    pub fn cancel(&mut self, call: CallId, now: u64) -> Option<(u64, CallError)> {
+        let (token, sent) = self.calls.abandon(call, now)?;
+        Some((token, CallError::Cancelled { sent }))
+    }
+
+    // ---- calls of the peer
+
+    /// Replies to a peer's call.
+    ///
+    /// True if the reply may go out at once, which needs `at_once`: its header must be [written](Self::write_header)
+    /// now. Otherwise it is queued.
+    #[inline]
+    pub fn reply(&mut self, id: InboundId, at_once: bool) -> bool {
+        let now = at_once && self.outbox.is_empty() && self.credits.may_send(false, self.receives_ready);
+        if !now {
+            self.outbox.push(Queued::Reply(id));
+        }
+        now
+    }
+
+    /// Queues a transport error instead of a reply, and forgets the call.
+    pub fn reply_error(&mut self, id: InboundId, error: ErrorBody) {
+        if let Some(xid) = self.inbound.remove(id) {
+            self.outbox.push_error(Queued::Error { xid, error }, self.inbound.capacity());
+            self.counters.reject(&Rejected::Answered(error));
+        }
+    }
+
+    /// Forgets a peer's call without an answer.
+    pub fn forget(&mut self, id: InboundId) {
+        self.inbound.remove(id);
+    }
+
+    /// Drops the continued message in progress, for lack of memory. Its remaining parts are dropped, and the peer gets
+    /// an error.
+    pub fn drop_parts(&mut self) {
+        self.sequences.drop_payload();
+    }
+
+    // ---- state
+
+    /// Its configuration.
+    pub fn config(&self) -> &ConnConfig {
+        &self.config
+    }
+
+    /// The negotiation of version and authentication.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The decoded header of the last call or reply, until the next message. Not set by a [plain](Received) one.
+    #[inline]
+    pub fn header(&self) -> &Incoming {
+        &self.header
+    }
+
+    /// Terms of this side's messages, as negotiated so far.
+    #[inline]
+    pub fn terms(&self) -> &Terms {
+        self.session.terms()
+    }
+
+    /// The flow control state.
+    #[inline]
+    pub fn credits(&self) -> &Credits {
+        &self.credits
+    }
+
+    /// The calls of this side.
+    #[inline]
+    pub fn calls(&self) -> &CallTable {
+        &self.calls
+    }
+
+    /// The calls of the peer.
+    #[inline]
+    pub fn inbound(&self) -> &InboundTable {
+        &self.inbound
+    }
+
+    /// Counters so far.
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Whether no call is in progress in either direction.
+    pub fn is_idle(&self) -> bool {
+        self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty()
+    }
+
+    /// What it uses now, and what the peer owes it.
+    pub fn status(&self) -> Status {
+        let served = self.inbound.len() as u32;
+        let (spared, credits_used, blocked) = match self.session.version() {
+            Version::V1 => (self.credits.credit_limit().min(served), served, false),
+            Version::V2 => (self.credits.spared(self.room()), self.credits.used(), self.credits.available() == 0),
+        };
+        let waiting = if blocked { self.outbox.len() as u32 } else { 0 };
+        // One message may also spoil another.
+        let useless = self.counters.rejected() + self.unsolicited.grants();
+        Status {
+            reserve: self.config.reserve().max(self.credits.reserve()),
+            spared,
+            credits_used,
+            has_replies: !self.outbox.is_empty(),
+            queued: self.outbox.gone().wrapping_add(waiting),
+            sent: self.outbox.gone(),
+            half_received: self.sequences.number(),
+            useful_messages: self.counters.received.saturating_sub(useless),
+        }
+    }
+
+    // ---- output
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) may return a message; check after input and commands.
+    #[inline]
+    pub fn has_output(&self) -> bool {
+        !self.outbox.is_empty()
+            || !self.calls.none_waits()
+            || self.outbox.keep_alive
+            || self.credits.wants_grant(self.room_if_ready())
+    }
+
+    /// The next message to send. [Write](Self::write_header) the header of a call or reply before the next poll. Other
+    /// messages keep their place until then: without memory for one, poll again later.
+    #[inline]
+    pub fn poll_transmit(&mut self) -> Option<Outgoing> {
+        match self.outbox.front() {
+            Some(message) => {
+                if self.credits.may_send(false, self.receives_ready) || self.owes_versions(message) {
+                    return Some(self.take_queued(message));
+                }
+            }
+            None => {
+                if self.may_send_call()
+                    && let Some(call) = self.calls.send_next()
+                {
+                    return Some(Outgoing::Call(call));
+                }
+            }
+        }
+        if self.credits.wants_grant(self.room_if_ready()) {
+            return Some(Outgoing::Grant { due: true });
+        }
+        // A keep-alive has no news. It must not use up the one message beyond the limit, which a real grant may need.
+        self.outbox.keep_alive &= self.credits.may_send(false, self.receives_ready);
+        self.outbox.keep_alive.then_some(Outgoing::Grant { due: false })
+    }
+
+    fn take_queued(&mut self, message: Queued) -> Outgoing {
+        let room = match message {
+            Queued::Reply(id) => {
+                self.outbox.pop();
+                return Outgoing::Reply(id);
+            }
+            Queued::Continue => return Outgoing::Continue,
+            Queued::Connprop => self.session.connprop.room(self.terms().send_inline_threshold),
+            Queued::Optional => OPERATION_ROOM,
+            Queued::Error { .. } | Queued::WrongVersion { .. } => Outgoing::SHORT,
+        };
+        Outgoing::Control { room }
+    }
+
+    /// Whether the next message answers an unsupported version. Its sender keeps a Receive for that answer, apart from
+    /// the credits of version 2.
+    fn owes_versions(&self, next: Queued) -> bool {
+        let versions = matches!(next, Queued::WrongVersion { .. });
+        versions && self.config.server && self.session.version() == Version::V2
+    }
+
+    /// Writes the header of a message before `end` of `buf`. Returns its start; the message counts as sent.
+    ///
+    /// A part of a message is named by the [call](Outgoing::Call) or [reply](Outgoing::Reply) that it belongs to. Each
+    /// part before the last has the form [`Form::PART`]. It holds back all messages but grants until the last part is
+    /// written: [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`]. Without memory for the first
+    /// part, write it into an empty buffer: that sends nothing, and returns `None`. `form` is ignored for other
+    /// messages.
+    ///
+    /// Otherwise `None` means that the header does not fit before `end`, which is the caller's fault, or that the
+    /// message names a served call that has ended.
+    #[inline(always)]
+    pub fn write_header(&mut self, out: Outgoing, form: &Form<'_>, buf: &mut [u8], end: usize) -> Option<usize> {
+        if !form.is_inline() || !self.receives_ready || !self.credits.is_windowed() {
+            return self.write_other(out, form, buf, end);
+        }
+        let (xid, flags) = match out {
+            Outgoing::Call(call) => (call.xid(), Flags::NONE),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?, Flags::RESPONSE),
+            _ => return self.write_other(out, form, buf, end),
+        };
+        let start = end.checked_sub(wire::WINDOWED_LEN)?;
+        let header = buf.get_mut(start..end)?.first_chunk_mut()?;
+        self.outbox.release();
+        self.count_grant();
+        let (credit, received) = self.credits.on_send_windowed(self.room());
+        wire::emit_windowed(header, xid, credit, received, flags);
+        Some(start)
+    }
+
+    /// Writes any other header.
+    #[inline(never)]
+    fn write_other(&mut self, out: Outgoing, form: &Form<'_>, buf: &mut [u8], end: usize) -> Option<usize> {
+        let (xid, flags, counted) = match out {
+            _ if form.more && end == 0 => {
+                self.outbox.hold();
+                return None;
+            }
+            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
+            Outgoing::Reply(id) if form.more => (self.inbound.xid(id)?, Flags::RESPONSE, true),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?, Flags::RESPONSE, false),
+            Outgoing::Control { .. } => return self.write_control(buf, end),
+            Outgoing::Grant { .. } => {
+                self.counters.grants_pure += 1;
+                let words = self.account_grant();
+                return self.write(0, Flags::NONE, words, Body::Nomsg(Chunks::NONE), buf, end);
+            }
+            Outgoing::Continue => return None,
+        };
+        let (version, chunks) = (self.session.version(), form.chunks);
+        let CreditWords { credit, received } = self.account(counted, true);
+        if form.more {
+            self.counters.continued_sent += 1;
+            self.outbox.hold();
+        } else {
+            self.outbox.release();
+        }
+        if chunks.are_absent() && !form.external {
+            let flags = if form.more { flags.with(Flags::MORE) } else { flags };
+            let start = end.checked_sub(wire::msg_len(version, received.is_some()))?;
+            wire::emit_msg(buf.get_mut(start..end)?, version, xid, credit, received, flags);
+            return Some(start);
+        }
+        *if form.external { &mut self.counters.long_sent } else { &mut self.counters.chunked_sent } += 1;
+        if let (Some(received), false) = (received, form.external)
+            && let Some(start) = wire::emit_windowed_single(buf, end, (xid, credit, received), flags, &chunks)
+        {
+            return Some(start);
+        }
+        let body = if form.external { Body::Nomsg(chunks) } else { Body::Msg(chunks) };
+        self.write(xid, flags, CreditWords { credit, received }, body, buf, end)
+    }
+
+    fn write(
+        &self,
+        xid: u32,
+        flags: Flags,
+        words: CreditWords,
+        body: Body<'_>,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
+        header.emit_before(buf, end, self.session.version(), self.config.revision)
+    }
+
+    /// Writes the control message at the front of the queue.
+    #[cold]
+    fn write_control(&mut self, buf: &mut [u8], end: usize) -> Option<usize> {
+        match self.outbox.front()? {
+            Queued::Reply(_) | Queued::Continue => None,
+            Queued::Optional => self.changes().write_operation(buf, end),
+            Queued::Connprop => {
+                let words = self.account(false, true);
+                let threshold = self.terms().send_inline_threshold;
+                let (start, more) = self.session.connprop.write(&self.config, words, threshold, buf, end)?;
+                if !more {
+                    self.outbox.pop();
+                    self.agree_on_windowed_credits();
+                }
+                Some(start)
+            }
+            Queued::WrongVersion { xid, vers } => {
+                self.outbox.pop();
+                let credit = self.account_version_error();
+                let start = end.checked_sub(wire::ERR_VERS_LEN)?;
+                wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, credit, self.config.versions()).ok()?;
+                Some(start)
+            }
+            Queued::Error { xid, error } => {
+                self.outbox.pop();
+                let words = self.account_error();
+                self.write(xid, Flags::RESPONSE, words, Body::Error(error), buf, end)
+            }
+        }
+    }
+
+    // ---- credits of outgoing messages
+
+    /// Version 2: messages to grant to the peer beyond received ones. Each unanswered call of the peer has used a
+    /// credit: it holds its Receive and a slot. While calls of ours are under way there are a few more, for the
+    /// replies.
+    #[inline]
+    fn room(&self) -> u32 {
+        let taken = self.inbound.len() + self.outbox.errors();
+        if taken == 0 { self.credits.credit_limit() } else { self.room_beside(taken) }
+    }
+
+    #[inline]
+    fn room_beside(&self, taken: usize) -> u32 {
+        let [taken, slots] = [taken, self.inbound.capacity()].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        self.credits.room_beside(taken, slots, !self.calls.is_empty(), self.sequences.open.is_some())
+    }
+
+    /// The [room](Self::room) if Receives are in reserve; otherwise `None`.
+    #[inline]
+    fn room_if_ready(&self) -> Option<u32> {
+        self.receives_ready.then(|| self.room())
+    }
+
+    /// Whether a call may be sent. Version 2 reserves credits for replies to the peer.
+    #[inline]
+    fn may_send_call(&self) -> bool {
+        self.credits.may_send(true, self.receives_ready)
+            && (self.inbound.is_empty()
+                || self.session.version() == Version::V1
+                || self.credits.available() > FOR_REPLIES)
+    }
+
+    /// Counts an outgoing message of version 2 that grants credits.
+    #[inline]
+    fn count_grant(&mut self) {
+        self.counters.sent += 1;
+        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        self.outbox.keep_alive = false;
+    }
+
+    /// Counts an outgoing message and returns its credit words. Version 1 counts `call`s. A message that `grants`
+    /// nothing repeats the old credits.
+    fn account(&mut self, call: bool, grants: bool) -> CreditWords {
+        if self.session.version() == Version::V1 {
+            self.counters.sent += 1;
+            // Every reply grants the credit of its call.
+            self.counters.grants_piggybacked += u64::from(!call);
+            return self.credits.on_send(call, None);
+        }
+        if grants {
+            self.count_grant();
+            return self.credits.on_send(true, self.room_if_ready());
+        }
+        self.counters.sent += 1;
+        self.credits.on_send(true, None)
+    }
+
+    /// Counts a pure grant and returns its credit words.
+    fn account_grant(&mut self) -> CreditWords {
+        self.counters.sent += 1;
+        self.outbox.keep_alive = false;
+        self.credits.on_send_grant(self.room_if_ready())
+    }
+
+    /// Counts an error. Version 2 ignores its credits: it grants nothing, and a pure grant may still be due after it.
+    fn account_error(&mut self) -> CreditWords {
+        self.account(false, self.session.version() == Version::V1)
+    }
+
+    /// Counts an answer to an unsupported version, and returns its credits. In the credits of version 2, a server
+    /// counts neither it nor, from here on, the message that it answers: the peer has the credit of that message again.
+    fn account_version_error(&mut self) -> u32 {
+        if self.config.server && self.session.version() == Version::V2 {
+            self.counters.sent += 1;
+            self.credits.on_version_refused();
+            return 1;
+        }
+        self.account_error().credit
+    }
+}
