@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::available::AvailableMemory;
 use crate::config::{ArenaConfig, PagePolicy, PageSize};
-use crate::error::{Cause, MemError};
-use crate::given::GivenMemory;
+use crate::error::{MemError, MemErrorCause};
+use crate::external_memory::GivenMemory;
 use crate::host::{self, HugePool, MemoryLimits};
 use crate::map::{RawMap, sealed_memfd};
 use crate::report::ArenaReport;
 
-/// Names an arena; unique in the process, never used again.
+/// The number of an arena. It is unique in the process and never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ArenaId(u32);
 
@@ -35,8 +35,8 @@ impl fmt::Display for ArenaId {
 }
 
 /// Location of the bytes.
-enum Memory {
-    /// Made here.
+enum ArenaMemory {
+    /// Made by this crate.
     Made { map: RawMap, fd: OwnedFd },
     /// Mapped by the application.
     Given(GivenMemory),
@@ -49,11 +49,11 @@ enum Memory {
 /// [`PagePolicy::NoHugetlb`], and copy out of a buffer before checking its contents.
 #[derive(Clone)]
 #[doc(alias = "memory region")]
-pub struct Arena(Arc<Inner>);
+pub struct Arena(Arc<SharedArena>);
 
-struct Inner {
+struct SharedArena {
     id: ArenaId,
-    memory: Memory,
+    memory: ArenaMemory,
     report: ArenaReport,
     /// Ranges that pools live in, in order.
     taken: Mutex<Vec<Range<usize>>>,
@@ -63,35 +63,35 @@ impl Arena {
     /// Makes a memfd, seals and maps it. Binds, prefaults and locks it as configured.
     pub(crate) fn new(config: &ArenaConfig) -> Result<Self, MemError> {
         if config.bytes == 0 {
-            return Err(Cause::Empty.into());
+            return Err(MemError::empty());
         }
         if let Some(node) = config.node {
             let online = host::online_nodes();
             if !host::list_contains(&online, node) {
-                return Err(Cause::NoSuchNode { bytes: config.bytes, node, online }.into());
+                let which = format!("NUMA node {node}: no such node, online are {online}; see `numactl --hardware`");
+                return Err(MemError::invalid(format!("mbind of {} bytes to {which}", config.bytes)));
             }
         }
-        let (fd, map, report) = climb(config)?;
-        Ok(Self::of(Memory::Made { map, fd }, report))
+        let (fd, map, report) = obtain(config)?;
+        Ok(Self::of(ArenaMemory::Made { map, fd }, report))
     }
 
     /// An arena of memory that the application has mapped.
     pub(crate) fn over(memory: GivenMemory, name: &'static str) -> Self {
-        let bytes = memory.len();
-        let report =
-            ArenaReport { name, bytes, pages: None, node: None, prefaulted: false, locked: false, advice: None };
-        Self::of(Memory::Given(memory), report)
+        let (bytes, pages, node, advice) = (memory.len, None, None, None);
+        let report = ArenaReport { name, bytes, pages, node, prefaulted: false, locked: false, advice };
+        Self::of(ArenaMemory::Given(memory), report)
     }
 
-    fn of(memory: Memory, report: ArenaReport) -> Self {
+    fn of(memory: ArenaMemory, report: ArenaReport) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         // Relaxed: only uniqueness counts.
         let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
         log::debug!("{report}");
-        Self(Arc::new(Inner { id, memory, report, taken: Mutex::new(Vec::new()) }))
+        Self(Arc::new(SharedArena { id, memory, report, taken: Mutex::new(Vec::new()) }))
     }
 
-    /// Its name in this process.
+    /// The arena's number in this process.
     #[inline]
     #[doc(hidden)]
     pub fn id(&self) -> ArenaId {
@@ -108,8 +108,8 @@ impl Arena {
     /// cannot map.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.memory {
-            Memory::Made { fd, .. } => Some(fd.as_fd()),
-            Memory::Given(_) => None,
+            ArenaMemory::Made { fd, .. } => Some(fd.as_fd()),
+            ArenaMemory::Given(_) => None,
         }
     }
 
@@ -128,8 +128,8 @@ impl Arena {
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
         match &self.0.memory {
-            Memory::Made { map, .. } => map.base(),
-            Memory::Given(memory) => memory.base(),
+            ArenaMemory::Made { map, .. } => map.base(),
+            ArenaMemory::Given(memory) => memory.base,
         }
     }
 
@@ -148,7 +148,7 @@ impl Arena {
             longest = longest.max(free);
             at = taken.get(index).map_or(at, |range| range.end);
         }
-        Err(Cause::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() }.into())
+        Err(MemErrorCause::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() }.into())
     }
 
     /// Returns a range of [`take`](Self::take). Cold.
@@ -164,32 +164,34 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// Goes down the ladder of page sizes until one holds.
-fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemError> {
+/// Memory that was made here.
+type Made = (OwnedFd, RawMap, ArenaReport);
+
+/// Tries page sizes, the largest first, until one is available.
+fn obtain(config: &ArenaConfig) -> Result<Made, MemError> {
     let mut advice: Option<String> = None;
     if let PagePolicy::Require(page) = config.pages {
         return try_pages(config, page);
     }
-    for page in config.pages.rungs(config.bytes) {
-        match try_pages(config, page) {
-            Ok((fd, map, mut report)) => {
-                report.advice = report.advice.or(advice);
-                return Ok((fd, map, report));
+    for page in config.pages.sizes_to_try(config.bytes) {
+        let error = match try_pages(config, page) {
+            Ok((fd, map, report)) => {
+                let advice = report.advice.or(advice);
+                return Ok((fd, map, ArenaReport { advice, ..report }));
             }
+            Err(error) => error,
+        };
+        match *error.0 {
             // Of two sizes of reserved pages the smaller is the easier to get: its advice stands.
-            Err(error) if matches!(*error.0, Cause::HugePages { .. }) => {
-                log::debug!("{error}");
-                advice = Some(advise(config, page));
+            MemErrorCause::HugePages { .. } => advice = Some(advise(config, page)),
+            MemErrorCause::Transparent { .. } if matches!(host::shmem_enabled().as_str(), "never" | "deny") => {
+                let or = advice.map_or(String::new(), |hugetlb| format!("{hugetlb}; or "));
+                advice = Some(format!("{or}for transparent huge pages {}", host::SHMEM_REMEDY));
             }
-            Err(error) if matches!(*error.0, Cause::Transparent { .. }) => {
-                log::debug!("{error}");
-                if matches!(host::shmem_enabled().as_str(), "never" | "deny") {
-                    let or = advice.map_or(String::new(), |hugetlb| format!("{hugetlb}; or "));
-                    advice = Some(format!("{or}for transparent huge pages {}", host::SHMEM_REMEDY));
-                }
-            }
-            Err(error) => return Err(error),
+            MemErrorCause::Transparent { .. } => {}
+            _ => return Err(error),
         }
+        log::debug!("{error}");
     }
     let (fd, map, report) = try_pages(config, PageSize::Small)?;
     Ok((fd, map, ArenaReport { advice, ..report }))
@@ -204,50 +206,49 @@ fn advise(config: &ArenaConfig, page: PageSize) -> String {
 }
 
 /// One attempt: the whole arena in this page size.
-fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, ArenaReport), MemError> {
+fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<Made, MemError> {
     let &ArenaConfig { node, prefault, lock, name, .. } = config;
     let Some(bytes) = config.bytes.checked_next_multiple_of(page.bytes()) else {
-        return Err(system("mmap", config.bytes, io::ErrorKind::OutOfMemory.into()));
+        return Err(MemError::system("mmap", config.bytes, io::ErrorKind::OutOfMemory.into()));
     };
     let prefaulted = prefault || page.is_hugetlb();
     if prefaulted && !page.is_hugetlb() {
         AvailableMemory::now(node).set_aside_ordinary(bytes as u64)?;
     }
     let no_pages = |call, source| {
-        MemError::from(Cause::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source })
+        MemError::from(MemErrorCause::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source })
     };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match *error.0 {
         // A kernel without this page size fails here. A limit of the process holds for any page size.
-        Cause::System { call, source, .. } if page.is_hugetlb() && host::exceeded_limit(&source).is_none() => {
+        MemErrorCause::System { call, source, .. } if page.is_hugetlb() && host::exceeded_limit(&source).is_none() => {
             no_pages(call, source)
         }
         other => other.into(),
     })?;
     // Descriptors of hugetlb memory need no pages; only the mapping shows whether there are any.
-    let map = RawMap::shared(fd.as_fd(), bytes)
-        .map_err(|source| if page.is_hugetlb() { no_pages("mmap", source) } else { system("mmap", bytes, source) })?;
+    let map = RawMap::shared(fd.as_fd(), bytes).map_err(|source| match page.is_hugetlb() {
+        true => no_pages("mmap", source),
+        false => MemError::system("mmap", bytes, source),
+    })?;
     if let Some(node) = node {
         bind(&map, node)?;
     }
     if page == PageSize::Transparent {
         let setting = host::shmem_enabled();
         if matches!(setting.as_str(), "never" | "deny" | "unknown") || map.advise_huge().is_err() {
-            return Err(Cause::Transparent { bytes, setting }.into());
+            return Err(MemErrorCause::Transparent { bytes, setting }.into());
         }
     }
     let mut advice = None;
     if prefaulted {
-        populate(&map, fd.as_fd()).map_err(|(call, source)| {
-            if page.is_hugetlb() {
-                no_pages(call, source)
-            } else {
-                Cause::Populate { call, bytes, node, available: host::available_memory(), source }.into()
-            }
+        populate(&map, fd.as_fd()).map_err(|(call, source)| match page.is_hugetlb() {
+            true => no_pages(call, source),
+            false => MemErrorCause::Populate { call, bytes, node, available: host::available_memory(), source }.into(),
         })?;
         // The kernel promises nothing: check the result.
         if page == PageSize::Transparent {
             match host::huge_shmem_bytes(map.base().addr().get()) {
-                0 => return Err(Cause::Transparent { bytes, setting: host::shmem_enabled() }.into()),
+                0 => return Err(MemErrorCause::Transparent { bytes, setting: host::shmem_enabled() }.into()),
                 huge if huge < bytes as u64 => {
                     let (huge, all) = (huge >> 10, bytes >> 10);
                     advice = Some(format!("only {huge} of {all} KiB are in huge pages; {}", host::COMPACT_REMEDY));
@@ -257,7 +258,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
         }
     }
     if lock {
-        map.lock().map_err(|source| Cause::Lock { bytes, limits: MemoryLimits::read(), source })?;
+        map.lock().map_err(|source| MemErrorCause::Lock { bytes, limits: MemoryLimits::read(), source })?;
     }
     Ok((fd, map, ArenaReport { name, bytes, pages: Some(page), node, prefaulted, locked: lock, advice }))
 }
@@ -267,7 +268,7 @@ fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
     match map.bind(node) {
         // A host of one node binds nothing, so a kernel or container without mbind does no harm.
         Err(_) if online == node.to_string() => Ok(()),
-        Err(source) => Err(Cause::Bind { bytes: map.len(), node, online, source }.into()),
+        Err(source) => Err(MemErrorCause::Bind { bytes: map.len(), node, online, source }.into()),
         Ok(()) => Ok(()),
     }
 }
@@ -281,10 +282,6 @@ fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::E
         }
         other => other.map_err(|error| ("madvise(MADV_POPULATE_WRITE)", error)),
     }
-}
-
-pub(crate) fn system(call: &'static str, bytes: usize, source: io::Error) -> MemError {
-    Cause::System { call, bytes, limits: MemoryLimits::read(), source }.into()
 }
 
 #[cfg(all(test, not(loom)))]

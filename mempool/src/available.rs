@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::config::{ArenaConfig, PagePolicy, PageSize};
-use crate::error::{Cause, MemError};
+use crate::error::{MemError, MemErrorCause};
 use crate::host::{HugePool, available_memory};
 
 /// Available memory at one point in time. [Set aside](Self::set_aside) one arena after the other: this checks that all
@@ -19,28 +19,18 @@ pub struct AvailableMemory {
     huge_1g: HugePool,
     huge_2m: HugePool,
     node: Option<u32>,
-    /// Bytes in other pages, and their bound.
+    /// Bytes in other pages.
     ordinary: u64,
-    bound: Bound,
-}
-
-/// The bound of memory in pages that are not reserved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Bound {
-    /// The host.
-    Host,
-    /// The control group with this file.
-    Group(PathBuf),
-    /// The kernel does not report it.
-    Unknown,
+    /// The file with the limit of the control group that bounds these bytes. `None` if the host does.
+    group: Option<PathBuf>,
 }
 
 impl AvailableMemory {
     /// Queries the kernel. `node`: the node for reserved pages.
     pub fn now(node: Option<u32>) -> Self {
-        let (ordinary, bound) = ordinary(available_memory(), Path::new("/"));
+        let (ordinary, group) = ordinary(available_memory(), Path::new("/"));
         let (huge_1g, huge_2m) = (HugePool::read(PageSize::Huge1G, node), HugePool::read(PageSize::Huge2M, node));
-        Self { huge_1g, huge_2m, node, ordinary, bound }
+        Self { huge_1g, huge_2m, node, ordinary, group }
     }
 
     /// Bytes that are not set aside, in pages of this policy; `u64::MAX` if unknown.
@@ -57,7 +47,7 @@ impl AvailableMemory {
     /// # Errors
     /// [`MemErrorKind::TooLittle`](crate::MemErrorKind::TooLittle) if too little is available.
     pub fn set_aside(&mut self, arena: &ArenaConfig) -> Result<(), MemError> {
-        for &page in arena.pages.rungs(arena.bytes).iter().filter(|page| page.is_hugetlb()) {
+        for &page in arena.pages.sizes_to_try(arena.bytes).iter().filter(|page| page.is_hugetlb()) {
             let pages = arena.bytes.div_ceil(page.bytes()) as u64;
             let pool = if page == PageSize::Huge1G { &mut self.huge_1g } else { &mut self.huge_2m };
             if pages <= pool.free {
@@ -71,7 +61,7 @@ impl AvailableMemory {
                     pool.free,
                     pool.remedy(pages, page, self.node)
                 );
-                return Err(Cause::Short { bytes: arena.bytes as u64, available, limit }.into());
+                return Err(MemErrorCause::Short { bytes: arena.bytes as u64, available, limit }.into());
             }
         }
         self.set_aside_ordinary(arena.bytes as u64)
@@ -79,96 +69,86 @@ impl AvailableMemory {
 
     /// Sets aside bytes in unreserved pages.
     pub(crate) fn set_aside_ordinary(&mut self, bytes: u64) -> Result<(), MemError> {
-        match self.ordinary.checked_sub(bytes) {
-            Some(rest) => self.ordinary = rest,
-            None => return Err(Cause::Short { bytes, available: self.ordinary, limit: self.limit() }.into()),
-        }
+        let short = || MemErrorCause::Short { bytes, available: self.ordinary, limit: self.limit() };
+        self.ordinary = self.ordinary.checked_sub(bytes).ok_or_else(short)?;
         Ok(())
     }
 
     /// The bound of ordinary memory, and the remedy.
     fn limit(&self) -> String {
-        match &self.bound {
-            Bound::Host => "MemAvailable of /proc/meminfo; ask for less, or end what takes the most: \
+        match &self.group {
+            None => "MemAvailable of /proc/meminfo; ask for less, or end what takes the most: \
                             `ps -e --sort=-rss -o pid,rss,comm | head`"
                 .to_owned(),
-            Bound::Group(file) => {
+            Some(file) => {
                 let file = file.display();
                 format!("{file} less what is used; ask for less, or raise it: `echo BYTES | sudo tee {file}`")
             }
-            Bound::Unknown => "the kernel does not say".to_owned(),
         }
     }
 }
 
-/// Bytes outside reserved pages: the host's, or a control group's limit if lower. `root` is the root of the kernel's
-/// file systems.
-fn ordinary(of_host: u64, root: &Path) -> (u64, Bound) {
-    let host = if of_host == 0 { (u64::MAX, Bound::Unknown) } else { (of_host, Bound::Host) };
-    let groups = groups(root).into_iter().filter_map(|group| group.room());
-    groups
-        .map(|(room, file)| (room, Bound::Group(file)))
-        .chain([host])
-        .min_by_key(|(room, _)| *room)
-        .unwrap_or((u64::MAX, Bound::Unknown))
+/// Bytes outside reserved pages, and the file of the control group that bounds them, if its limit is lower than the
+/// host's. `u64::MAX` if the kernel reports neither. `root` is the root of the kernel's file systems.
+fn ordinary(of_host: u64, root: &Path) -> (u64, Option<PathBuf>) {
+    let host = (if of_host == 0 { u64::MAX } else { of_host }, None);
+    let groups = groups(root).into_iter().filter_map(|(directory, files)| files.room(&directory));
+    let all = groups.map(|(room, file)| (room, Some(file))).chain([host]);
+    all.min_by_key(|(room, _)| *room).unwrap_or((u64::MAX, None))
 }
 
-/// A control group that accounts memory: its directory, and its version's names.
-struct Group {
-    directory: PathBuf,
+/// The files of a control group that accounts memory, by the version of control groups.
+struct GroupFiles {
     limit: &'static str,
     used: &'static str,
-    /// Counts of reclaimable pages. In version 1 their names have the prefix `total_`; those without it leave out
-    /// nested groups.
+    /// Counts of reclaimable pages in `memory.stat`. In version 1 their names have the prefix `total_`; those without
+    /// it leave out nested groups.
     reclaimable: [&'static str; 3],
 }
 
-/// The groups that this process is in, with those around them.
-fn groups(root: &Path) -> Vec<Group> {
+const V1: GroupFiles = GroupFiles {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    reclaimable: ["total_active_file", "total_inactive_file", "total_slab_reclaimable"],
+};
+const V2: GroupFiles = GroupFiles {
+    limit: "memory.max",
+    used: "memory.current",
+    reclaimable: ["active_file", "inactive_file", "slab_reclaimable"],
+};
+
+impl GroupFiles {
+    /// The remaining allowance of the group in `directory`, and the file of its limit. `None` without a limit.
+    fn room(&self, directory: &Path) -> Option<(u64, PathBuf)> {
+        // Version 2 has the word `max` for no limit.
+        let number = |name| fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok();
+        let (limit, used) = (number(self.limit)?, number(self.used)?);
+        let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+        let counts = stat.lines().filter_map(|line| line.split_once(' '));
+        let reclaimable = counts.filter(|(name, _)| self.reclaimable.contains(name));
+        let reclaimable: u64 = reclaimable.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum();
+        Some((limit.saturating_sub(used.saturating_sub(reclaimable)), directory.join(self.limit)))
+    }
+}
+
+/// The directories of the groups that this process is in, with those around them.
+fn groups(root: &Path) -> Vec<(PathBuf, &'static GroupFiles)> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut groups = Vec::new();
     for line in text.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let mounted = root.join("sys/fs/cgroup");
-        let (mounted, names) = match controllers {
-            "" => (mounted, V2),
-            _ if controllers.split(',').any(|name| name == "memory") => (mounted.join("memory"), V1),
+        let (mounted, files) = match controllers {
+            "" => ("sys/fs/cgroup", &V2),
+            _ if controllers.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", &V1),
             _ => continue,
         };
         // In a container the path may be the host's, with its own group mounted at the top. So a missing file proves
         // nothing.
-        let (limit, used, reclaimable) = names;
         let around = Path::new(path.trim_start_matches('/')).ancestors();
-        groups.extend(around.map(|path| Group { directory: mounted.join(path), limit, used, reclaimable }));
+        groups.extend(around.map(|path| (root.join(mounted).join(path), files)));
     }
     groups
-}
-
-type Names = (&'static str, &'static str, [&'static str; 3]);
-const V1: Names = (
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    ["total_active_file", "total_inactive_file", "total_slab_reclaimable"],
-);
-const V2: Names = ("memory.max", "memory.current", ["active_file", "inactive_file", "slab_reclaimable"]);
-
-impl Group {
-    /// The remaining allowance and the file of its limit; `None` without a limit.
-    fn room(&self) -> Option<(u64, PathBuf)> {
-        let file = self.directory.join(self.limit);
-        let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-        // Version 2 has the word `max` for none.
-        let limit = number(&file)?;
-        let used = number(&self.directory.join(self.used))?;
-        let stat = fs::read_to_string(self.directory.join("memory.stat")).unwrap_or_default();
-        let count = |line: &str| {
-            let (name, count) = line.split_once(' ')?;
-            if self.reclaimable.contains(&name) { count.trim().parse::<u64>().ok() } else { None }
-        };
-        let reclaimable: u64 = stat.lines().filter_map(count).sum();
-        Some((limit.saturating_sub(used.saturating_sub(reclaimable)), file))
-    }
 }
 
 #[cfg(all(test, not(loom), not(miri)))]
@@ -189,12 +169,8 @@ mod tests {
     }
 
     fn bounded_by(root: &Path, of_host: u64) -> (u64, Option<PathBuf>) {
-        let (room, bound) = ordinary(of_host, root);
-        let file = match bound {
-            Bound::Group(file) => Some(file.strip_prefix(root).unwrap().to_owned()),
-            _ => None,
-        };
-        (room, file)
+        let (room, file) = ordinary(of_host, root);
+        (room, file.map(|file| file.strip_prefix(root).unwrap().to_owned()))
     }
 
     #[test]
@@ -236,7 +212,7 @@ mod tests {
 
     fn host(free_2m: u64, ordinary: u64) -> AvailableMemory {
         let huge_2m = HugePool { total: free_2m, free: free_2m };
-        AvailableMemory { huge_1g: HugePool::default(), huge_2m, node: None, ordinary, bound: Bound::Host }
+        AvailableMemory { huge_1g: HugePool::default(), huge_2m, node: None, ordinary, group: None }
     }
 
     #[test]
@@ -246,7 +222,7 @@ mod tests {
             host.set_aside(&arena(GIB, PagePolicy::Auto)).unwrap();
         }
         let error = host.set_aside(&arena(4096, PagePolicy::Auto)).unwrap_err();
-        assert!(matches!(*error.0, Cause::Short { bytes: 4096, available: 0, .. }), "{error}");
+        assert!(matches!(*error.0, MemErrorCause::Short { bytes: 4096, available: 0, .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains("MemAvailable") && text.contains("`ps "), "{text}");
     }
@@ -260,7 +236,7 @@ mod tests {
         let error = host.set_aside(&arena(4 << 20, require)).unwrap_err().to_string();
         assert!(error.contains("2 2 MiB hugetlb pages are needed, 1 are free"), "{error}");
         assert!(error.contains("nr_hugepages"), "{error}");
-        let group = AvailableMemory { bound: Bound::Group("/g/memory.max".into()), ..host };
+        let group = AvailableMemory { group: Some("/g/memory.max".into()), ..host };
         assert!(group.limit().contains("`echo BYTES | sudo tee /g/memory.max`"), "{}", group.limit());
     }
 
@@ -269,7 +245,7 @@ mod tests {
         let bytes = usize::try_from(available_memory()).unwrap().saturating_mul(2);
         for pages in [PagePolicy::Small, PagePolicy::NoHugetlb] {
             let error = crate::Arena::new(&arena(bytes as u64, pages)).unwrap_err();
-            assert!(matches!(*error.0, Cause::Short { .. }), "{error}");
+            assert!(matches!(*error.0, MemErrorCause::Short { .. }), "{error}");
         }
     }
 }

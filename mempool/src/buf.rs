@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "turns a buffer's ownership into access to its bytes")]
 //! Buffers of pool memory: four types, by access to the bytes.
 
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -9,17 +10,15 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use crate::arena::ArenaId;
-use crate::core::{Meta, release, state};
+use crate::core::{BufHeader, release, state};
 use crate::sync::{AtomicU32, Ordering, fence};
-
-mod owned;
 
 /// A part of a buffer: `start + len` is at most the capacity. It is one word, so that a [`Handle`] is two and travels
 /// in registers. Written to memory in halves and copied as a whole, it would stall the core each time.
 #[derive(Clone, Copy)]
-struct Window(u64);
+struct BufWindow(u64);
 
-impl Window {
+impl BufWindow {
     #[inline]
     fn new(start: u32, len: u32) -> Self {
         Self(u64::from(len) << 32 | u64::from(start))
@@ -36,35 +35,42 @@ impl Window {
     }
 }
 
-/// A buffer, and a part of it. The public types around it keep the buffer's [`Meta`] and the core alive.
+/// A buffer, and a part of it. The public types around it keep the buffer's [`BufHeader`] and the core alive.
 #[derive(Clone, Copy)]
 struct Handle {
-    meta: NonNull<Meta>,
-    window: Window,
+    header: NonNull<BufHeader>,
+    window: BufWindow,
 }
 
 impl Handle {
     #[inline]
-    fn meta(&self) -> &Meta {
+    fn header(&self) -> &BufHeader {
         // SAFETY: the buffer is out, so its core lives, and with it this.
-        unsafe { self.meta.as_ref() }
+        unsafe { self.header.as_ref() }
     }
 
     #[inline]
     fn state(&self) -> &AtomicU32 {
-        &self.meta().state
+        &self.header().state
+    }
+
+    /// The buffer with one holder again. The caller gives up its handle, which was the last.
+    #[inline]
+    fn into_buf(self) -> Buf {
+        self.state().store(state::HELD, Ordering::Relaxed);
+        Buf { handle: self }
     }
 
     /// First byte of the window.
     #[inline]
     fn first(&self) -> NonNull<u8> {
         // SAFETY: the window lies in the buffer.
-        unsafe { self.meta().data.add(self.window.start()) }
+        unsafe { self.header().data.add(self.window.start()) }
     }
 
     fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (start, len) = (self.window.start(), self.window.len());
-        let Meta { capacity, arena, offset, .. } = self.meta();
+        let BufHeader { capacity, arena, offset, .. } = self.header();
         write!(f, "{name}({start}+{len} of {capacity}, arena {arena} at {offset})")
     }
 }
@@ -83,7 +89,7 @@ macro_rules! place {
             /// Bytes of the whole buffer: the size of its class.
             #[inline]
             pub fn capacity(&self) -> usize {
-                self.handle.meta().capacity as usize
+                self.handle.header().capacity as usize
             }
 
             /// Offset of the window in the buffer.
@@ -97,7 +103,7 @@ macro_rules! place {
             #[inline]
             #[doc(hidden)]
             pub fn arena(&self) -> ArenaId {
-                self.handle.meta().arena
+                self.handle.header().arena
             }
 
             /// Offset of the window in the arena.
@@ -111,7 +117,7 @@ macro_rules! place {
             #[inline]
             #[doc(hidden)]
             pub fn base_offset(&self) -> usize {
-                self.handle.meta().offset
+                self.handle.header().offset
             }
 
             /// Address of the window's first byte in this process, for devices.
@@ -155,7 +161,7 @@ pub struct Lent {
 
 /// A buffer owned by the device until its transfer ends.
 ///
-/// Dropping it does not free it, for the device may still write to it: it is lost, and
+/// Dropping it does not free the buffer, because the device may still write to it. The buffer is lost, and
 /// [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
 #[must_use = "a posted buffer that is dropped is lost"]
 pub struct Posted {
@@ -173,19 +179,21 @@ unsafe impl Send for Buf {}
 unsafe impl Sync for Buf {}
 // SAFETY: clones are counted atomically, and the bytes do not change.
 unsafe impl Send for Frozen {}
-// SAFETY: as above.
+// SAFETY: clones are counted atomically, and the bytes do not change.
 unsafe impl Sync for Frozen {}
 // SAFETY: it gives no access to the bytes; its transitions are those of `Buf`.
 unsafe impl Send for Posted {}
-// SAFETY: as above.
+// SAFETY: a reference gives no access to the bytes.
 unsafe impl Sync for Posted {}
 
 impl Buf {
+    /// The first `len` bytes of a buffer.
+    ///
     /// # Safety
     /// The buffer was just taken from the free list, and `len` is at most its capacity.
     #[inline]
-    pub(crate) unsafe fn new(meta: NonNull<Meta>, len: u32) -> Self {
-        Self { handle: Handle { meta, window: Window::new(0, len) } }
+    pub(crate) unsafe fn new(header: NonNull<BufHeader>, len: u32) -> Self {
+        Self { handle: Handle { header, window: BufWindow::new(0, len) } }
     }
 
     #[inline]
@@ -197,17 +205,17 @@ impl Buf {
     ///
     /// # Panics
     /// If `start + len` exceeds the capacity.
-    #[inline(always)]
+    #[inline]
     pub fn set_window(&mut self, start: usize, len: usize) {
         let capacity = self.capacity();
         if start > capacity || len > capacity - start {
             no_window(start, len, capacity);
         }
-        self.handle.window = Window::new(start as u32, len as u32);
+        self.handle.window = BufWindow::new(start as u32, len as u32);
     }
 
     /// Moves the window's start back to byte `start`; its end stays. False if `start` is not before the window.
-    #[inline(always)]
+    #[inline]
     #[must_use = "false means that nothing was moved"]
     #[doc(hidden)]
     pub fn extend_front(&mut self, start: usize) -> bool {
@@ -215,7 +223,7 @@ impl Buf {
         let earlier = start <= window.start();
         if earlier {
             let more = window.start() - start;
-            self.handle.window = Window::new(start as u32, (window.len() + more) as u32);
+            self.handle.window = BufWindow::new(start as u32, (window.len() + more) as u32);
         }
         earlier
     }
@@ -225,7 +233,7 @@ impl Buf {
     #[doc(hidden)]
     pub fn full_mut(&mut self) -> &mut [u8] {
         // SAFETY: `data` is valid for `capacity` initialised bytes, which are this `Buf`'s alone.
-        unsafe { slice::from_raw_parts_mut(self.handle.meta().data.as_ptr(), self.capacity()) }
+        unsafe { slice::from_raw_parts_mut(self.handle.header().data.as_ptr(), self.capacity()) }
     }
 
     /// Makes it immutable and shareable.
@@ -237,11 +245,11 @@ impl Buf {
         Frozen { handle }
     }
 
-    /// Lends it to the device. Refused, giving it back, on any thread but the one that owns its living pool.
+    /// Lends it to the device. On any thread but the one that owns its living pool, the buffer comes back as the error.
     #[inline]
     #[doc(hidden)]
     pub fn lend(self) -> Result<Lent, Self> {
-        if !self.handle.meta().is_mine() {
+        if !self.handle.header().is_mine() {
             return Err(self);
         }
         let handle = self.into_handle();
@@ -249,7 +257,7 @@ impl Buf {
         Ok(Lent { handle, _here: PhantomData })
     }
 
-    /// Hands it to the device.
+    /// Makes the device the owner of the buffer.
     #[inline]
     #[doc(hidden)]
     pub fn post(self) -> Posted {
@@ -281,7 +289,7 @@ impl Drop for Buf {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this is the only handle of the buffer, and it ends here.
-        unsafe { release(self.handle.meta) };
+        unsafe { release(self.handle.header) };
     }
 }
 
@@ -295,9 +303,35 @@ impl Frozen {
         let whole = self.len();
         assert!(start <= whole && len <= whole - start, "part {start}+{len} of {whole} bytes");
         let mut part = self.clone();
-        part.handle.window = Window::new((self.start() + start) as u32, len as u32);
+        part.handle.window = BufWindow::new((self.start() + start) as u32, len as u32);
         part
     }
+
+    /// These bytes, with an owner. `owner` is dropped with the last clone or part of the result, on any thread: nothing
+    /// reads the bytes on its behalf any more. Their buffer goes next, so their memory is still there. Allocates.
+    pub fn with_owner(self, owner: impl Send + Sync + 'static) -> Self {
+        let (header, window) = (self.handle.header().owned(), self.handle.window);
+        let owned = NonNull::from(Box::leak(Box::new(Owned { header, _owner: Box::new(owner), _bytes: self })));
+        Self { handle: Handle { header: owned.cast(), window } }
+    }
+
+    /// Whether it has an owner, which is dropped with the last clone.
+    #[inline]
+    #[doc(hidden)]
+    pub fn has_owner(&self) -> bool {
+        // Relaxed: it does not change while clones live.
+        is_owned(self.handle.state().load(Ordering::Relaxed))
+    }
+}
+
+/// What the clones of a [`Frozen`] with an owner point to: bookkeeping with a count of their own.
+#[repr(C)]
+struct Owned {
+    /// The first field: the clones have its address.
+    header: BufHeader,
+    /// It is dropped before the bytes: its drop may use their memory, which stays mapped meanwhile.
+    _owner: Box<dyn Any + Send + Sync>,
+    _bytes: Frozen,
 }
 
 impl Deref for Frozen {
@@ -324,9 +358,8 @@ impl Clone for Frozen {
 impl Drop for Frozen {
     #[inline]
     fn drop(&mut self) {
-        let state = self.handle.state();
         // Release pairs with the fence of the last clone: our reads of the bytes happen before their reuse.
-        let before = state.fetch_sub(1, Ordering::Release);
+        let before = self.handle.state().fetch_sub(1, Ordering::Release);
         if before & state::COUNT != 1 {
             return;
         }
@@ -334,11 +367,9 @@ impl Drop for Frozen {
         fence(Ordering::Acquire);
         if is_owned(before) {
             // SAFETY: only `with_owner` sets this state, and this was the last clone.
-            return unsafe { owned::end(self.handle.meta) };
+            return unsafe { drop_owned(self.handle.header) };
         }
-        state.store(state::HELD, Ordering::Relaxed);
-        // SAFETY: this was the last clone.
-        unsafe { release(self.handle.meta) };
+        drop(self.handle.into_buf());
     }
 }
 
@@ -349,9 +380,7 @@ impl Lent {
         if self.handle.state().load(Ordering::Relaxed) & state::COUNT != 1 {
             return Err(self);
         }
-        let handle = ManuallyDrop::new(self).handle;
-        handle.state().store(state::HELD, Ordering::Relaxed);
-        Ok(Buf { handle })
+        Ok(ManuallyDrop::new(self).handle.into_buf())
     }
 
     /// The address of `len` bytes at `offset` of the window, if they are all in it.
@@ -380,7 +409,8 @@ impl Lent {
     #[must_use = "false means that nothing was copied"]
     pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {
         let Some(src) = self.at(offset, dst.len()) else { return false };
-        // SAFETY: as in `write_at`.
+        // SAFETY: `src` is valid for `dst.len()` bytes (`at`). No reference to the bytes of a living `Lent` exists, so
+        // `dst` is elsewhere. No other thread copies, because a `Lent` stays on its thread.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         true
     }
@@ -407,9 +437,7 @@ impl Drop for Lent {
             state.store(before - 1, Ordering::Relaxed);
             return;
         }
-        state.store(state::HELD, Ordering::Relaxed);
-        // SAFETY: this was the last clone.
-        unsafe { release(self.handle.meta) };
+        drop(self.handle.into_buf());
     }
 }
 
@@ -421,16 +449,24 @@ impl Posted {
     /// of its queue.
     #[inline]
     pub unsafe fn complete(self) -> Buf {
-        let handle = ManuallyDrop::new(self).handle;
-        handle.state().store(state::HELD, Ordering::Relaxed);
-        Buf { handle }
+        ManuallyDrop::new(self).handle.into_buf()
     }
 }
 
 impl Drop for Posted {
     fn drop(&mut self) {
-        self.handle.meta().leak();
+        self.handle.header().leak();
     }
+}
+
+/// Drops the owner of a [`Frozen`], and then the bytes.
+///
+/// # Safety
+/// `header` is that of [`Frozen::with_owner`], and the caller's was the last handle.
+#[cold]
+unsafe fn drop_owned(header: NonNull<BufHeader>) {
+    // SAFETY: it is the first field of an `Owned`, which `with_owner` leaked; the pointer is to all of it.
+    drop(unsafe { Box::from_raw(header.cast::<Owned>().as_ptr()) });
 }
 
 /// Whether this is the state of a [`Frozen`] with an owner.

@@ -1,18 +1,18 @@
 //! Layout of the buffers of each size class.
 
 use crate::config::Class;
-use crate::error::{Cause, MemError};
+use crate::error::MemError;
 
 /// Buffers start at multiples of this, a cache line.
 pub(crate) const LINE: usize = 64;
 /// Size classes of a pool: few, because the search for one that fits is linear.
 const MAX_CLASSES: usize = 64;
-/// Buffers of a pool: their indices are 32 bits long, and some values are marks of the way home.
+/// Buffers of a pool: their indices are 32 bits long, and some values are marks of the list of remote frees.
 const MAX_BUFFERS: usize = u32::MAX as usize >> 1;
 
-/// One class, laid out. Offsets count from the start of the pool's range in the arena.
+/// Sizes and places of the buffers of one class. Offsets count from the start of the pool's range in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct ClassLayout {
     /// Capacity of each buffer.
     pub(crate) size: usize,
     /// Number of buffers.
@@ -32,48 +32,41 @@ pub(crate) fn stride(size: usize) -> usize {
     LINE.saturating_mul(if size < 512 { lines } else { lines | 1 })
 }
 
-/// Lays the classes out, smallest first; returns them with the bytes that they take.
-pub(crate) fn lay_out(classes: &[Class]) -> Result<(Vec<Placed>, usize), MemError> {
-    lay_out_by(classes, stride)
-}
-
-/// Lays one class out without a gap.
-pub(crate) fn lay_out_pages(pages: Class) -> Result<(Vec<Placed>, usize), MemError> {
-    if !pages.size.is_multiple_of(LINE) {
-        return Err(Cause::Classes(format!("pages of {} bytes: a multiple of {LINE} is wanted", pages.size)).into());
-    }
-    lay_out_by(&[pages], |size| size)
-}
-
-/// Lays classes out with this distance of two neighbours.
-fn lay_out_by(classes: &[Class], stride: impl Fn(usize) -> usize) -> Result<(Vec<Placed>, usize), MemError> {
-    let bad = |what: String| Err(Cause::Classes(what).into());
+/// Lays the classes out, smallest first, and returns them with the bytes that they take. `stride` is the distance of
+/// two neighbours of a size.
+pub(crate) fn lay_out(
+    classes: &[Class],
+    stride: impl Fn(usize) -> usize,
+) -> Result<(Vec<ClassLayout>, usize), MemError> {
+    let invalid = |why: String| Err(MemError::invalid(format!("size classes: {why}")));
     if classes.is_empty() || classes.len() > MAX_CLASSES {
-        return bad(format!("{} classes given, from 1 to {MAX_CLASSES} allowed", classes.len()));
+        return invalid(format!("{} classes given, from 1 to {MAX_CLASSES} allowed", classes.len()));
     }
     let mut sorted = classes.to_vec();
     sorted.sort_by_key(|class| class.size);
-    let (mut placed, mut offset, mut first) = (Vec::with_capacity(sorted.len()), 0usize, 0usize);
-    for class in &sorted {
-        let Class { size, count } = *class;
+    let (mut layouts, mut offset, mut first) = (Vec::with_capacity(sorted.len()), 0usize, 0usize);
+    for Class { size, count } in sorted {
         if size == 0 || count == 0 || size > u32::MAX as usize {
-            return bad(format!("{count} buffers of {size} bytes; neither may be 0, nor a size exceed {}", u32::MAX));
+            return invalid(format!(
+                "{count} buffers of {size} bytes; neither may be 0, nor a size exceed {}",
+                u32::MAX
+            ));
         }
-        if placed.last().is_some_and(|last: &Placed| last.size == size) {
-            return bad(format!("size {size} given twice"));
+        if layouts.last().is_some_and(|last: &ClassLayout| last.size == size) {
+            return invalid(format!("size {size} given twice"));
         }
         if count > MAX_BUFFERS - first {
-            return bad(format!("more than {MAX_BUFFERS} buffers"));
+            return invalid(format!("more than {MAX_BUFFERS} buffers"));
         }
         let stride = stride(size);
-        placed.push(Placed { size, count, stride, offset, first: first as u32 });
+        layouts.push(ClassLayout { size, count, stride, offset, first: first as u32 });
         first += count;
         match stride.checked_mul(count).and_then(|bytes| offset.checked_add(bytes)) {
             Some(end) if end <= isize::MAX as usize => offset = end,
-            _ => return bad(format!("{count} buffers of {size} bytes exceed the address space")),
+            _ => return invalid(format!("{count} buffers of {size} bytes exceed the address space")),
         }
     }
-    Ok((placed, offset))
+    Ok((layouts, offset))
 }
 
 #[cfg(test)]
@@ -96,19 +89,19 @@ mod tests {
     #[test]
     fn classes_do_not_overlap() {
         let classes = [Class { size: 4096, count: 3 }, Class { size: 100, count: 5 }, Class { size: 65536, count: 2 }];
-        let (placed, bytes) = lay_out(&classes).unwrap();
-        assert_eq!(placed.iter().map(|p| p.size).collect::<Vec<_>>(), [100, 4096, 65536]);
+        let (layouts, bytes) = lay_out(&classes, stride).unwrap();
+        assert_eq!(layouts.iter().map(|class| class.size).collect::<Vec<_>>(), [100, 4096, 65536]);
         let mut end = 0;
-        for p in &placed {
-            assert_eq!(p.offset, end);
-            end += p.stride * p.count;
+        for class in &layouts {
+            assert_eq!(class.offset, end);
+            end += class.stride * class.count;
         }
         assert_eq!(end, bytes);
-        assert_eq!(placed.iter().map(|p| p.first).collect::<Vec<_>>(), [0, 5, 8]);
+        assert_eq!(layouts.iter().map(|class| class.first).collect::<Vec<_>>(), [0, 5, 8]);
     }
 
     #[test]
-    fn nonsense_is_refused_in_words() {
+    fn invalid_classes_are_refused_with_a_reason() {
         let c = |size, count| Class { size, count };
         for (classes, word) in [
             (vec![], "0 classes"),
@@ -119,7 +112,7 @@ mod tests {
             (vec![c(usize::MAX, 1)], "exceed"),
             (vec![c(64, 1); 65], "65 classes"),
         ] {
-            let text = lay_out(&classes).unwrap_err().to_string();
+            let text = lay_out(&classes, stride).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");
         }
     }

@@ -6,13 +6,6 @@ use crate::arena::Arena;
 use crate::classes::{lay_out, stride};
 use crate::error::MemError;
 
-/// Bytes of a small page.
-const KIB4: usize = 4 << 10;
-/// Bytes of a 2 MiB huge page.
-const MIB2: usize = 2 << 20;
-/// Bytes of a 1 GiB huge page.
-const GIB1: usize = 1 << 30;
-
 /// Page size of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -34,9 +27,9 @@ impl PageSize {
     /// Bytes of one page.
     pub fn bytes(self) -> usize {
         match self {
-            Self::Huge1G => GIB1,
-            Self::Huge2M | Self::Transparent => MIB2,
-            Self::Small => KIB4,
+            Self::Huge1G => 1 << 30,
+            Self::Huge2M | Self::Transparent => 2 << 20,
+            Self::Small => 4 << 10,
         }
     }
 
@@ -77,16 +70,18 @@ pub enum PagePolicy {
 
 impl PagePolicy {
     /// Page sizes to try for `bytes`, in order. Small pages follow, unless one size is required.
-    pub(crate) fn rungs(self, bytes: usize) -> Vec<PageSize> {
-        let rungs: &[PageSize] = match self {
+    pub(crate) fn sizes_to_try(self, bytes: usize) -> Vec<PageSize> {
+        let larger: &[PageSize] = match self {
             PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
             PagePolicy::NoHugetlb => &[PageSize::Transparent],
             PagePolicy::Require(page) => return vec![page],
             PagePolicy::Small => &[],
         };
-        let wasted = |page: PageSize| bytes.checked_next_multiple_of(page.bytes()).map(|rounded| rounded - bytes);
-        let pays = |page: PageSize| bytes >= page.bytes() && wasted(page).is_some_and(|wasted| wasted <= bytes / 2);
-        rungs.iter().copied().filter(|&page| pays(page)).collect()
+        let is_worthwhile = |page: &PageSize| {
+            let rounded = bytes.checked_next_multiple_of(page.bytes());
+            bytes >= page.bytes() && rounded.is_some_and(|rounded| rounded - bytes <= bytes / 2)
+        };
+        larger.iter().copied().filter(is_worthwhile).collect()
     }
 }
 
@@ -152,7 +147,7 @@ impl PoolConfig {
     /// # Errors
     /// [`MemErrorKind::Invalid`](crate::MemErrorKind::Invalid) without a valid layout.
     pub fn own_arena(&self) -> Result<ArenaConfig, MemError> {
-        let (_, needed) = lay_out(&self.classes)?;
+        let (_, needed) = lay_out(&self.classes, stride)?;
         let bytes = if self.arena.bytes == 0 { needed } else { self.arena.bytes };
         Ok(ArenaConfig { bytes, ..self.arena.clone() })
     }

@@ -1,17 +1,18 @@
-#![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed by whoever brings home the last buffer")]
+#![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed with the last buffer")]
 //! Shared state of a pool and its buffers. It has free lists, buffer states and returns.
 //!
 //! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out. It
 //! is not counted per allocation. While the pool lives, the core lives. A dropped pool leaves the number of outstanding
-//! buffers in [`Home`], and the last of them frees the core.
+//! buffers in its [`RemoteFreeList`], and the last of them frees the core.
 
 use std::cell::{Cell, OnceCell};
 use std::ptr::NonNull;
 
 use crate::arena::{Arena, ArenaId};
-use crate::classes::Placed;
+use crate::classes::ClassLayout;
 use crate::current_thread;
-use crate::home::{Home, Returned};
+use crate::remote_free::{PushOutcome, RemoteFreeList};
+use crate::stats::{ClassCensus, ClassStats};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No thread has this number: it marks a pool without an owner.
@@ -22,7 +23,7 @@ pub(crate) const NOBODY: u64 = u64::MAX;
 pub(crate) mod state {
     /// Bits of the clone count.
     pub(crate) const COUNT: u32 = (1 << 29) - 1;
-    /// On a free list, on the way home, or a `Buf`.
+    /// On a free list, in the list of remote frees, or a `Buf`.
     pub(crate) const HELD: u32 = 0;
     /// `Frozen`.
     pub(crate) const FROZEN: u32 = 1 << 29;
@@ -38,10 +39,10 @@ pub(crate) mod state {
 
 /// Bookkeeping of one buffer, on its own cache line. It is out of reach of peers that see the data.
 #[repr(align(64))]
-pub(crate) struct Meta {
+pub(crate) struct BufHeader {
     core: NonNull<Core>,
     /// The class that the buffer belongs to, in `core`.
-    list: NonNull<ClassList>,
+    class: NonNull<ClassList>,
     /// First byte.
     pub(crate) data: NonNull<u8>,
     /// Offset of the first byte in the arena.
@@ -55,7 +56,7 @@ pub(crate) struct Meta {
     pub(crate) state: AtomicU32,
 }
 
-impl Meta {
+impl BufHeader {
     #[inline]
     fn core(&self) -> &Core {
         // SAFETY: the core owns this, so it lives as long.
@@ -63,14 +64,9 @@ impl Meta {
     }
 
     #[inline]
-    fn list(&self) -> &ClassList {
+    fn class(&self) -> &ClassList {
         // SAFETY: the core owns both.
-        unsafe { self.list.as_ref() }
-    }
-
-    /// Its pool's core, and its index there.
-    fn place(&self) -> (NonNull<Core>, u32) {
-        (self.core, self.index)
+        unsafe { self.class.as_ref() }
     }
 
     /// True on the thread that owns the living pool, and nowhere else.
@@ -80,7 +76,7 @@ impl Meta {
         self.core().owner.load(Ordering::Relaxed) == current_thread()
     }
 
-    /// The same place with a count of its own, of one.
+    /// A copy of this header with a clone count of its own, which is one.
     pub(crate) fn owned(&self) -> Self {
         Self { state: AtomicU32::new(state::OWNED | 1), ..*self }
     }
@@ -93,13 +89,13 @@ impl Meta {
     }
 }
 
-/// One size class, with its free list. The list belongs to the owner thread.
+/// One size class, with its free list. Only the owner thread uses its methods.
 pub(crate) struct ClassList {
-    placed: Placed,
+    pub(crate) layout: ClassLayout,
     /// Buffers of this class and of all larger ones.
-    fitting: usize,
+    pub(crate) fitting: usize,
     /// `stack[..free]`: free buffers. The last one freed is allocated first, cache-warm.
-    stack: Box<[Cell<Option<NonNull<Meta>>>]>,
+    stack: Box<[Cell<Option<NonNull<BufHeader>>>]>,
     free: Cell<usize>,
     low_water: Cell<usize>,
     failures: Cell<u64>,
@@ -107,37 +103,20 @@ pub(crate) struct ClassList {
 
 impl ClassList {
     /// With room for all its buffers, and none of them. `larger`: buffers of larger classes.
-    fn new(placed: &Placed, larger: usize) -> Self {
+    fn new(layout: &ClassLayout, larger: usize) -> Self {
         Self {
-            placed: *placed,
-            fitting: placed.count + larger,
-            stack: (0..placed.count).map(|_| Cell::new(None)).collect(),
+            layout: *layout,
+            fitting: layout.count + larger,
+            stack: (0..layout.count).map(|_| Cell::new(None)).collect(),
             free: Cell::new(0),
-            low_water: Cell::new(placed.count),
+            low_water: Cell::new(layout.count),
             failures: Cell::new(0),
         }
     }
 
-    /// Capacity of the buffers.
+    /// Takes a free buffer.
     #[inline]
-    pub(crate) fn size(&self) -> usize {
-        self.placed.size
-    }
-
-    /// Number of buffers.
-    pub(crate) fn count(&self) -> usize {
-        self.placed.count
-    }
-
-    /// Buffers of this size or more.
-    #[inline]
-    pub(crate) fn fitting(&self) -> usize {
-        self.fitting
-    }
-
-    /// Takes a free buffer. Owner thread only.
-    #[inline]
-    pub(crate) fn pop(&self) -> Option<NonNull<Meta>> {
+    pub(crate) fn pop(&self) -> Option<NonNull<BufHeader>> {
         let Some(free) = self.free.get().checked_sub(1) else {
             self.failures.set(self.failures.get() + 1);
             return None;
@@ -149,85 +128,81 @@ impl ClassList {
         self.stack[free].get()
     }
 
-    /// Puts a buffer of this class back. Owner thread only.
+    /// Puts a buffer of this class back.
     #[inline]
-    fn push(&self, meta: NonNull<Meta>) {
+    fn push(&self, header: NonNull<BufHeader>) {
         let free = self.free.get();
-        self.stack[free].set(Some(meta));
+        self.stack[free].set(Some(header));
         self.free.set(free + 1);
     }
 
-    /// Buffers on the free list. Owner thread only.
+    /// Buffers on the free list.
     #[inline]
     pub(crate) fn free(&self) -> usize {
         self.free.get()
     }
 
-    /// Fewest free since the last reset. Owner thread only.
-    pub(crate) fn low_water(&self) -> usize {
-        self.low_water.get()
-    }
-
-    /// Starts the low-water mark anew. Owner thread only.
+    /// Starts the low-water mark anew.
     pub(crate) fn reset_low_water(&self) {
         self.low_water.set(self.free.get());
     }
 
-    /// Times that the class was wanted and empty. Owner thread only.
-    pub(crate) fn failures(&self) -> u64 {
-        self.failures.get()
+    pub(crate) fn stats(&self) -> ClassStats {
+        let (ClassLayout { size, count, .. }, free) = (self.layout, self.free());
+        let (low_water, failures) = (self.low_water.get(), self.failures.get());
+        ClassStats { size, count, free, outstanding: count - free, low_water, failures }
     }
 }
 
-/// See the module page.
+/// The state that a pool shares with its buffers; see the module documentation.
 pub(crate) struct Core {
     /// The owner's number; [`NOBODY`] once the pool was dropped, and while it moves to another thread. Only the owner
     /// finds its own number here, or after its end, and that of a pool that was leaked, a thread that has the number
     /// now.
     owner: AtomicU64,
-    arena: Arena,
+    pub(crate) arena: Arena,
     /// Offset of the pool's range in the arena.
     offset: usize,
-    /// Smallest size first.
-    classes: Box<[ClassList]>,
+    /// Smallest size first. Their free lists may only be touched on the owner thread.
+    pub(crate) classes: Box<[ClassList]>,
     /// The buffers, class by class. Filled once the core has its place, which they point to.
-    metas: OnceCell<Box<[Meta]>>,
+    headers: OnceCell<Box<[BufHeader]>>,
     leaked: AtomicU64,
-    home: Home,
+    pub(crate) remote_free: RemoteFreeList,
 }
 
 impl Core {
     /// Owned by this thread, all buffers free. `offset`: a range of the arena that is this pool's.
-    pub(crate) fn new(arena: Arena, offset: usize, placed: &[Placed]) -> NonNull<Self> {
-        let count = placed.iter().map(|class| class.count).sum();
-        let larger = |class: &Placed| count - class.first as usize - class.count;
+    pub(crate) fn new(arena: Arena, offset: usize, layouts: &[ClassLayout]) -> NonNull<Self> {
+        let count = layouts.iter().map(|class| class.count).sum();
+        let larger = |class: &ClassLayout| count - class.first as usize - class.count;
         let core = NonNull::from(Box::leak(Box::new(Self {
             owner: AtomicU64::new(current_thread()),
             arena,
             offset,
-            classes: placed.iter().map(|class| ClassList::new(class, larger(class))).collect(),
-            metas: OnceCell::new(),
+            classes: layouts.iter().map(|class| ClassList::new(class, larger(class))).collect(),
+            headers: OnceCell::new(),
             leaked: AtomicU64::new(0),
-            home: Home::new(count),
+            remote_free: RemoteFreeList::new(count),
         })));
         // SAFETY: leaked just now.
         let this = unsafe { core.as_ref() };
-        let metas = this.metas.get_or_init(|| this.classes.iter().flat_map(|list| this.buffers(core, list)).collect());
+        let buffers = || this.classes.iter().flat_map(|class| this.buffers(core, class)).collect();
         // In reverse, so that the first buffer is allocated first.
-        metas.iter().rev().for_each(|meta| meta.list().push(NonNull::from(meta)));
+        this.headers.get_or_init(buffers).iter().rev().for_each(|header| header.class().push(NonNull::from(header)));
         core
     }
 
     /// The buffers of one class.
-    fn buffers(&self, core: NonNull<Self>, list: &ClassList) -> impl Iterator<Item = Meta> {
-        let Placed { size, count, stride, offset, first } = list.placed;
+    fn buffers(&self, core: NonNull<Self>, class: &ClassList) -> impl Iterator<Item = BufHeader> {
+        let ClassLayout { size, count, stride, offset, first } = class.layout;
         (0..count).map(move |i| {
             let offset = self.offset + offset + i * stride;
             // SAFETY: the caller of `new` took the range from the arena for exactly these classes.
             let data = unsafe { self.arena.base().add(offset) };
-            Meta {
+            BufHeader {
                 core,
-                list: NonNull::from(list),
+                class: NonNull::from(class),
                 data,
                 offset,
                 capacity: size as u32,
@@ -244,39 +219,35 @@ impl Core {
         self.owner.store(owner, Ordering::Relaxed);
     }
 
-    fn metas(&self) -> &[Meta] {
-        self.metas.get().map_or(&[], |metas| metas)
+    fn headers(&self) -> &[BufHeader] {
+        self.headers.get().map_or(&[], |headers| headers)
     }
 
-    #[inline]
-    pub(crate) fn arena(&self) -> &Arena {
-        &self.arena
-    }
-
-    /// The size classes. Their free lists may only be touched on the owner thread.
-    #[inline]
-    pub(crate) fn classes(&self) -> &[ClassList] {
-        &self.classes
-    }
-
-    /// The metadata of one class's buffers.
-    pub(crate) fn metas_of(&self, list: &ClassList) -> &[Meta] {
-        let first = list.placed.first as usize;
-        &self.metas()[first..first + list.placed.count]
-    }
-
-    /// Other threads have returned something. Owner thread only.
-    #[inline]
-    pub(crate) fn has_remote(&self) -> bool {
-        self.home.has_any()
+    /// Counts the buffers of a class by holder. Owner thread only.
+    pub(crate) fn census(&self, class: &ClassList) -> ClassCensus {
+        let ClassLayout { size, count, first, .. } = class.layout;
+        let mut census = ClassCensus { size, count, free: class.free(), ..Default::default() };
+        for header in &self.headers()[first as usize..first as usize + count] {
+            // Relaxed: buffers on other threads may change hands while we count.
+            match header.state.load(Ordering::Relaxed) & !state::COUNT {
+                state::FROZEN => census.frozen += 1,
+                state::LENT => census.lent += 1,
+                state::POSTED => census.posted += 1,
+                state::LEAKED => census.leaked += 1,
+                _ => census.held += 1,
+            }
+        }
+        // A free buffer has the state of a held one.
+        census.held -= census.free;
+        census
     }
 
     /// Takes in buffers that other threads returned. Owner thread only.
     #[inline]
     pub(crate) fn drain(&self) -> usize {
-        self.home.take(|index| {
-            let meta = &self.metas()[index as usize];
-            meta.list().push(NonNull::from(meta));
+        self.remote_free.take(|index| {
+            let header = &self.headers()[index as usize];
+            header.class().push(NonNull::from(header));
         })
     }
 
@@ -295,32 +266,32 @@ impl Drop for Core {
 /// Returns a buffer, from any thread.
 ///
 /// # Safety
-/// `meta` is that of a buffer that is out, and that the caller gives up with this call.
+/// `header` is that of a buffer that is out, and that the caller gives up with this call.
 #[inline]
-pub(crate) unsafe fn release(meta: NonNull<Meta>) {
+pub(crate) unsafe fn release(header: NonNull<BufHeader>) {
     // SAFETY: the buffer is out, so the core, which owns this, lives until it is returned, below.
-    let this = unsafe { meta.as_ref() };
+    let this = unsafe { header.as_ref() };
     if this.is_mine() {
-        this.list().push(meta);
+        this.class().push(header);
     } else {
-        // SAFETY: as for this function.
-        unsafe { release_remote(meta) };
+        // SAFETY: the caller gives up a buffer that is out.
+        unsafe { release_remote(header) };
     }
 }
 
-/// The way of other threads, and of buffers that outlive their pool.
+/// Returns a buffer from another thread, or one that outlives its pool.
 ///
 /// # Safety
-/// As for [`release`].
+/// The conditions are those of [`release`].
 #[cold]
 #[inline(never)]
-unsafe fn release_remote(meta: NonNull<Meta>) {
+unsafe fn release_remote(header: NonNull<BufHeader>) {
     // SAFETY: the buffer is out, so the core, which owns this, lives until the push.
-    let (core, index) = unsafe { meta.as_ref() }.place();
-    // SAFETY: as above.
-    let returned = unsafe { core.as_ref() }.home.push(index);
-    if returned == Returned::Last {
-        // SAFETY: the pool was dropped and this was the last buffer (`Home`), so no other pointer to it exists.
+    let &BufHeader { core, index, .. } = unsafe { header.as_ref() };
+    // SAFETY: the buffer is out, so its core lives until the push.
+    let returned = unsafe { core.as_ref() }.remote_free.push(index);
+    if returned == PushOutcome::Last {
+        // SAFETY: the pool was dropped and this was the last buffer, so no other pointer to the core exists.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
     }
 }
@@ -332,10 +303,10 @@ unsafe fn release_remote(meta: NonNull<Meta>) {
 pub(crate) unsafe fn abandon(core: NonNull<Core>) {
     // SAFETY: the pool still exists.
     let this = unsafe { core.as_ref() };
-    let out = this.classes.iter().map(|class| class.count() - class.free()).sum();
-    // Relaxed: from now on no thread finds its own number; other threads never did.
-    this.owner.store(NOBODY, Ordering::Relaxed);
-    if this.home.close(out) {
+    let out = this.classes.iter().map(|class| class.layout.count - class.free()).sum();
+    // From now on no thread finds its own number here; other threads never did.
+    this.set_owner(NOBODY);
+    if this.remote_free.close(out) {
         // SAFETY: no buffer is out, and the pool gives its pointer up.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
     }

@@ -5,14 +5,14 @@ use std::io;
 
 use crate::config::PageSize;
 use crate::host::{HugePool, MemoryLimits};
-use crate::pool::ClassCensus;
+use crate::stats::ClassCensus;
 
 /// A failure of the memory layer. The text names the call, the size, the limit found and the command that fixes it; the
 /// system's own error is its source.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]
-pub struct MemError(pub(crate) Box<Cause>);
+pub struct MemError(pub(crate) Box<MemErrorCause>);
 
 /// Kind of a [`MemError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,41 +29,51 @@ pub enum MemErrorKind {
 }
 
 impl MemError {
-    /// The subject.
+    /// Whether memory, a permission, the request or the system is the cause.
     #[doc(hidden)]
     pub fn kind(&self) -> MemErrorKind {
         match &*self.0 {
-            Cause::HugePages { .. }
-            | Cause::Transparent { .. }
-            | Cause::Populate { .. }
-            | Cause::Short { .. }
-            | Cause::ArenaFull { .. } => MemErrorKind::TooLittle,
-            Cause::Lock { .. } | Cause::Bind { .. } => MemErrorKind::Denied,
-            Cause::NoSuchNode { .. }
-            | Cause::Empty
-            | Cause::Unaligned { .. }
-            | Cause::TooLong { .. }
-            | Cause::Refused(_)
-            | Cause::Classes(_) => MemErrorKind::Invalid,
-            Cause::System { .. } => MemErrorKind::System,
+            MemErrorCause::HugePages { .. }
+            | MemErrorCause::Transparent { .. }
+            | MemErrorCause::Populate { .. }
+            | MemErrorCause::Short { .. }
+            | MemErrorCause::ArenaFull { .. } => MemErrorKind::TooLittle,
+            MemErrorCause::Lock { .. } | MemErrorCause::Bind { .. } => MemErrorKind::Denied,
+            MemErrorCause::Invalid(_) => MemErrorKind::Invalid,
+            MemErrorCause::System { .. } => MemErrorKind::System,
         }
+    }
+
+    /// An invalid request of the caller, or of another process.
+    pub(crate) fn invalid(why: impl Into<String>) -> Self {
+        MemErrorCause::Invalid(why.into()).into()
+    }
+
+    /// A request of no bytes.
+    pub(crate) fn empty() -> Self {
+        Self::invalid("an arena of 0 bytes was asked for; give ArenaConfig::bytes a size")
+    }
+
+    /// A failure to allocate or map memory.
+    pub(crate) fn system(call: &'static str, bytes: usize, source: io::Error) -> Self {
+        MemErrorCause::System { call, bytes, limits: MemoryLimits::read(), source }.into()
     }
 
     /// Whether the system denied permission.
     pub(crate) fn is_denied(&self) -> bool {
-        matches!(&*self.0, Cause::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+        matches!(&*self.0, MemErrorCause::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 }
 
-impl From<Cause> for MemError {
-    fn from(cause: Cause) -> Self {
+impl From<MemErrorCause> for MemError {
+    fn from(cause: MemErrorCause) -> Self {
         Self(Box::new(cause))
     }
 }
 
 /// The causes. `bytes` is the requested size, `call` the failed system call, `source` the error of the system.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Cause {
+pub(crate) enum MemErrorCause {
     /// Hugetlb pages were required and not available.
     #[error(
         "{call} of {bytes} bytes in {page} pages failed; {} pages are needed, {} are free{}; reserve them: {}",
@@ -92,20 +102,18 @@ pub(crate) enum Cause {
     /// The memory could not be locked.
     #[error("mlock of {bytes} bytes failed; {limits}; {}", crate::host::MEMLOCK_REMEDY)]
     Lock { bytes: usize, limits: MemoryLimits, source: io::Error },
-    /// The host has no such NUMA node.
-    #[error("mbind of {bytes} bytes to NUMA node {node}: no such node, online are {online}; see `numactl --hardware`")]
-    NoSuchNode {
-        bytes: usize,
-        node: u32,
-        /// The nodes there are, in the kernel's list form.
-        online: String,
-    },
     /// The memory could not be bound to its NUMA node.
     #[error(
         "mbind of {bytes} bytes to NUMA node {node} failed; \
          online nodes are {online}; in a container add the right: `docker run --cap-add SYS_NICE …`"
     )]
-    Bind { bytes: usize, node: u32, online: String, source: io::Error },
+    Bind {
+        bytes: usize,
+        node: u32,
+        /// The nodes there are, in the kernel's list form.
+        online: String,
+        source: io::Error,
+    },
     /// The pages could not be allocated ahead of use.
     #[error(
         "{call} of {bytes} bytes failed; the host has {} bytes available{}; \
@@ -130,21 +138,9 @@ pub(crate) enum Cause {
     /// Memory could not be allocated or mapped.
     #[error("{call} of {bytes} bytes failed; {limits}; {}", crate::host::remedy(.source))]
     System { call: &'static str, bytes: usize, limits: MemoryLimits, source: io::Error },
-    /// No size was given.
-    #[error("an arena of 0 bytes was asked for; give ArenaConfig::bytes a size")]
-    Empty,
-    /// Memory of the application's own does not start at a page.
-    #[error("memory at {address:#x} was given for an arena: it must start at a multiple of 4096, as mappings do")]
-    Unaligned { address: usize },
-    /// Memory of the application's own does not end within the address space.
-    #[error("{bytes} bytes from {address:#x} were given for an arena: they exceed the address space")]
-    TooLong { address: usize, bytes: usize },
-    /// A descriptor of another process is not safe to map.
-    #[error("memory of another process refused: {0}")]
-    Refused(String),
-    /// The size classes cannot be laid out.
-    #[error("size classes: {0}")]
-    Classes(String),
+    /// A request that no host could satisfy, or a descriptor of another process that is not safe to map.
+    #[error("{0}")]
+    Invalid(String),
     /// The size classes do not fit into the arena.
     #[error(
         "size classes need {needed} bytes, arena {arena} has {free} of {len} left in one piece; \

@@ -31,13 +31,8 @@ impl HugePool {
     /// Reads it from sysfs; zeroes if the kernel has no pages of this size.
     pub(crate) fn read(page: PageSize, node: Option<u32>) -> Self {
         let directory = Self::directory(page, node);
-        let number = |file| {
-            fs::read_to_string(format!("{directory}/{file}"))
-                .ok()
-                .and_then(|text| text.trim().parse().ok())
-                .unwrap_or(0)
-        };
-        Self { total: number("nr_hugepages"), free: number("free_hugepages") }
+        let count = |file| text(&format!("{directory}/{file}")).trim().parse().unwrap_or(0);
+        Self { total: count("nr_hugepages"), free: count("free_hugepages") }
     }
 
     fn directory(page: PageSize, node: Option<u32>) -> String {
@@ -98,7 +93,6 @@ impl MemoryLimits {
 
 impl fmt::Display for MemoryLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limit = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |n| n.to_string());
         write!(
             f,
             "RLIMIT_MEMLOCK is {} soft, {} hard, CAP_IPC_LOCK is {}, RLIMIT_AS is {}, RLIMIT_NOFILE is {}, \
@@ -112,6 +106,22 @@ impl fmt::Display for MemoryLimits {
             shown(self.available),
         )
     }
+}
+
+/// A limit in a text.
+fn limit(limit: Option<u64>) -> String {
+    limit.map_or("unlimited".to_owned(), |limit| limit.to_string())
+}
+
+/// A file of the kernel; empty if it cannot be read.
+fn text(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Bytes in the first line of the kernel's form `NAME 123 kB`; 0 without such a line.
+fn bytes_of<'a>(mut lines: impl Iterator<Item = &'a str>, name: &str) -> u64 {
+    let value = lines.find_map(|line| line.strip_prefix(name));
+    value.and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
 /// `RLIMIT_FSIZE`, soft, in bytes; `None`: unlimited.
@@ -129,8 +139,8 @@ pub fn exceeded_limit(error: &io::Error) -> Option<String> {
     match errno(error)? {
         Errno::MFILE => {
             // Without a limit the kernel's own, `fs.nr_open`, has been reached.
-            let limit = getrlimit(Resource::Nofile).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
-            Some(format!("RLIMIT_NOFILE is {limit}; `ulimit -n 65536` raises it"))
+            let files = limit(getrlimit(Resource::Nofile).current);
+            Some(format!("RLIMIT_NOFILE is {files}; `ulimit -n 65536` raises it"))
         }
         Errno::NFILE => Some("the host's limit of open files; `sudo sysctl fs.file-max=1000000` raises it".to_owned()),
         Errno::FBIG => {
@@ -142,7 +152,6 @@ pub fn exceeded_limit(error: &io::Error) -> Option<String> {
 
 /// The limits on threads: their names and values. A thread that does not start has mostly reached one of them.
 pub fn thread_limits() -> String {
-    let limit = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
     let [threads, memory] = [Resource::Nproc, Resource::As].map(|resource| limit(getrlimit(resource).current));
     format!(
         "RLIMIT_NPROC is {threads} (`ulimit -u`), RLIMIT_AS is {memory} (`ulimit -v`), and the control group has a \
@@ -170,10 +179,7 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
 
 /// `MemAvailable`, in bytes; 0 if unknown.
 pub(crate) fn available_memory() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
+    bytes_of(text("/proc/meminfo").lines(), "MemAvailable:")
 }
 
 /// Available bytes in a text. A process without a free descriptor cannot ask for them.
@@ -200,20 +206,18 @@ pub(crate) fn list_contains(list: &str, n: u32) -> bool {
 
 /// The chosen word of `shmem_enabled`, such as `never`. It is `unknown` if the kernel has no transparent huge pages.
 pub(crate) fn shmem_enabled() -> String {
-    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    let text = text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     chosen.map_or("unknown".to_owned(), |(word, _)| word.to_owned())
 }
 
 /// Bytes of the mapping at `base` in huge pages of shared memory.
 pub(crate) fn huge_shmem_bytes(base: usize) -> u64 {
-    let text = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-    let start = format!("{base:08x}-");
+    let (text, start) = (text("/proc/self/smaps"), format!("{base:08x}-"));
     let mapping = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
     // A header line of the next mapping has no "Name:" as its first word.
-    let mut fields = mapping.take_while(|line| line.split_whitespace().next().is_some_and(|w| w.ends_with(':')));
-    let kib = fields.find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
-    kib.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
+    let fields = mapping.take_while(|line| line.split_whitespace().next().is_some_and(|word| word.ends_with(':')));
+    bytes_of(fields, "ShmemPmdMapped:")
 }
 
 #[cfg(test)]

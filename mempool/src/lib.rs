@@ -43,19 +43,19 @@ mod classes;
 mod config;
 mod core;
 mod error;
-mod given;
-mod home;
+mod external_memory;
 mod host;
-#[cfg_attr(miri, path = "map_miri.rs")]
 mod map;
 #[cfg_attr(all(target_arch = "x86_64", target_os = "linux", not(loom), not(miri)), path = "thread_pointer.rs")]
 mod owner;
 mod pool;
 mod prefetch;
 mod register;
+mod remote_free;
 mod report;
 mod ring;
 mod shared;
+mod stats;
 pub mod sync;
 
 pub use arena::{Arena, ArenaId};
@@ -63,13 +63,14 @@ pub use available::AvailableMemory;
 pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError, MemErrorKind};
-pub use given::GivenMemory;
+pub use external_memory::GivenMemory;
 pub use host::{HugePool, MemoryLimits, exceeded_limit, thread_limits};
 #[doc(hidden)]
 pub use owner::current as current_thread;
-pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};
+pub use pool::Pool;
 pub use prefetch::prefetch;
 pub use register::{Registrar, Registrations};
 pub use report::ArenaReport;
 pub use ring::{PeerRing, PeerRings};
 pub use shared::{Line, PeerMapping, SharedMapping};
+pub use stats::{Census, ClassCensus, ClassStats, PoolStats};

@@ -7,12 +7,12 @@ use std::ptr::NonNull;
 
 use crate::arena::Arena;
 use crate::buf::Buf;
-use crate::classes::{LINE, lay_out, lay_out_pages};
+use crate::classes::{LINE, lay_out, stride};
 use crate::config::{Class, PoolConfig};
-use crate::core::{ClassList, Core, NOBODY, abandon, state};
+use crate::core::{ClassList, Core, NOBODY, abandon};
 use crate::current_thread;
 use crate::error::{Leak, MemError};
-use crate::sync::Ordering;
+use crate::stats::{Census, PoolStats};
 
 /// Buffers of a few sizes, for one thread.
 ///
@@ -33,9 +33,7 @@ impl Pool {
 
     /// A pool in a free range of an arena, beside others. The range is free again after the pool and all its buffers.
     pub fn in_arena(arena: Arena, classes: &[Class]) -> Result<Self, MemError> {
-        let (placed, bytes) = lay_out(classes)?;
-        let offset = arena.take(bytes, LINE)?;
-        Ok(Self { core: Core::new(arena, offset, &placed), oversize: Cell::new(0) })
+        Self::laid_out(arena, classes, stride, LINE)
     }
 
     /// A pool of pages in a free range of an arena. Its buffers have one size and no gaps, each at a multiple of the
@@ -46,9 +44,23 @@ impl Pool {
     /// # Errors
     /// No such range exists; or the size is 0 or not a multiple of 64, or the count is 0.
     pub fn of_pages(arena: Arena, pages: Class) -> Result<Self, MemError> {
-        let (placed, bytes) = lay_out_pages(pages)?;
-        let offset = arena.take(bytes, pages.size)?;
-        Ok(Self { core: Core::new(arena, offset, &placed), oversize: Cell::new(0) })
+        if !pages.size.is_multiple_of(LINE) {
+            let why = format!("size classes: pages of {} bytes: a multiple of {LINE} is wanted", pages.size);
+            return Err(MemError::invalid(why));
+        }
+        Self::laid_out(arena, &[pages], |size| size, pages.size)
+    }
+
+    /// A pool in a range of the arena at a multiple of `align`. `stride` is the distance of two buffers of a size.
+    fn laid_out(
+        arena: Arena,
+        classes: &[Class],
+        stride: impl Fn(usize) -> usize,
+        align: usize,
+    ) -> Result<Self, MemError> {
+        let (layouts, bytes) = lay_out(classes, stride)?;
+        let offset = arena.take(bytes, align)?;
+        Ok(Self { core: Core::new(arena, offset, &layouts), oversize: Cell::new(0) })
     }
 
     #[inline]
@@ -57,41 +69,49 @@ impl Pool {
         unsafe { self.core.as_ref() }
     }
 
+    /// The smallest class whose buffers hold `len` bytes.
+    #[inline]
+    fn first_class(&self, len: usize) -> Option<&ClassList> {
+        self.core().classes.iter().find(|class| class.layout.size >= len)
+    }
+
+    /// The classes with buffers of `len` to `longest` bytes, the smallest first.
+    #[inline]
+    fn classes_within(&self, len: usize, longest: usize) -> impl Iterator<Item = &ClassList> {
+        self.core().classes.iter().filter(move |class| (len..=longest).contains(&class.layout.size))
+    }
+
+    /// Takes a buffer of this class, unless it is too short or the class is empty.
+    #[inline]
+    fn alloc_from(class: &ClassList, len: usize) -> Option<Buf> {
+        if len > class.layout.size {
+            return None;
+        }
+        // SAFETY: the buffer came from the free list, so it has no other holder, and `len` is within its capacity.
+        class.pop().map(|header| unsafe { Buf::new(header, len as u32) })
+    }
+
     /// Allocates a buffer of `len` bytes from the smallest class available. The bytes are those of its last use. `None`
     /// when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
-        for list in self.core().classes() {
-            if len <= list.size()
-                && let Some(meta) = list.pop()
-            {
-                // SAFETY: the buffer came from the free list, so it has no other holder, and `len` is within its
-                // capacity.
-                return Some(unsafe { Buf::new(meta, len as u32) });
-            }
-        }
-        self.refuse(len);
-        None
+        self.alloc_within(len, usize::MAX)
     }
 
-    /// The same from classes of at most `longest` bytes. Longer ones are spared.
+    /// Allocates a buffer of `len` bytes from classes of at most `longest` bytes. Longer buffers are spared.
     #[inline]
     pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
-        let list = self.core().classes().iter().find(|list| list.size() >= len);
-        match list.filter(|list| list.free() > 0 && list.size() <= longest).and_then(|list| list.pop()) {
-            // SAFETY: as in `alloc`.
-            Some(meta) => Some(unsafe { Buf::new(meta, len as u32) }),
-            None => self.alloc_larger(len, longest),
+        match self.first_class(len) {
+            Some(class) if class.free() > 0 && class.layout.size <= longest => Self::alloc_from(class, len),
+            _ => self.alloc_larger(len, longest),
         }
     }
 
     #[cold]
     fn alloc_larger(&self, len: usize, longest: usize) -> Option<Buf> {
-        let mut classes = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));
-        // SAFETY: as in `alloc`.
-        let buf = classes.find_map(|list| list.pop()).map(|meta| unsafe { Buf::new(meta, len as u32) });
-        if buf.is_none() {
-            self.refuse(len);
+        let buf = self.classes_within(len, longest).find_map(|class| Self::alloc_from(class, len));
+        if buf.is_none() && self.first_class(len).is_none() {
+            self.oversize.set(self.oversize.get() + 1);
         }
         buf
     }
@@ -99,36 +119,15 @@ impl Pool {
     /// Allocates buffers, as [`alloc`](Self::alloc), until none is left. It looks up the class once.
     #[inline]
     pub fn alloc_many(&self, len: usize) -> impl Iterator<Item = Buf> + '_ {
-        let mut classes = self.core().classes().iter().skip_while(move |list| list.size() < len);
-        let mut class = classes.next();
-        std::iter::from_fn(move || {
-            loop {
-                if let Some(meta) = class?.pop() {
-                    // SAFETY: as in `alloc`; classes come by size, and smaller ones were skipped.
-                    return Some(unsafe { Buf::new(meta, len as u32) });
-                }
-                class = classes.next();
-            }
-        })
+        let classes = self.classes_within(len, usize::MAX);
+        classes.flat_map(move |class| std::iter::from_fn(move || Self::alloc_from(class, len)))
     }
 
-    /// As [`alloc`](Self::alloc), from the smallest fitting class, if `enough` accepts
-    /// [`first_room`](Self::first_room)'s count.
+    /// Allocates from the smallest fitting class, if `enough` accepts the counts of [`first_room`](Self::first_room).
     #[inline]
     pub fn alloc_if(&self, len: usize, enough: impl FnOnce(usize, usize) -> bool) -> Option<Buf> {
-        let list = self.core().classes().iter().find(|list| list.size() >= len)?;
-        if list.free() == 0 || !enough(list.free(), list.fitting()) {
-            return None;
-        }
-        // SAFETY: as in `alloc`.
-        list.pop().map(|meta| unsafe { Buf::new(meta, len as u32) })
-    }
-
-    #[cold]
-    fn refuse(&self, len: usize) {
-        if self.core().classes().last().is_none_or(|largest| len > largest.size()) {
-            self.oversize.set(self.oversize.get() + 1);
-        }
+        let class = self.first_class(len).filter(|class| class.free() > 0 && enough(class.free(), class.fitting))?;
+        Self::alloc_from(class, len)
     }
 
     /// Gives the pool up, before it moves to another thread that [adopts](Self::adopt) it.
@@ -149,13 +148,13 @@ impl Pool {
     /// The memory that the buffers lie in.
     #[inline]
     pub fn arena(&self) -> &Arena {
-        self.core().arena()
+        &self.core().arena
     }
 
     /// Whether other threads have returned buffers. One relaxed load.
     #[inline]
     pub fn has_remote(&self) -> bool {
-        self.core().has_remote()
+        self.core().remote_free.has_any()
     }
 
     /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load
@@ -168,15 +167,8 @@ impl Pool {
     /// Counters. Buffers that other threads dropped count as outstanding until
     /// [`drain_remote`](Self::drain_remote).
     pub fn stats(&self) -> PoolStats {
-        let classes = self.core().classes().iter().map(|list| ClassStats {
-            size: list.size(),
-            count: list.count(),
-            free: list.free(),
-            outstanding: list.count() - list.free(),
-            low_water: list.low_water(),
-            failures: list.failures(),
-        });
-        PoolStats { classes: classes.collect(), leaked: self.core().leaked(), oversize: self.oversize.get() }
+        let classes = self.core().classes.iter().map(ClassList::stats).collect();
+        PoolStats { classes, leaked: self.core().leaked(), oversize: self.oversize.get() }
     }
 
     /// Free and total buffers that hold `len` bytes. Buffers dropped by other threads count as in
@@ -186,60 +178,43 @@ impl Pool {
         self.room_within(len, usize::MAX)
     }
 
-    /// The same of classes of at most `longest` bytes.
+    /// Free and total buffers of `len` to `longest` bytes.
     #[inline]
     pub fn room_within(&self, len: usize, longest: usize) -> (usize, usize) {
-        let fitting = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));
-        fitting.fold((0, 0), |(free, count), list| (free + list.free(), count + list.count()))
+        self.classes_within(len, longest)
+            .fold((0, 0), |(free, count), class| (free + class.free(), count + class.layout.count))
     }
 
-    /// The same for the smallest fitting class only. [`alloc`](Self::alloc) takes from it first. This is fast.
+    /// Free buffers of the smallest fitting class, and the total of [`room`](Self::room).
+    ///
+    /// [`alloc`](Self::alloc) takes from this class first. This is fast.
     #[inline]
     pub fn first_room(&self, len: usize) -> (usize, usize) {
-        let first = self.core().classes().iter().find(|list| list.size() >= len);
-        first.map_or((0, 0), |list| (list.free(), list.fitting()))
+        self.first_class(len).map_or((0, 0), |class| (class.free(), class.fitting))
     }
 
     /// Starts the low-water marks anew.
     pub fn reset_low_water(&self) {
-        self.core().classes().iter().for_each(|list| list.reset_low_water());
+        self.core().classes.iter().for_each(ClassList::reset_low_water);
     }
 
     /// Counts buffers by holder, after taking in those dropped by other threads. Walks all buffers.
     pub fn census(&self) -> Census {
         self.drain_remote();
-        Census { classes: self.core().classes().iter().map(|list| self.census_of(list)).collect() }
-    }
-
-    fn census_of(&self, list: &ClassList) -> ClassCensus {
-        let mut census =
-            ClassCensus { size: list.size(), count: list.count(), free: list.free(), ..Default::default() };
-        let mut plain = 0;
-        for meta in self.core().metas_of(list) {
-            // Relaxed: buffers on other threads may change hands while we count.
-            match meta.state.load(Ordering::Relaxed) & !state::COUNT {
-                state::FROZEN => census.frozen += 1,
-                state::LENT => census.lent += 1,
-                state::POSTED => census.posted += 1,
-                state::LEAKED => census.leaked += 1,
-                _ => plain += 1,
-            }
-        }
-        census.held = plain - census.free;
-        census
+        Census { classes: self.core().classes.iter().map(|class| self.core().census(class)).collect() }
     }
 
     /// Buffers of `len` to `longest` bytes in active use. Each is a [`Buf`] or a [`Lent`](crate::Lent).
     /// [`Frozen`](crate::Frozen) ones do not count: their readers may keep them. Walks them all.
     pub fn busy_within(&self, len: usize, longest: usize) -> usize {
-        let fitting = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));
-        fitting.map(|list| self.census_of(list)).map(|census| census.held + census.lent).sum()
+        let censuses = self.classes_within(len, longest).map(|class| self.core().census(class));
+        censuses.map(|census| census.held + census.lent).sum()
     }
 
     /// The sizes of the classes, the smallest first.
     #[inline]
     pub fn sizes(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
-        self.core().classes().iter().map(|list| list.size())
+        self.core().classes.iter().map(|class| class.layout.size)
     }
 
     /// Ends the pool; an error lists outstanding buffers. They stay valid until dropped.
@@ -260,81 +235,6 @@ impl Drop for Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool").field("arena", self.arena()).field("stats", &self.stats()).finish()
-    }
-}
-
-/// Counters of a pool; see [`Pool::stats`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
-#[non_exhaustive]
-pub struct PoolStats {
-    /// Smallest size first.
-    #[cfg_attr(feature = "serde", serde(rename = "pool"))]
-    pub classes: Vec<ClassStats>,
-    /// Buffers lost because a [`Posted`](crate::Posted) was dropped.
-    #[cfg_attr(feature = "serde", serde(rename = "buffers_leaked"))]
-    pub leaked: u64,
-    /// Requests longer than the largest class.
-    #[cfg_attr(feature = "serde", serde(rename = "pool_oversize"))]
-    pub oversize: u64,
-}
-
-/// Counters of one size class.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
-#[non_exhaustive]
-pub struct ClassStats {
-    /// Capacity of its buffers, in bytes.
-    pub size: usize,
-    /// Number of buffers.
-    #[cfg_attr(feature = "serde", serde(rename = "buffers"))]
-    pub count: usize,
-    /// On the free list.
-    #[cfg_attr(feature = "serde", serde(rename = "buffers_free"))]
-    pub free: usize,
-    /// Not on it.
-    #[cfg_attr(feature = "serde", serde(rename = "buffers_used"))]
-    pub outstanding: usize,
-    /// Fewest free since the start or the last [`Pool::reset_low_water`].
-    #[cfg_attr(feature = "serde", serde(rename = "buffers_lowest"))]
-    pub low_water: usize,
-    /// Fitting requests that found the class empty. They took a larger class, or failed.
-    #[cfg_attr(feature = "serde", serde(rename = "misses"))]
-    pub failures: u64,
-}
-
-/// Holders of a pool's buffers; see [`Pool::census`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Census {
-    /// Smallest size first.
-    pub classes: Vec<ClassCensus>,
-}
-
-/// Holders of the buffers of one size class.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClassCensus {
-    /// Capacity of its buffers, in bytes.
-    pub size: usize,
-    /// Buffers there are; the sum of all below.
-    pub count: usize,
-    /// On the free list.
-    pub free: usize,
-    /// In a [`Buf`].
-    pub held: usize,
-    /// In a [`Frozen`](crate::Frozen) and its clones.
-    pub frozen: usize,
-    /// In a [`Lent`](crate::Lent) and its clones.
-    pub lent: usize,
-    /// In a [`Posted`](crate::Posted).
-    pub posted: usize,
-    /// In a [`Posted`](crate::Posted) that was dropped.
-    pub leaked: usize,
-}
-
-impl ClassCensus {
-    /// Not on the free list.
-    pub fn outstanding(&self) -> usize {
-        self.count - self.free
     }
 }
 

@@ -6,30 +6,22 @@ const LINE: usize = 64;
 
 /// Prefetches the first `LINES` cache lines of a value, or fewer. Any pointer is valid: none is followed. Only a hint:
 /// it does nothing on processors without a known instruction.
-#[inline(always)]
+#[inline]
 pub fn prefetch<const LINES: usize, T>(value: *const T) {
-    let at = value.cast::<u8>();
     for line in 0..LINES.min(size_of::<T>().div_ceil(LINE)) {
-        fetch(at.wrapping_add(line * LINE));
+        let _at = value.cast::<i8>().wrapping_add(line * LINE);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: it is a hint: no address is wrong for it, and it changes only the caches.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_at);
+        }
     }
 }
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline(always)]
-fn fetch(at: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: it is a hint: no address is wrong for it, and it changes only the caches.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-#[inline(always)]
-fn fetch(_at: *const u8) {}
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn any_address_will_do_and_nothing_is_changed() {
+    fn any_address_is_valid_and_nothing_is_changed() {
         let value = [7u8; 200];
         super::prefetch::<2, _>(&value);
         super::prefetch::<100, _>(&value);

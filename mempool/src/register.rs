@@ -7,7 +7,7 @@ use crate::arena::{Arena, ArenaId};
 pub trait Registrar {
     /// The device's name for the memory.
     type Key;
-    /// Why it would not.
+    /// Why the device does not register memory.
     type Error;
 
     /// Makes a whole arena usable.
@@ -21,7 +21,7 @@ pub trait Registrar {
 pub struct Registrations<R: Registrar> {
     device: R,
     /// In order of registration. A handful: searched from the front.
-    entries: Vec<(ArenaId, R::Key, Arena)>,
+    entries: Vec<(Arena, R::Key)>,
 }
 
 impl<R: Registrar> Registrations<R> {
@@ -30,13 +30,17 @@ impl<R: Registrar> Registrations<R> {
         Self { device, entries: Vec::new() }
     }
 
+    fn position(&self, arena: ArenaId) -> Option<usize> {
+        self.entries.iter().position(|(known, _)| known.id() == arena)
+    }
+
     /// Registers an arena unless it is already; returns its key.
     pub fn add(&mut self, arena: &Arena) -> Result<&R::Key, R::Error> {
-        let index = match self.entries.iter().position(|(id, ..)| *id == arena.id()) {
+        let index = match self.position(arena.id()) {
             Some(index) => index,
             None => {
                 let key = self.device.register(arena)?;
-                self.entries.push((arena.id(), key, arena.clone()));
+                self.entries.push((arena.clone(), key));
                 self.entries.len() - 1
             }
         };
@@ -46,13 +50,13 @@ impl<R: Registrar> Registrations<R> {
     /// The key of a registered arena.
     #[inline]
     pub fn get(&self, arena: ArenaId) -> Option<&R::Key> {
-        self.entries.iter().find(|(id, ..)| *id == arena).map(|(_, key, _)| key)
+        self.position(arena).map(|index| &self.entries[index].1)
     }
 
     /// Deregisters an arena; false if it was not registered.
     pub fn remove(&mut self, arena: ArenaId) -> bool {
-        let Some(index) = self.entries.iter().position(|(id, ..)| *id == arena) else { return false };
-        let (_, key, _arena) = self.entries.remove(index);
+        let Some(index) = self.position(arena) else { return false };
+        let (_arena, key) = self.entries.remove(index);
         self.device.deregister(key);
         true
     }
@@ -65,7 +69,7 @@ impl<R: Registrar> Registrations<R> {
 
 impl<R: Registrar> Drop for Registrations<R> {
     fn drop(&mut self) {
-        while let Some((_, key, _arena)) = self.entries.pop() {
+        while let Some((_arena, key)) = self.entries.pop() {
             self.device.deregister(key);
         }
     }

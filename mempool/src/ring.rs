@@ -12,7 +12,7 @@ use crate::shared::{Line, PeerMapping};
 /// ring and every line in the page, so accesses need no further check.
 #[derive(Debug)]
 pub struct PeerRings {
-    places: [Place; 2],
+    places: [RingPlace; 2],
     lines: NonNull<[Line; LINES]>,
     mapping: PeerMapping,
 }
@@ -22,19 +22,17 @@ const LINES: usize = 64;
 
 /// A ring in a mapping that lives.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct RingPlace {
     /// First byte: aligned to 8.
     base: NonNull<u8>,
     /// Bytes, a power of two of at least 8, less 1.
     mask: usize,
 }
 
-impl Place {
+impl RingPlace {
     fn new(mapping: &PeerMapping, at: usize, bytes: usize) -> Option<Self> {
-        let fits = bytes.is_power_of_two() && bytes >= 64;
-        let aligned = fits && (at.is_multiple_of(bytes) || at.is_multiple_of(4096));
-        let base = if aligned { mapping.at(at, bytes)? } else { return None };
-        Some(Self { base, mask: bytes - 1 })
+        let fits = bytes.is_power_of_two() && bytes >= 64 && (at.is_multiple_of(bytes) || at.is_multiple_of(4096));
+        mapping.at(at, bytes).filter(|_| fits).map(|base| Self { base, mask: bytes - 1 })
     }
 }
 
@@ -45,13 +43,13 @@ impl PeerRings {
     /// Rings of `bytes` bytes at bytes `tx` and `rx` of a mapping. `bytes` must be a power of two of at least 64. Both
     /// rings must begin at a multiple of it or of 4096, in a mapping of at least a page. Otherwise `None`.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
-        let places = [Place::new(&mapping, tx, bytes)?, Place::new(&mapping, rx, bytes)?];
+        let places = [RingPlace::new(&mapping, tx, bytes)?, RingPlace::new(&mapping, rx, bytes)?];
         let lines = mapping.at(0, size_of::<[Line; LINES]>())?.cast();
         Some(Self { places, lines, mapping })
     }
 
     /// Line `n`, modulo 64, of the page at the mapping's start. The peer may store anything into it.
-    #[inline(always)]
+    #[inline]
     pub fn line(&self, n: usize) -> &Line {
         // SAFETY: `new` has found so many bytes there. Mappings start at a page, and this one lives as long as `self`.
         // The words are as in `PeerRing::word`.
@@ -59,32 +57,36 @@ impl PeerRings {
         &lines[n % LINES]
     }
 
-    /// Lays the ring that was named first anew, by the same rules. False, with nothing changed, if it cannot lie there.
+    /// Moves the ring `tx` to another place, by the rules of [`new`](Self::new).
+    ///
+    /// False, with nothing changed, if it cannot lie there.
     #[must_use = "false means that nothing was changed"]
     pub fn lay_tx(&mut self, at: usize, bytes: usize) -> bool {
         self.lay(0, at, bytes)
     }
 
-    /// The same of the other one.
+    /// Moves the ring `rx` to another place, by the rules of [`new`](Self::new).
+    ///
+    /// False, with nothing changed, if it cannot lie there.
     #[must_use = "false means that nothing was changed"]
     pub fn lay_rx(&mut self, at: usize, bytes: usize) -> bool {
         self.lay(1, at, bytes)
     }
 
     fn lay(&mut self, ring: usize, at: usize, bytes: usize) -> bool {
-        let Some(place) = Place::new(&self.mapping, at, bytes) else { return false };
+        let Some(place) = RingPlace::new(&self.mapping, at, bytes) else { return false };
         self.places[ring] = place;
         true
     }
 
-    /// The ring that was named first.
-    #[inline(always)]
+    /// The ring at `tx`.
+    #[inline]
     pub fn tx(&self) -> PeerRing<'_> {
         PeerRing { place: self.places[0], _mapping: PhantomData }
     }
 
-    /// The other one.
-    #[inline(always)]
+    /// The ring at `rx`.
+    #[inline]
     pub fn rx(&self) -> PeerRing<'_> {
         PeerRing { place: self.places[1], _mapping: PhantomData }
     }
@@ -100,10 +102,10 @@ impl Deref for PeerRings {
     }
 }
 
-/// One of them. Positions count bytes and wrap at the ring's end.
+/// A ring of [`PeerRings`]. Positions count bytes and wrap at the ring's end.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerRing<'a> {
-    place: Place,
+    place: RingPlace,
     _mapping: PhantomData<&'a PeerMapping>,
 }
 

@@ -10,10 +10,9 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::fs::SealFlags;
 
-use crate::arena::system;
 use crate::buf::Lent;
 use crate::config::PageSize;
-use crate::error::{Cause, MemError};
+use crate::error::MemError;
 use crate::map::{RawMap, sealed_memfd};
 
 /// File system magic of hugetlb files.
@@ -43,41 +42,38 @@ impl PeerMapping {
     /// shrinking: access behind the end of a file is a SIGBUS. Its pages must not be hugetlb. A process can punch holes
     /// into such memory and take the pages back. Our next access would be a SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
-        let kind = rustix::fs::fstatfs(&fd).map_err(|e| Cause::Refused(format!("fstatfs: {e}")))?;
+        let kind = rustix::fs::fstatfs(&fd).map_err(|e| refused(format_args!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
-            return Err(Cause::Refused(
+            return Err(refused(
                 "it is in hugetlb pages, whose owner can take them back under us; the owner must make its arena with \
-                 PagePolicy::NoHugetlb, or run as the same user"
-                    .to_owned(),
-            )
-            .into());
+                 PagePolicy::NoHugetlb, or run as the same user",
+            ));
         }
         Self::map_trusted(fd, max_len)
     }
 
-    /// Like [`map`](Self::map), with hugetlb pages, for a trusted process. It has the same user or root, and could kill
-    /// this one anyway.
+    /// Maps memory of a trusted process, as [`map`](Self::map) does, but also hugetlb pages. The process has the same
+    /// user or root, and could kill this one anyway.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
-            .map_err(|e| Cause::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
+            .map_err(|e| refused(format_args!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(Cause::Refused(format!("it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK")).into());
+            return Err(refused(format_args!("it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK")));
         }
-        let size = rustix::fs::fstat(&fd).map_err(|e| Cause::Refused(format!("fstat: {e}")))?.st_size;
-        match usize::try_from(size) {
-            Ok(len) if len > 0 && len <= max_len => match Self::whole(fd.as_fd(), len) {
-                Err(error) if error.is_denied() => Err(Cause::Refused(format!(
-                    "mmap of {len} bytes: permission denied; it must be open for writing, its seals are {seals:?}"
-                ))
-                .into()),
-                other => other,
-            },
-            _ => Err(Cause::Refused(format!("it has {size} bytes; from 1 to {max_len} are allowed")).into()),
-        }
+        let size = rustix::fs::fstat(&fd).map_err(|e| refused(format_args!("fstat: {e}")))?.st_size;
+        let Some(len) = usize::try_from(size).ok().filter(|len| (1..=max_len).contains(len)) else {
+            return Err(refused(format_args!("it has {size} bytes; from 1 to {max_len} are allowed")));
+        };
+        Self::whole(fd.as_fd(), len).map_err(|error| match error.is_denied() {
+            true => refused(format_args!(
+                "mmap of {len} bytes: permission denied; it must be open for writing, its seals are {seals:?}"
+            )),
+            false => error,
+        })
     }
 
     fn whole(fd: BorrowedFd<'_>, len: usize) -> Result<Self, MemError> {
-        let map = RawMap::shared(fd, len).map_err(|source| system("mmap", len, source))?;
+        let map = RawMap::shared(fd, len).map_err(|source| MemError::system("mmap", len, source))?;
         Ok(Self { base: map.base(), len, _map: map })
     }
 
@@ -136,7 +132,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn copy_from_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
         let (Some(dst), Some(src)) = (self.at(offset, len), lent.at(lent_offset, len)) else { return false };
-        // SAFETY: as in `copy_to_lent`.
+        // SAFETY: both are valid for `len` bytes (`at`); they are in different mappings, and no reference to
+        // either exists.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), len) };
         true
     }
@@ -154,6 +151,11 @@ impl PeerMapping {
     }
 }
 
+/// A descriptor of another process is not safe to map.
+fn refused(why: impl std::fmt::Display) -> MemError {
+    MemError::invalid(format!("memory of another process refused: {why}"))
+}
+
 /// Local memory to share with another process. It is a sealed, zeroed memfd in small pages.
 #[derive(Debug)]
 pub struct SharedMapping {
@@ -165,7 +167,7 @@ impl SharedMapping {
     /// Makes `bytes` bytes, rounded up to whole pages.
     pub fn create(bytes: usize, name: &str) -> Result<Self, MemError> {
         let Some(len) = bytes.checked_next_multiple_of(PageSize::Small.bytes()).filter(|&len| len > 0) else {
-            return Err(Cause::Empty.into());
+            return Err(MemError::empty());
         };
         let fd = sealed_memfd(name, len, PageSize::Small)?;
         Ok(Self { mapping: PeerMapping::whole(fd.as_fd(), len)?, fd })

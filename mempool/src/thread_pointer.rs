@@ -3,7 +3,7 @@
 //! function call instead.
 
 /// This thread's number: no two threads have it at the same time.
-#[inline(always)]
+#[inline]
 pub fn current() -> u64 {
     let pointer: u64;
     // SAFETY: the psABI has the thread pointer there, for reading.

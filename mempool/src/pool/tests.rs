@@ -1,6 +1,6 @@
 use std::thread;
 
-use crate::error::Cause;
+use crate::error::MemErrorCause;
 use crate::{Arena, ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 
 fn small(bytes: usize) -> ArenaConfig {
@@ -118,7 +118,7 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     here.copy_from_slice(b"here");
     drop(here);
     assert!(
-        matches!(arena.take(arena.len(), 1), Err(error) if matches!(*error.0, Cause::ArenaFull { .. })),
+        matches!(arena.take(arena.len(), 1), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { .. })),
         "one buffer is still out"
     );
     thread::spawn(move || {
@@ -136,7 +136,7 @@ fn several_pools_share_an_arena() {
     let classes = [Class { size: 64, count: 64 }];
     let mut pools: Vec<_> = (0..4).map(|_| Pool::in_arena(arena.clone(), &classes).unwrap()).collect();
     let full = Pool::in_arena(arena.clone(), &classes).unwrap_err();
-    assert!(matches!(*full.0, Cause::ArenaFull { needed: 4096, free: 0, len: 16384, .. }), "{full}");
+    assert!(matches!(*full.0, MemErrorCause::ArenaFull { needed: 4096, free: 0, len: 16384, .. }), "{full}");
     let mut bufs: Vec<_> = pools.iter().flat_map(|pool| std::iter::from_fn(|| pool.alloc(64))).collect();
     let mut offsets: Vec<_> = bufs.iter().map(Buf::offset).collect();
     offsets.sort_unstable();

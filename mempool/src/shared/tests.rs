@@ -4,6 +4,7 @@ use std::thread;
 use rustix::fs::MemfdFlags;
 
 use super::*;
+use crate::error::MemErrorCause;
 use crate::{Arena, ArenaConfig, PagePolicy};
 
 fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
@@ -15,7 +16,7 @@ fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
 
 fn refusal(fd: OwnedFd) -> String {
     match PeerMapping::map(fd, 1 << 20) {
-        Err(error) if matches!(*error.0, Cause::Refused(_)) => error.to_string(),
+        Err(error) if matches!(*error.0, MemErrorCause::Invalid(_)) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -69,8 +70,11 @@ fn every_access_is_bounded() {
     assert!(map.read(4096, &mut []) && !map.read(4097, &mut []));
     assert!(!map.read(4095, &mut [0; 2]) && !map.write(0, &[0; 4097]));
     assert!(map.line(4032).is_some() && map.line(8).is_none() && map.line(4088).is_none());
-    assert!(matches!(SharedMapping::create(0, "none"), Err(error) if matches!(*error.0, Cause::Empty)));
-    assert!(matches!(SharedMapping::create(usize::MAX, "all"), Err(error) if matches!(*error.0, Cause::Empty)));
+    for bytes in [0, usize::MAX] {
+        assert!(
+            matches!(SharedMapping::create(bytes, "none"), Err(error) if matches!(*error.0, MemErrorCause::Invalid(_)))
+        );
+    }
 }
 
 #[test]
@@ -111,6 +115,6 @@ fn pages_that_the_peer_can_take_back_are_refused() {
     // As trusted memory it is mapped if a page is free, and an error otherwise.
     match PeerMapping::map_trusted(again, 2 << 20) {
         Ok(map) => assert_eq!(map.len(), 2 << 20),
-        Err(error) => assert!(matches!(*error.0, Cause::System { call: "mmap", .. }), "{error}"),
+        Err(error) => assert!(matches!(*error.0, MemErrorCause::System { call: "mmap", .. }), "{error}"),
     }
 }

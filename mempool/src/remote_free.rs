@@ -11,25 +11,25 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 
-/// Nothing waits.
+/// Head of an empty list.
 const EMPTY: u32 = u32::MAX;
-/// The mark of a dropped pool: the list accepts no more buffers.
+/// Head of a dropped pool's list, which accepts no more buffers.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// The outcome of a return.
+/// The outcome of returning a buffer.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Returned {
-    /// It waits for the owner. The list may be freed already: touch nothing of the pool from here on.
+pub(crate) enum PushOutcome {
+    /// The buffer waits for the owner. The list may be freed already: touch nothing of the pool from here on.
     Queued,
-    /// The pool was dropped, and others are still out.
+    /// The pool was dropped, and other buffers are still out.
     Counted,
     /// The last buffer of a dropped pool: the caller frees everything.
     Last,
 }
 
-/// The list of one pool.
+/// The buffers of one pool that other threads have returned.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct RemoteFreeList {
     /// Written by foreign threads: on its own cache line.
     head: CachePadded<AtomicU32>,
     /// Buffers still out, plus the closing owner; counts once the head is closed.
@@ -38,7 +38,7 @@ pub(crate) struct Home {
     next: Box<[AtomicU32]>,
 }
 
-impl Home {
+impl RemoteFreeList {
     /// A list for buffers `0..count`.
     pub(crate) fn new(count: usize) -> Self {
         debug_assert!(count < CLOSED as usize, "indices must not meet the marks");
@@ -50,7 +50,7 @@ impl Home {
     }
 
     /// Returns a buffer, from any thread. All that this thread did to it happens before the owner takes it.
-    pub(crate) fn push(&self, index: u32) -> Returned {
+    pub(crate) fn push(&self, index: u32) -> PushOutcome {
         // Acquire pairs with `close`: a reader of the mark also sees `remaining`.
         let mut head = self.head.load(Ordering::Acquire);
         loop {
@@ -58,8 +58,8 @@ impl Home {
                 // AcqRel: each returner publishes its last accesses, the last one takes all of them in before
                 // it frees.
                 return match self.remaining.fetch_sub(1, Ordering::AcqRel) {
-                    1 => Returned::Last,
-                    _ => Returned::Counted,
+                    1 => PushOutcome::Last,
+                    _ => PushOutcome::Counted,
                 };
             }
             // Relaxed: published by the exchange below.
@@ -67,33 +67,35 @@ impl Home {
             // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so they
             // extend this release. The owner reads only the newest, and synchronises with all.
             match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Acquire) {
-                Ok(_) => return Returned::Queued,
+                Ok(_) => return PushOutcome::Queued,
                 Err(now) => head = now,
             }
         }
     }
 
-    /// Owner only: buffers wait. One relaxed load.
+    /// Whether buffers wait. Owner only. One relaxed load.
     #[inline]
     pub(crate) fn has_any(&self) -> bool {
         // Relaxed: a stale "empty" only delays the buffer to the next turn.
         self.head.load(Ordering::Relaxed) != EMPTY
     }
 
-    /// Owner only: passes every waiting buffer to `each`; returns their number. One relaxed load without any.
+    /// Passes every waiting buffer to `each`, and returns their number. Owner only. One relaxed load if there are none.
     #[inline]
     pub(crate) fn take(&self, each: impl FnMut(u32)) -> usize {
         if self.has_any() { self.take_all(EMPTY, each) } else { 0 }
     }
 
-    /// Owner only, once, as its last call: `out` buffers are out, those that wait here included. True if all of them
-    /// are back by now: the caller frees everything. Otherwise the last [`push`](Self::push) returns it.
+    /// Closes the list. Owner only, once, as its last call. `out` buffers are out, those that wait here included.
+    ///
+    /// True if all of them are back by now: the caller frees everything. Otherwise the last [`push`](Self::push)
+    /// returns [`PushOutcome::Last`].
     pub(crate) fn close(&self, out: usize) -> bool {
         // Relaxed: published by the swap below. One more than the outstanding buffers, so that the count cannot reach
         // zero before this ends.
         self.remaining.store(out + 1, Ordering::Relaxed);
         let waiting = self.take_all(CLOSED, |_| {});
-        // AcqRel: as in `push`.
+        // AcqRel: each returner publishes its last accesses, and the last one takes all of them in before it frees.
         self.remaining.fetch_sub(waiting + 1, Ordering::AcqRel) == waiting + 1
     }
 

@@ -6,7 +6,7 @@ use crate::sync::{Arc, thread};
 
 /// The list with its guarded bytes: loom fails if an access to `bytes` is not ordered behind the previous one.
 struct Shared {
-    home: Home,
+    list: RemoteFreeList,
     bytes: Vec<UnsafeCell<u32>>,
     freed: AtomicUsize,
 }
@@ -14,7 +14,7 @@ struct Shared {
 impl Shared {
     fn new(count: usize) -> Arc<Self> {
         let bytes = (0..count).map(|_| UnsafeCell::new(0)).collect();
-        Arc::new(Self { home: Home::new(count), bytes, freed: AtomicUsize::new(0) })
+        Arc::new(Self { list: RemoteFreeList::new(count), bytes, freed: AtomicUsize::new(0) })
     }
 
     fn touch(&self, index: u32) {
@@ -31,7 +31,7 @@ impl Shared {
 
     fn give_back(&self, index: u32) {
         self.touch(index);
-        if self.home.push(index) == Returned::Last {
+        if self.list.push(index) == PushOutcome::Last {
             self.free();
         }
     }
@@ -46,12 +46,12 @@ fn loom_returned_buffers_go_out_again() {
             thread::spawn(move || indices.iter().for_each(|&index| shared.give_back(index)))
         });
         let mut seen = Vec::new();
-        shared.home.take(|index| seen.push(index));
+        shared.list.take(|index| seen.push(index));
         seen.iter().for_each(|&index| shared.touch(index));
         returners.into_iter().for_each(|returner| returner.join().unwrap());
-        shared.home.take(|index| seen.push(index));
+        shared.list.take(|index| seen.push(index));
         seen.sort_unstable();
-        assert_eq!(seen, [0, 1, 2], "each comes home once");
+        assert_eq!(seen, [0, 1, 2], "each returns once");
     });
 }
 
@@ -65,7 +65,7 @@ fn loom_a_buffer_goes_round_while_others_return() {
         };
         // Reused as soon as it is returned, and then returned by another thread.
         let mut again = None;
-        shared.home.take(|index| again = Some(index));
+        shared.list.take(|index| again = Some(index));
         let second = again.map(|index| {
             let shared = shared.clone();
             thread::spawn(move || shared.give_back(index))
@@ -74,7 +74,7 @@ fn loom_a_buffer_goes_round_while_others_return() {
         first.join().unwrap();
         second.into_iter().for_each(|second| second.join().unwrap());
         let mut seen = Vec::new();
-        shared.home.take(|index| seen.push(index));
+        shared.list.take(|index| seen.push(index));
         seen.sort_unstable();
         assert_eq!(seen, [0, 1]);
     });
@@ -88,11 +88,11 @@ fn loom_the_last_one_frees_when_the_pool_goes_first_or_last() {
             let shared = shared.clone();
             thread::spawn(move || shared.give_back(index))
         });
-        // Buffer 2 is at home: the owner's free list has it.
+        // Buffer 2 is on the owner's free list.
         shared.touch(2);
         let mut out = 2;
-        out -= shared.home.take(|_| {});
-        if shared.home.close(out) {
+        out -= shared.list.take(|_| {});
+        if shared.list.close(out) {
             shared.free();
         }
         returners.into_iter().for_each(|returner| returner.join().unwrap());

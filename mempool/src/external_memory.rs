@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::arena::Arena;
 use crate::config::PageSize;
-use crate::error::{Cause, MemError};
+use crate::error::MemError;
 
 /// Application memory for [an arena](Self::into_arena). It is anonymous, hugetlb, or a shared mapping of a memfd
 /// or file.
@@ -29,8 +29,10 @@ use crate::error::{Cause, MemError};
 /// # Ok::<(), rpcrdma_mempool::MemError>(())
 /// ```
 pub struct GivenMemory {
-    base: NonNull<u8>,
-    len: usize,
+    /// First byte.
+    pub(crate) base: NonNull<u8>,
+    /// Bytes.
+    pub(crate) len: usize,
     /// Keeps it mapped.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -38,7 +40,7 @@ pub struct GivenMemory {
 // SAFETY: a mapping belongs to the process, not to a thread. This type gives access to no byte of it, and its owner may
 // go to any thread.
 unsafe impl Send for GivenMemory {}
-// SAFETY: as above; a reference only gives address and length.
+// SAFETY: a reference only gives address and length.
 unsafe impl Sync for GivenMemory {}
 
 impl GivenMemory {
@@ -57,14 +59,19 @@ impl GivenMemory {
     /// 3. Memory in a [pool](crate::Pool) belongs to its buffers. No other reference to it is used. No other party,
     ///    including processes that map it, writes it, or reads it while a buffer may be written.
     pub unsafe fn new(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Result<Self, MemError> {
+        let address = base.addr().get();
         if len == 0 {
-            return Err(Cause::Empty.into());
+            return Err(MemError::empty());
         }
-        if !base.addr().get().is_multiple_of(PageSize::Small.bytes()) {
-            return Err(Cause::Unaligned { address: base.addr().get() }.into());
+        if !address.is_multiple_of(PageSize::Small.bytes()) {
+            return Err(MemError::invalid(format!(
+                "memory at {address:#x} was given for an arena: it must start at a multiple of 4096, as mappings do"
+            )));
         }
-        if len > isize::MAX as usize || base.addr().get().checked_add(len).is_none() {
-            return Err(Cause::TooLong { address: base.addr().get(), bytes: len }.into());
+        if len > isize::MAX as usize || address.checked_add(len).is_none() {
+            return Err(MemError::invalid(format!(
+                "{len} bytes from {address:#x} were given for an arena: they exceed the address space"
+            )));
         }
         Ok(Self { base, len, _owner: Box::new(owner) })
     }
@@ -75,16 +82,6 @@ impl GivenMemory {
     /// for messages.
     pub fn into_arena(self, name: &'static str) -> Arena {
         Arena::over(self, name)
-    }
-
-    /// First byte.
-    pub(crate) fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    /// Bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 }
 
