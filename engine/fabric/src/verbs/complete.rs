@@ -5,17 +5,18 @@
 use std::collections::VecDeque;
 
 use super::map::NumberMap;
-use super::qp::{Qp, State};
+use super::qp::{QpState, VerbsQp};
 use super::quirks::Quirks;
 use super::receives::SharedReceives;
 use super::sys::WorkCompletion;
+use super::work_queues::Scratch;
 use super::wr_id::{Owner, WrId};
 use crate::table::Table;
 use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, Status};
 
 /// State that completions change.
 pub(super) struct CompletionState {
-    pub(super) table: Table<Qp>,
+    pub(super) table: Table<VerbsQp>,
     pub(super) shared: SharedReceives,
     /// Slot by queue pair number.
     pub(super) by_number: NumberMap<u32>,
@@ -58,18 +59,31 @@ impl CompletionState {
         self.invalidated_flags = quirks.invalidated_flags;
     }
 
-    pub(super) fn add_number(&mut self, number: u32, slot: u32) {
-        self.by_number.insert(number, slot);
+    /// Removes a queue pair, and its number.
+    pub(super) fn remove(&mut self, id: QpId) -> Option<Box<VerbsQp>> {
+        let qp = self.table.remove(id)?;
+        self.by_number.remove(&qp.queues.number());
+        self.last = (u32::MAX, u32::MAX);
+        Some(qp)
     }
 
-    pub(super) fn remove_number(&mut self, number: u32) {
-        self.by_number.remove(&number);
-        self.last = (u32::MAX, u32::MAX);
+    /// Records the cause of the end of all connections.
+    #[cold]
+    pub(super) fn fail_all(&mut self, cause: Disconnect, reason: impl Fn() -> String) {
+        let attention = &mut self.attention;
+        self.table.iter_mut().for_each(|qp| qp.fail(attention, cause, &reason));
+    }
+
+    /// Posts a marker to a send queue, whose completion proves the end of all earlier requests.
+    pub(super) fn post_marker(&mut self, id: QpId, scratch: &mut Scratch) {
+        if self.table.get(id).is_some_and(|qp| qp.queues.post_marker(scratch)) {
+            self.room = self.room.saturating_sub(1);
+        }
     }
 
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
-        if WrId(done.wr_id()).is_receive() { self.receive_done(done, out) } else { self.send_done(done, out) }
+        if WrId(done.wr_id).is_receive() { self.receive_done(done, out) } else { self.send_done(done, out) }
     }
 
     #[inline]
@@ -78,10 +92,10 @@ impl CompletionState {
         if !status.is_ok() {
             status = explained(status, self.is_port_down);
         }
-        let Some(qp) = self.table.at(WrId(done.wr_id()).slot()) else { return };
-        let retired = qp.endpoint.retire(done, status, out);
-        self.room += retired.count;
-        if !status.is_ok() && !retired.is_unknown {
+        let Some(qp) = self.table.at(WrId(done.wr_id).slot()) else { return };
+        let Some(count) = qp.queues.retire(done, status, out) else { return };
+        self.room += count;
+        if !status.is_ok() {
             self.stats.access_refused += u64::from(status == Status::RemoteAccess);
             failed(qp, &mut self.attention, "a work request", status, done.vendor_err);
         }
@@ -95,22 +109,17 @@ impl CompletionState {
             status = Status::RemoteInvalidRequest;
         }
         let received = if status.is_ok() { done.byte_len as usize } else { 0 };
-        let id = WrId(done.wr_id());
-        let (qp, buf) = if id.owner() == Owner::SHARED {
-            let buf = self.shared.complete(done, received);
+        let id = WrId(done.wr_id);
+        let (mut qp, mut buf) = (self.table.at(id.slot()), None);
+        if id.owner() == Owner::SHARED {
+            buf = self.shared.table.complete(done, received);
             if self.last.0 != done.qp_num {
                 self.last = (done.qp_num, self.by_number.get(&done.qp_num).copied().unwrap_or(u32::MAX));
             }
-            (self.table.at(self.last.1), buf)
-        } else {
-            match self.table.at(id.slot()) {
-                Some(qp) => {
-                    let buf = qp.endpoint.received(done, received);
-                    (Some(qp), buf)
-                }
-                None => (None, None),
-            }
-        };
+            qp = self.table.at(self.last.1);
+        } else if let Some(qp) = &mut qp {
+            buf = qp.queues.received(done, received);
+        }
         // A completion of a destroyed queue names no buffer.
         let Some(buf) = buf else { return };
         self.room += 1;
@@ -121,10 +130,10 @@ impl CompletionState {
         };
         let mut invalidated = None;
         if status.is_ok() {
-            if done.flags & self.invalidated_flags != 0 && qp.endpoint.windows.revoked_by_peer(done.extra) {
-                invalidated = Some(done.extra);
-            }
-            if qp.state == State::Accepting && !qp.is_early {
+            let rkey = done.invalidated_rkey();
+            let is_revoked = done.wc_flags & self.invalidated_flags != 0 && qp.queues.windows.revoked_by_peer(rkey);
+            invalidated = is_revoked.then_some(rkey);
+            if qp.state == QpState::Accepting && !qp.is_early {
                 qp.is_early = true;
                 self.attention.push(qp.id.slot);
             }
@@ -149,14 +158,14 @@ fn explained(status: Status, is_port_down: bool) -> Status {
 }
 
 #[cold]
-fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
+fn failed(qp: &mut VerbsQp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
     let cause = if status == Status::PortDown { Disconnect::PortDown } else { Disconnect::Failure };
     qp.fail(attention, cause, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
 }
 
 /// Stops a queue pair after immediate data. The device itself accepts such data and continues.
 #[cold]
-fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
+fn sent_immediate(qp: &mut VerbsQp, attention: &mut Vec<u32>) {
     qp.stop();
     qp.fail(attention, Disconnect::Violation, || "the peer has sent immediate data, which no message has".to_owned());
 }

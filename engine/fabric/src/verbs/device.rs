@@ -17,7 +17,7 @@ use crate::FabricError;
 const SYSFS: &str = "/sys/class/infiniband";
 
 /// Consecutive free entries that mark the end of a GID table. Tables fill from the front.
-const MOST_HOLES: usize = 32;
+const MAX_HOLES: usize = 32;
 
 /// An address of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ fn gids(port: &Path) -> Vec<Gid> {
         let value = text(&port.join("gids").join(&name)).parse().unwrap_or(Ipv6Addr::UNSPECIFIED);
         if value.is_unspecified() {
             holes += 1;
-            if holes == MOST_HOLES {
+            if holes == MAX_HOLES {
                 break;
             }
             continue;
@@ -139,7 +139,8 @@ fn gids(port: &Path) -> Vec<Gid> {
     gids
 }
 
-fn names(directory: &Path) -> Vec<String> {
+/// The sorted names in a directory. Empty if it cannot be read.
+pub(super) fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();

@@ -10,6 +10,7 @@ use rpcrdma_mempool::{MemoryLimits, exceeded_limit};
 use rustix::fs::Access;
 use rustix::io::Errno;
 
+use super::device;
 use crate::FabricError;
 
 /// The device nodes of user space verbs and of the connection manager.
@@ -24,11 +25,14 @@ fn errno(error: &io::Error) -> Option<Errno> {
 }
 
 /// Error for a failed open. The cause is the kernel, a missing module, or permissions.
-pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError {
+pub(super) fn open_error(call: impl fmt::Display, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
         Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => {
-            return FabricError::no_device(call, format!("{error}; {}", absence(Path::new(NODES))));
+            // The libraries report inaccessible nodes like missing ones.
+            let nodes = Path::new(NODES);
+            let remedy = if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) };
+            return FabricError::no_device(call, format!("{error}; {remedy}"));
         }
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
         _ => other(error),
@@ -37,7 +41,7 @@ pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError
 }
 
 /// Error for a failed call that pins memory or creates a device object.
-pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError {
+pub(super) fn pin_error(call: impl fmt::Display, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::NOMEM | Errno::AGAIN | Errno::PERM) => memlock(),
         Some(Errno::NOSPC) => "the device has no more of these: `rdma resource show` tells who holds them".to_owned(),
@@ -46,11 +50,6 @@ pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError
         _ => other(error),
     };
     FabricError::system(call, format!("{error}; {why}")).caused_by(Some(error))
-}
-
-/// Error for any other call.
-pub(super) fn calling(call: impl fmt::Display, error: &io::Error) -> FabricError {
-    FabricError::system(call, error)
 }
 
 fn other(error: &io::Error) -> String {
@@ -66,17 +65,12 @@ fn memlock() -> String {
 
 /// Nodes that this process may not access.
 fn forbidden(nodes: &Path) -> Vec<String> {
-    entries(nodes)
+    device::names(nodes)
         .into_iter()
         .map(|name| nodes.join(name))
         .filter(|node| rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).is_err())
         .map(|node| node.display().to_string())
         .collect()
-}
-
-/// Remedy for a missing device. The libraries report inaccessible nodes in the same way.
-fn absence(nodes: &Path) -> String {
-    if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) }
 }
 
 /// Names the inaccessible nodes.
@@ -95,7 +89,7 @@ fn permissions(nodes: &Path) -> String {
 
 /// Names the missing modules.
 fn modules(nodes: &Path) -> String {
-    let names = entries(nodes);
+    let names = device::names(nodes);
     let has = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
     let mut missing = Vec::new();
     if !has("uverbs") {
@@ -110,13 +104,6 @@ fn modules(nodes: &Path) -> String {
     missing.join("; ")
 }
 
-fn entries(directory: &Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,10 +114,10 @@ mod tests {
 
     #[test]
     fn each_failure_has_its_remedy() {
-        let text = pinning("ibv_reg_mr of 4096 bytes", &error(Errno::NOMEM)).to_string();
+        let text = pin_error("ibv_reg_mr of 4096 bytes", &error(Errno::NOMEM)).to_string();
         assert!(text.starts_with("ibv_reg_mr of 4096 bytes: "), "{text}");
         assert!(text.contains("RLIMIT_MEMLOCK is ") && text.contains("ulimit -l unlimited"), "{text}");
-        let text = pinning("ibv_create_qp", &error(Errno::INVAL)).to_string();
+        let text = pin_error("ibv_create_qp", &error(Errno::INVAL)).to_string();
         assert!(text.contains("ibv_devinfo -v"), "{text}");
     }
 

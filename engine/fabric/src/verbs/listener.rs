@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 
 use super::connect::REQUEST;
-use super::sleep::Source;
+use super::sleep::EventSource;
 use super::sys::{CmEvent, CmId, EventChannel};
 use super::{VerbsConfig, device, explain, reaper};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember};
@@ -23,11 +23,11 @@ const BACKLOG: i32 = 512;
 
 /// A bound address that shards share. Each connect request goes to the shard with the fewest connections.
 #[derive(Clone, Debug)]
-pub struct VerbsListener(Arc<Inner>);
+pub struct VerbsListener(Arc<SharedListener>);
 
 #[derive(Debug)]
-struct Inner {
-    bound: Mutex<Bound>,
+struct SharedListener {
+    bound: Mutex<Binding>,
     channel: Arc<EventChannel>,
     /// As configured.
     text: FabricAddress,
@@ -38,7 +38,7 @@ struct Inner {
 
 /// The connection manager's binding. The last clone of the listener releases it.
 #[derive(Debug)]
-struct Bound {
+struct Binding {
     /// `None` after the removal of its device, which also removes the address.
     id: Option<CmId>,
     /// Number of removals. Fabrics that share the address learn of a removal at different times.
@@ -49,21 +49,11 @@ impl VerbsListener {
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
         let (named, rest) = host::split_device(address)?;
         let at = host::resolve(&rest)?;
-        let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
+        let channel = EventChannel::new().map_err(|e| explain::open_error("rdma_create_event_channel", &e))?;
         let id = bind(&channel, at).map_err(|e| refused(&address.0, at, &e))?;
-        let bound = Mutex::new(Bound { id: Some(id), removals: 0 });
-        Ok(Self(Arc::new(Inner {
-            bound,
-            channel,
-            text: address.clone(),
-            named,
-            address: at,
-            balancer: Arc::default(),
-        })))
-    }
-
-    fn channel(&self) -> &Arc<EventChannel> {
-        &self.0.channel
+        let bound = Mutex::new(Binding { id: Some(id), removals: 0 });
+        let text = address.clone();
+        Ok(Self(Arc::new(SharedListener { bound, channel, text, named, address: at, balancer: Arc::default() })))
     }
 
     /// The bound address. Unspecified for all addresses.
@@ -80,7 +70,7 @@ impl VerbsListener {
     }
 
     /// Ignores poisoning: no operation under the lock can panic midway.
-    fn bound(&self) -> MutexGuard<'_, Bound> {
+    fn bound(&self) -> MutexGuard<'_, Binding> {
         self.0.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -97,7 +87,7 @@ fn bind(channel: &Arc<EventChannel>, at: SocketAddr) -> io::Result<CmId> {
 pub(super) struct Listening {
     listener: VerbsListener,
     /// Its membership among the fabrics that share the address. `None` without a device.
-    member: Option<BalancerMember<CmEvent>>,
+    pub(super) member: Option<BalancerMember<CmEvent>>,
     /// Removals that it has processed.
     removals: u64,
 }
@@ -114,7 +104,7 @@ impl Listening {
     /// # Errors
     /// A failure of `epoll_ctl`.
     pub(super) fn join(&mut self, sleeper: &Sleeper) -> Result<(), FabricError> {
-        Source::Listener.watch(sleeper, self.listener.channel().fd())?;
+        EventSource::Listener.watch(sleeper, self.listener.0.channel.fd())?;
         self.member = Some(BalancerMember::new(&self.listener.0.balancer, sleeper.waker()));
         Ok(())
     }
@@ -122,24 +112,14 @@ impl Listening {
     /// Stops taking requests. Requests handed to it go to other fabrics.
     pub(super) fn leave(&mut self, sleeper: &Sleeper) {
         if self.member.take().is_some() {
-            sleeper.remove(self.listener.channel().fd());
+            sleeper.remove(self.listener.0.channel.fd());
         }
-    }
-
-    /// Whether other fabrics have handed it connections.
-    pub(super) fn has_handed_over(&self) -> bool {
-        self.member.as_ref().is_some_and(BalancerMember::has_handed_over)
     }
 
     /// The event channel for requests, and the requests that other fabrics handed over.
     pub(super) fn take_handed_over(&self) -> Option<(Arc<EventChannel>, VecDeque<Accepted<CmEvent>>)> {
         let member = self.member.as_ref()?;
-        Some((Arc::clone(self.listener.channel()), member.take_handed_over()))
-    }
-
-    /// See [`BalancerMember::assign`].
-    pub(super) fn assign(&self, request: CmEvent, most: usize) -> Option<Accepted<CmEvent>> {
-        self.member.as_ref()?.assign(request, most)
+        Some((Arc::clone(&self.listener.0.channel), member.take_handed_over()))
     }
 
     /// Processes the removal of the fabric's device. An address of that device is removed with it. A listener for all
@@ -157,9 +137,9 @@ impl Listening {
     /// Binds the address again on a returned device. Only the first of the sharing fabrics does so.
     ///
     /// # Errors
-    /// As [`VerbsListener::bind`].
+    /// The errors are those of [`VerbsListener::bind`].
     pub(super) fn bind_again(&mut self) -> Result<(), FabricError> {
-        let Inner { channel, address, .. } = &*self.listener.0;
+        let SharedListener { channel, address, .. } = &*self.listener.0;
         let mut bound = self.listener.bound();
         if bound.id.is_none() {
             let id = bind(channel, *address).map_err(|e| refused(&address.to_string(), *address, &e))?;
@@ -171,25 +151,21 @@ impl Listening {
 }
 
 fn refused(address: &str, at: SocketAddr, error: &io::Error) -> FabricError {
-    let text = address.to_owned();
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::ADDRINUSE) => FabricError::in_use(
-            &text,
-            format!(
-                "port {} is taken, perhaps by the kernel's NFS server: `rdma resource show cm_id` tells by whom; take \
-                             another port",
-                at.port()
-            ),
-        ),
-        Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => FabricError::address(
-            &text,
-            format!(
-                "{error}: {} is not on an interface of an RDMA device; there are: {}",
-                at.ip(),
-                device::alternatives(&device::ports())
-            ),
-        ),
-        Some(Errno::ACCESS | Errno::PERM) => host::privileged_port(&text, error),
-        _ => explain::calling(format!("listening at {text}"), error),
+        Some(Errno::ADDRINUSE) => {
+            let port = at.port();
+            let detail = format!(
+                "port {port} is taken, perhaps by the kernel's NFS server: `rdma resource show cm_id` tells by whom; \
+                 take another port"
+            );
+            FabricError::in_use(address, detail)
+        }
+        Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => {
+            let (ip, there) = (at.ip(), device::alternatives(&device::ports()));
+            let detail = format!("{error}: {ip} is not on an interface of an RDMA device; there are: {there}");
+            FabricError::address(address, detail)
+        }
+        Some(Errno::ACCESS | Errno::PERM) => host::privileged_port(address, error),
+        _ => FabricError::system(format!("listening at {address}"), error),
     }
 }

@@ -4,8 +4,8 @@
 //! and `verbs:DEVICE/GID@HOST:PORT` name it.
 //!
 //! # Structure
-//! - `sys` wraps the objects of the two libraries, and only `sys` calls them. `endpoint` and `receives` own the memory
-//!   in use by the device. Apart from `sys`, only these two have `unsafe` code.
+//! - `sys` wraps the objects of the two libraries, and only `sys` calls them. `work_queues` and `receives` own the
+//!   memory in use by the device. Apart from `sys`, only these two have `unsafe` code.
 //! - A fabric opens its device for itself alone: one context, one protection domain, one completion queue, one shared
 //!   receive queue. Shards share none of these, so only the libraries lock.
 //! - Queue pairs are created and changed here, not by the connection manager, which only carries the messages of
@@ -13,8 +13,10 @@
 //!   memory back.
 //! - Memory is registered without remote rights. A peer reaches only the memory of type-2 windows (`window`) that are
 //!   bound on its queue pair. Either side revokes a window by invalidation.
-//! - A lost device is closed when its connections have ended. It is reopened when it is present again
-//!   (`device_recovery`). Memory and address stay the same.
+//! - A lost device is closed when its connections have ended, because a driver may wait for that before it removes the
+//!   device. After that, the fabric looks for the device once a second, by its configured address or name. It opens the
+//!   device when it is present again, registers all memory with it, and binds its address again if that was lost. The
+//!   shard posts the Receives that came back from the old queue.
 //! - All work completes in one completion queue. A post never exceeds its capacity, which `CompletionState::room`
 //!   tracks.
 //!
@@ -31,9 +33,7 @@ mod complete;
 mod config;
 mod connect;
 mod device;
-mod device_recovery;
 mod drain;
-mod endpoint;
 mod explain;
 mod listener;
 mod map;
@@ -48,10 +48,10 @@ mod region;
 mod sleep;
 mod sys;
 mod window;
+mod work_queues;
 mod wr_id;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fd::BorrowedFd;
 
@@ -59,22 +59,18 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use self::complete::CompletionState;
 pub use self::config::{FeatureMode, VerbsConfig};
-use self::device::Choice;
-use self::device_recovery::{Lost, RECOVERY_INTERVAL};
-use self::endpoint::Scratch;
 use self::listener::Listening;
 pub use self::listener::VerbsListener;
 use self::opened::{OpenedDevice, SharedObjects};
-use self::qp::State;
-use self::quirks::Quirks;
-use self::receives::SharedReceives;
-use self::region::Regions;
-use self::sleep::Source;
-use self::sys::EventChannel;
+use self::qp::QpState;
+use self::region::MemoryRegions;
+use self::sleep::EventSource;
+use self::work_queues::Scratch;
+use super::accept_balancer::BalancerMember;
 use super::sleeper::{Sleeper, shorter};
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, Fabric, FabricAddress,
+    FabricError, FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
 /// Addresses of this host's active RoCE ports, for servers of this fabric. Empty on a host without such a port.
@@ -91,32 +87,35 @@ pub fn numa_node(config: &VerbsConfig) -> Option<u32> {
 
 /// Longest sleep while a connection closes.
 const TICK: Duration = Duration::from_millis(1);
+/// Interval between checks for a lost device.
+const RECOVERY_INTERVAL: Duration = Duration::from_secs(1);
 /// Empty polls between two yields of the core to a software device.
 const POLLS_PER_YIELD: u64 = 16;
 
 /// One shard's device of the verbs fabric; see the module documentation.
 pub struct VerbsFabric {
     // In drop order: queue pairs before the objects that they use.
-    requests: Vec<connect::Request>,
+    requests: Vec<connect::PendingRequest>,
     completion: CompletionState,
-    regions: Regions,
+    regions: MemoryRegions,
     listener: Option<Listening>,
-    channel: Arc<EventChannel>,
     sleeper: Sleeper,
-    /// `None` while the device is absent.
-    device: Option<SharedObjects>,
+    device: OpenedDevice,
     scratch: Scratch,
     events: Vec<ControlEvent>,
     next_request: u64,
-    choice: Choice,
-    is_infiniband: bool,
     /// Set while the device is removed or failed, until it is reopened.
-    lost: Option<Lost>,
-    capabilities: Capabilities,
-    quirks: Quirks,
+    lost: Option<DeviceLoss>,
     config: Box<VerbsConfig>,
-    /// The port's initial count of messages without a Receive.
-    not_ready_before: u64,
+}
+
+/// The loss of a device.
+struct DeviceLoss {
+    event: DeviceEvent,
+    /// Time of the next check for the device.
+    next_check: Instant,
+    /// Whether the device was watched. The next must also be watched, because a device in removal can still be opened.
+    was_watched: bool,
 }
 
 impl VerbsFabric {
@@ -132,28 +131,21 @@ impl VerbsFabric {
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let config = config.with_device_of_address()?;
-        let OpenedDevice { opened, channel, srq, choice, is_infiniband, quirks, capabilities, room, not_ready } =
-            OpenedDevice::open(&config, None)?;
+        let (device, receives, room) = OpenedDevice::open(&config, None)?;
         let sleeper = Sleeper::new()?;
-        Source::Connections.watch(&sleeper, channel.fd())?;
-        opened.wake(&sleeper)?;
+        EventSource::Connections.watch(&sleeper, device.channel.fd())?;
+        device.watch_events(&sleeper)?;
         Ok(Self {
             requests: Vec::new(),
-            completion: CompletionState::new(SharedReceives::new(srq, config.shared_receives), room, &quirks),
-            regions: Regions::new(&opened.pd),
+            completion: CompletionState::new(receives, room, &device.quirks),
+            regions: MemoryRegions::new(device.objects.as_ref().map(|objects| &objects.pd)),
             listener: None,
-            channel,
             sleeper,
-            device: Some(opened),
+            device,
             scratch: Scratch::default(),
             events: Vec::new(),
             next_request: 0,
-            is_infiniband,
             lost: None,
-            not_ready_before: not_ready,
-            choice,
-            capabilities,
-            quirks,
             config: Box::new(config),
         })
     }
@@ -161,23 +153,131 @@ impl VerbsFabric {
     /// Takes up to `max` completions from the device. Returns the count.
     #[inline]
     fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let (Some(device), completion) = (&self.device, &mut self.completion) else { return 0 };
-        device
-            .cq
-            .poll(max, |done| completion.complete(&done, out))
-            .unwrap_or_else(|error| unpollable(&error, completion))
+        let (Some(objects), completion) = (&self.device.objects, &mut self.completion) else { return 0 };
+        objects.cq.poll(max, |done| completion.complete(done, out)).unwrap_or_else(|error| {
+            // The completions of all connections are lost.
+            completion.fail_all(Disconnect::Failure, || format!("ibv_poll_cq: {error}"));
+            0
+        })
     }
-}
 
-/// Fails all connections of a failed completion queue, because their completions are lost.
-#[cold]
-fn unpollable(error: &std::io::Error, completion: &mut CompletionState) -> usize {
-    let attention = &mut completion.attention;
-    completion
-        .table
-        .iter_mut()
-        .for_each(|qp| qp.fail(attention, Disconnect::Failure, || format!("ibv_poll_cq: {error}")));
-    0
+    /// Longest permitted sleep.
+    fn sleep_limit(&self) -> Option<Duration> {
+        if !self.completion.ready.is_empty() || !self.events.is_empty() {
+            Some(Duration::ZERO)
+        } else if !self.completion.attention.is_empty() {
+            Some(TICK)
+        } else {
+            self.lost.as_ref().map(|_| if self.device.objects.is_some() { TICK } else { RECOVERY_INTERVAL })
+        }
+    }
+
+    /// Reports the loss of the device once, and ends all its connections. Each identifier and queue may report a loss.
+    fn device_lost(&mut self, event: DeviceEvent) {
+        let (Some(objects), None) = (&self.device.objects, &self.lost) else { return };
+        let was_watched = objects.watch.is_some();
+        let name = &self.device.choice.device;
+        self.completion.fail_all(Disconnect::Device, || format!("{name}: {event}"));
+        self.completion.stats.device_failures += 1;
+        self.events.push(ControlEvent::Device(event));
+        if let Some(listening) = &mut self.listener {
+            // Other fabrics may use another device.
+            listening.leave(&self.sleeper);
+            if event == DeviceEvent::Removed {
+                listening.device_removed(name);
+            }
+        }
+        // The next device has its own counter.
+        self.completion.stats.receiver_not_ready += self.device.stop_counting();
+        self.lost = Some(DeviceLoss { event, next_check: Instant::now() + RECOVERY_INTERVAL, was_watched });
+    }
+
+    /// The objects of the device. Refuses new work while the device is absent.
+    fn objects(&self) -> Result<&SharedObjects, FabricError> {
+        if let (Some(objects), None) = (&self.device.objects, &self.lost) {
+            return Ok(objects);
+        }
+        let event = self.lost.as_ref().map_or(DeviceEvent::Failed, |lost| lost.event);
+        let detail = format!("{event}, and is not there again (`rdma link`); it is looked for once a second");
+        Err(FabricError::system(format!("using {}", self.device.choice.device), detail))
+    }
+
+    /// Frees a lost device once its connections have ended, or looks for it.
+    fn recover(&mut self) {
+        let Some(lost) = &mut self.lost else { return };
+        if self.device.objects.is_some() {
+            if self.completion.table.iter().next().is_some() {
+                return;
+            }
+            self.requests.drain(..).for_each(|request| reaper::dispose(request.cm));
+            let flushed = |buf| Completion::failed_receive(QpId::NONE, Status::Flushed, buf);
+            self.completion.ready.extend(self.completion.shared.close().into_iter().map(flushed));
+            self.regions.close();
+            self.device.close(&self.sleeper, lost.event == DeviceEvent::Removed);
+            log::info!("{} is closed, and looked for once a second", self.device.choice.device);
+        }
+        let now = Instant::now();
+        if lost.next_check > now {
+            return;
+        }
+        lost.next_check = now + RECOVERY_INTERVAL;
+        match self.reopen() {
+            Ok(()) => {
+                self.lost = None;
+                self.events.push(ControlEvent::Device(DeviceEvent::Returned));
+            }
+            Err(error) => {
+                let line = format_args!("{} is not served: {error}", self.device.choice.device);
+                self.scratch.log.warn("devices that are not there again", line);
+            }
+        }
+    }
+
+    /// Opens the device and restores this fabric's state on it.
+    fn reopen(&mut self) -> Result<(), FabricError> {
+        let mut config = (*self.config).clone();
+        if config.address.is_none() {
+            // Without a name, another device could be the first present one.
+            config.device.get_or_insert_with(|| self.device.choice.device.clone());
+        }
+        let (mut found, receives, room) = OpenedDevice::open(&config, Some(&self.device.channel))?;
+        if let Err(error) = self.attach(&found) {
+            drop(receives);
+            self.regions.close();
+            found.close(&self.sleeper, false);
+            return Err(error);
+        }
+        self.completion.resume(receives, room, &found.quirks);
+        self.device = found;
+        Ok(())
+    }
+
+    /// Registers memory and descriptors with a device that is opened again, and binds the address.
+    fn attach(&mut self, found: &OpenedDevice) -> Result<(), FabricError> {
+        let Some(objects) = &found.objects else { return Ok(()) };
+        let refused = |detail: &str| {
+            let call = format!("opening {} again", found.choice.device);
+            Err(FabricError::system(call, detail))
+        };
+        // What peers were promised, and what the layout of memory depends on.
+        let promises = |device: &OpenedDevice| {
+            let can = &device.capabilities;
+            (can.remote_invalidate, can.exposure_needs_own_arena, can.checks_window_bounds)
+        };
+        if promises(&self.device) != promises(found) {
+            return refused("it can do other things than the one before: start the program again");
+        }
+        if self.lost.as_ref().is_some_and(|lost| lost.was_watched) && objects.watch.is_none() {
+            return refused("the connection manager does not know it");
+        }
+        found.watch_events(&self.sleeper)?;
+        self.regions.open(&objects.pd)?;
+        if let Some(listening) = &mut self.listener {
+            listening.bind_again()?;
+            listening.join(&self.sleeper)?;
+        }
+        Ok(())
+    }
 }
 
 impl Drop for VerbsFabric {
@@ -187,20 +287,7 @@ impl Drop for VerbsFabric {
             self.destroy(id);
         }
         self.completion.ready.clear();
-        self.requests.drain(..).for_each(connect::Request::dispose);
-    }
-}
-
-impl VerbsFabric {
-    /// Longest permitted sleep.
-    fn sleep_limit(&self) -> Option<Duration> {
-        if !self.completion.ready.is_empty() || !self.events.is_empty() {
-            Some(Duration::ZERO)
-        } else if !self.completion.attention.is_empty() {
-            Some(TICK)
-        } else {
-            self.lost.as_ref().map(|_| if self.device.is_some() { TICK } else { RECOVERY_INTERVAL })
-        }
+        self.requests.drain(..).for_each(|request| reaper::dispose(request.cm));
     }
 }
 
@@ -208,14 +295,13 @@ impl Fabric for VerbsFabric {
     type Listener = VerbsListener;
 
     fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+        &self.device.capabilities
     }
 
     /// Counters. `receiver_not_ready` is the port's counter, so it includes other users of the port.
     fn stats(&self) -> FabricStats {
-        let now = device::receiver_not_ready(&self.choice.device, self.choice.port);
-        let receiver_not_ready = self.completion.stats.receiver_not_ready + now.saturating_sub(self.not_ready_before);
-        FabricStats { receiver_not_ready, ..self.completion.stats }
+        let stats = &self.completion.stats;
+        FabricStats { receiver_not_ready: stats.receiver_not_ready + self.device.receiver_not_ready(), ..*stats }
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -223,7 +309,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        if self.completion.table.iter().any(|qp| qp.endpoint.windows.exposes(arena)) {
+        if self.completion.table.iter().any(|qp| qp.queues.windows.exposes(arena)) {
             return Err(FabricError::still_bound(arena));
         }
         self.regions.remove(arena)
@@ -237,8 +323,8 @@ impl Fabric for VerbsFabric {
         if self.listener.is_some() {
             return Err(FabricError::misuse("this fabric listens already"));
         }
-        listener.check_named(&self.config, &self.choice.device)?;
-        if let Some(from) = self.source()
+        listener.check_named(&self.config, &self.device.choice.device)?;
+        if let Some(from) = self.device.source(&self.config)
             && !listener.address().is_unspecified()
             && listener.address() != from
         {
@@ -283,23 +369,23 @@ impl Fabric for VerbsFabric {
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        self.pump();
+        self.poll_events();
         events.append(&mut self.events);
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        if !self.quirks.has_windows {
+        if !self.device.quirks.has_windows {
             return Err(FabricError::misuse(format!(
                 "{} has no type-2 memory windows (`ibv_devinfo -v`), without which no memory is exposed to peers",
-                self.capabilities.device
+                self.device.capabilities.device
             )));
         }
-        self.completion.table.find(qp)?.endpoint.windows.add(qp)
+        self.completion.table.find(qp)?.queues.windows.add(qp)
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.completion.table.peek(window.qp).and_then(|qp| qp.endpoint.windows.next_rkey(window.index)).unwrap_or(0)
+        self.completion.table.peek(window.qp).and_then(|qp| qp.queues.windows.next_rkey(window.index)).unwrap_or(0)
     }
 
     #[inline]
@@ -314,13 +400,13 @@ impl Fabric for VerbsFabric {
             None => shared.post(&self.regions, bufs, *room),
             Some(id) => {
                 let Some(qp) = table.get(id) else { return 0 };
-                if matches!(qp.state, State::Over | State::Failed) && !qp.endpoint.shares_receives() {
+                if matches!(qp.state, QpState::Ended | QpState::Failed) && !qp.queues.shares_receives() {
                     // Some devices do not flush requests posted this late.
                     let n = bufs.iter().take_while(|buf| self.regions.get(buf.arena()).is_some()).count();
                     ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
                     return n;
                 }
-                qp.endpoint.post_recv(&self.regions, bufs, *room).unwrap_or(0)
+                qp.queues.post_recv(&self.regions, bufs, *room).unwrap_or(0)
             }
         };
         stats.recv_posts += posted as u64;
@@ -335,7 +421,7 @@ impl Fabric for VerbsFabric {
             return Err(PostError::NotConnected);
         };
         let before = chain.len();
-        let result = qp.endpoint.post(&mut self.scratch, &self.regions, stats, chain, *room);
+        let result = qp.queues.post(&mut self.scratch, &self.regions, stats, chain, *room);
         *room -= before - chain.len();
         result
     }
@@ -343,7 +429,7 @@ impl Fabric for VerbsFabric {
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let CompletionState { table, room, .. } = &mut self.completion;
         let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests() && *room > 0) else { return false };
-        let posted = qp.endpoint.post_immediate(&mut self.scratch, &self.regions, posting, immediate);
+        let posted = qp.queues.post_immediate(&mut self.scratch, &self.regions, posting, immediate);
         *room -= usize::from(posted);
         posted
     }
@@ -355,20 +441,18 @@ impl Fabric for VerbsFabric {
             Completion::hand_out(&mut self.completion.ready, out, start.saturating_add(max));
         }
         let room = max - (out.len() - start);
-        if room > 0 {
-            let taken = self.poll_device(out, room);
-            if taken == 0 {
-                self.completion.empty_polls += 1;
-                if self.quirks.works_on_our_cores && self.completion.empty_polls.is_multiple_of(POLLS_PER_YIELD) {
-                    std::thread::yield_now();
-                }
+        if room > 0 && self.poll_device(out, room) == 0 {
+            let empty_polls = &mut self.completion.empty_polls;
+            *empty_polls += 1;
+            if self.device.quirks.works_on_our_cores && empty_polls.is_multiple_of(POLLS_PER_YIELD) {
+                std::thread::yield_now();
             }
         }
         out.len() - start
     }
 
     fn arm(&mut self) {
-        if let Some(Err(error)) = self.device.as_ref().map(|device| device.cq.arm()) {
+        if let Some(Err(error)) = self.device.objects.as_ref().map(|objects| objects.cq.arm()) {
             log::error!("ibv_req_notify_cq: {error}");
         }
     }
@@ -376,16 +460,17 @@ impl Fabric for VerbsFabric {
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.sleep_limit();
         let happened = sleep::wait(&self.sleeper, shorter(timeout, limit));
-        if happened[Source::Completions as usize]
-            && let Some(device) = &self.device
+        if happened[EventSource::Completions as usize]
+            && let Some(objects) = &self.device.objects
         {
-            device.cq.take_event();
+            objects.cq.take_event();
         }
-        if happened[Source::Waker as usize] {
+        if happened[EventSource::Waker as usize] {
             self.sleeper.clear_waker();
         }
-        let control = [Source::Connections, Source::Listener, Source::Device];
-        let handed_over = self.listener.as_ref().is_some_and(Listening::has_handed_over);
+        let control = [EventSource::Connections, EventSource::Listener, EventSource::Device];
+        let member = self.listener.as_ref().and_then(|listening| listening.member.as_ref());
+        let handed_over = member.is_some_and(BalancerMember::has_handed_over);
         limit.is_some() || handed_over || control.into_iter().any(|source| happened[source as usize])
     }
 

@@ -1,19 +1,21 @@
-//! An open device: its shared objects and capabilities.
+//! A device: its shared objects while it is open, and its properties.
 
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::config::{FeatureMode, VerbsConfig};
 use super::connect::{self, WATCH};
 use super::device::{self, Choice, Gid, Port};
+use super::qp::depth;
 use super::quirks::Quirks;
-use super::sleep::Source;
+use super::receives::SharedReceives;
+use super::sleep::EventSource;
 use super::sys::{
-    CmId, CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain, QpCapacity, QueuePair,
+    CmId, CompletionChannel, CompletionQueue, DeviceContext, EventChannel, ProtectionDomain, QpCapacity, QueuePair,
     SharedReceiveQueue,
 };
 use super::{VerbsFabric, explain, path, probe, reaper};
@@ -29,123 +31,146 @@ pub(super) struct SharedObjects {
     // In drop order.
     pub(super) cq: Rc<CompletionQueue>,
     pub(super) pd: Rc<ProtectionDomain>,
-    pub(super) context: Rc<Context>,
+    pub(super) context: Rc<DeviceContext>,
     /// Receives removal events, with or without connections. `None` for addresses other than IP.
     pub(super) watch: Option<CmId>,
 }
 
-/// Results of opening a device.
+/// The device of a fabric.
 pub(super) struct OpenedDevice {
-    pub(super) opened: SharedObjects,
-    /// Event channel of the identifiers.
+    /// `None` while the device is absent.
+    pub(super) objects: Option<SharedObjects>,
+    /// Event channel of the identifiers. It stays when the device is opened again.
     pub(super) channel: Arc<EventChannel>,
-    pub(super) srq: Rc<SharedReceiveQueue>,
     pub(super) choice: Choice,
     pub(super) is_infiniband: bool,
     pub(super) quirks: Quirks,
     pub(super) capabilities: Capabilities,
-    /// Free entries of the completion queue.
-    pub(super) room: usize,
     /// The port's initial count of messages without a Receive.
-    pub(super) not_ready: u64,
+    not_ready_before: u64,
 }
 
 impl OpenedDevice {
     /// Opens the configured device, and creates a `channel` unless given.
     ///
+    /// Returns the device with its shared receive queue and the free entries of its completion queue.
+    ///
     /// # Errors
-    /// As [`VerbsFabric::new`].
-    pub(super) fn open(config: &VerbsConfig, channel: Option<&Arc<EventChannel>>) -> Result<Self, FabricError> {
+    /// The errors are those of [`VerbsFabric::new`].
+    pub(super) fn open(
+        config: &VerbsConfig,
+        channel: Option<&Arc<EventChannel>>,
+    ) -> Result<(Self, SharedReceives, usize), FabricError> {
         let ports = device::ports();
         let choice = choose(&ports, config)?;
-        let context = Context::open(&choice.device)
-            .map_err(|e| explain::opening(format!("ibv_open_device {}", choice.device), &e))?;
-        let attributes = context.attributes().map_err(|e| explain::calling("ibv_query_device", &e))?;
-        let port = context.port(choice.port).map_err(|e| explain::calling("ibv_query_port", &e))?;
-        path::check_port(&config.path, &choice.device, choice.port, port.mtu)?;
+        let context = DeviceContext::open(&choice.device)
+            .map_err(|e| explain::open_error(format!("ibv_open_device {}", choice.device), &e))?;
+        let attributes = context.attributes().map_err(|e| FabricError::system("ibv_query_device", e))?;
+        let port = context.port(choice.port).map_err(|e| FabricError::system("ibv_query_port", e))?;
+        let mtu = path::mtu_of(port.active_mtu);
+        path::check_port(&config.path, &choice.device, choice.port, mtu)?;
         let mut quirks = Quirks::of(&choice.device, &attributes);
         if quirks.has_windows
-            && let Some(found) = probe::findings(&context, &choice, &port, &quirks)
+            && let Some(found) = probe::probe_once(&context, &choice, &port, &quirks)
         {
             quirks.remote_invalidate &= found.remote_invalidate;
             quirks.checks_window_bounds &= found.checks_window_bounds;
         }
         let channel = channel.map_or_else(EventChannel::new, |channel| Ok(Arc::clone(channel)));
-        let channel = channel.map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
-        let pd = ProtectionDomain::new(&context).map_err(|e| explain::pinning("ibv_alloc_pd", &e))?;
+        let channel = channel.map_err(|e| explain::open_error("rdma_create_event_channel", &e))?;
+        let pd = ProtectionDomain::new(&context).map_err(|e| explain::pin_error("ibv_alloc_pd", &e))?;
         let completions =
-            CompletionChannel::new(&context).map_err(|e| explain::pinning("ibv_create_comp_channel", &e))?;
+            CompletionChannel::new(&context).map_err(|e| explain::pin_error("ibv_create_comp_channel", &e))?;
         let receives = config.shared_receives;
-        let entries = config.completions.saturating_add(receives).min(attributes.max_cqe);
-        if receives > attributes.max_srq_wr || receives > entries / 2 {
-            let most = attributes.max_srq_wr.min(attributes.max_cqe / 2);
+        let limit = |value: i32| value.max(0) as u32;
+        let (max_cqe, max_srq_wr) = (limit(attributes.max_cqe), limit(attributes.max_srq_wr));
+        let entries = config.completions.saturating_add(receives).min(max_cqe);
+        if receives > max_srq_wr || receives > entries / 2 {
+            let most = max_srq_wr.min(max_cqe / 2);
             return Err(FabricError::system(
                 format!("ibv_create_srq of {receives} Receives"),
                 format!("{} takes at most {most} of them: lower `receives`, or use more shards", choice.device),
             ));
         }
-        let cq = CompletionQueue::new(&context, &completions, entries)
-            .map_err(|e| explain::pinning(format!("ibv_create_cq of {entries} entries"), &e))?;
+        let cq = CompletionQueue::new(&context, completions, entries)
+            .map_err(|e| explain::pin_error(format!("ibv_create_cq of {entries} entries"), &e))?;
         let srq = SharedReceiveQueue::new(&pd, receives)
-            .map_err(|e| explain::pinning(format!("ibv_create_srq of {receives} Receives"), &e))?;
-        let max_inline_data = most_inline_data(&pd, &cq, &srq, config.max_inline_data)?;
-        let switch = |auto| match config.remote_invalidate {
-            FeatureMode::Auto => auto,
+            .map_err(|e| explain::pin_error(format!("ibv_create_srq of {receives} Receives"), &e))?;
+        let max_inline_data = max_inline_data(&pd, &cq, &srq, config.max_inline_data)?;
+        let remote_invalidate = match config.remote_invalidate {
+            FeatureMode::Auto => quirks.remote_invalidate,
             FeatureMode::On => true,
             FeatureMode::Off => false,
         };
+        // RDMA Reads that a queue pair serves, and that it posts, at a time.
+        let reads = limit(attributes.max_qp_rd_atom.min(attributes.max_qp_init_rd_atom)).min(u16::MAX.into());
         let capabilities = Capabilities {
             scheme: VerbsFabric::SCHEME,
-            device: describe(&choice, config.path.path_mtu.unwrap_or(port.mtu), &quirks),
-            max_send_wr: attributes.max_qp_wr.saturating_sub(1).min(entries / 2),
-            max_recv_wr: attributes.max_qp_wr.min(attributes.max_srq_wr).min(entries / 2),
+            device: describe(&choice, config.path.path_mtu.unwrap_or(mtu), &quirks),
+            max_send_wr: limit(attributes.max_qp_wr).saturating_sub(1).min(entries / 2),
+            max_recv_wr: limit(attributes.max_qp_wr).min(max_srq_wr).min(entries / 2),
             max_inline_data,
-            max_message: port.max_message,
+            max_message: port.max_msg_sz,
             max_connect_private_data: connect::CONNECT_DATA,
             max_accept_private_data: connect::REJECT_DATA,
-            max_read_depth: connect::read_depth(attributes.max_qp_rd_atom, attributes.max_qp_init_rd_atom),
-            remote_invalidate: switch(quirks.remote_invalidate),
+            max_read_depth: depth(reads as u16).into(),
+            remote_invalidate,
             exposure_needs_own_arena: !quirks.checks_window_bounds,
             checks_window_bounds: quirks.checks_window_bounds,
             ..Capabilities::default()
         };
-        let watch = watch(choice.gid.as_ref(), &channel);
-        Ok(Self {
-            is_infiniband: ports
-                .iter()
-                .any(|p| (&p.device, p.number) == (&choice.device, choice.port) && p.link_layer == "InfiniBand"),
-            room: cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize,
-            not_ready: device::receiver_not_ready(&choice.device, choice.port),
-            opened: SharedObjects { cq, pd, context, watch },
+        let is_chosen = |port: &Port| (&port.device, port.number) == (&choice.device, choice.port);
+        let room = cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize;
+        let device = Self {
+            is_infiniband: ports.iter().any(|port| is_chosen(port) && port.link_layer == "InfiniBand"),
+            not_ready_before: device::receiver_not_ready(&choice.device, choice.port),
+            objects: Some(SharedObjects { cq, pd, context, watch: watch(choice.gid.as_ref(), &channel) }),
             channel,
-            srq,
             choice,
             quirks,
             capabilities,
-        })
+        };
+        Ok((device, SharedReceives::new(srq, receives), room))
     }
-}
 
-impl SharedObjects {
     /// Registers the device's descriptors with the sleeper.
     ///
     /// # Errors
     /// A failure of `epoll_ctl`.
-    pub(super) fn wake(&self, sleeper: &Sleeper) -> Result<(), FabricError> {
-        Source::Completions.watch(sleeper, self.cq.channel().fd())?;
-        Source::Device.watch(sleeper, self.context.async_fd())
+    pub(super) fn watch_events(&self, sleeper: &Sleeper) -> Result<(), FabricError> {
+        let Some(objects) = &self.objects else { return Ok(()) };
+        EventSource::Completions.watch(sleeper, objects.cq.channel().fd())?;
+        EventSource::Device.watch(sleeper, objects.context.async_fd())
     }
 
-    /// Closes a device. librdmacm also releases a `removed` one.
-    pub(super) fn close(mut self, sleeper: &Sleeper, removed: bool) {
-        sleeper.remove(self.cq.channel().fd());
-        sleeper.remove(self.context.async_fd());
-        if let Some(watch) = self.watch.take() {
-            if removed && let Err(error) = watch.let_go_of_device() {
+    /// Closes the device. librdmacm also releases a `removed` one.
+    pub(super) fn close(&mut self, sleeper: &Sleeper, removed: bool) {
+        let Some(mut objects) = self.objects.take() else { return };
+        sleeper.remove(objects.cq.channel().fd());
+        sleeper.remove(objects.context.async_fd());
+        if let Some(watch) = objects.watch.take() {
+            if removed && let Err(error) = watch.release_device() {
                 log::warn!("librdmacm keeps a device open that was removed: {error}");
             }
             reaper::dispose(watch);
         }
+    }
+
+    /// Messages without a Receive at the port since the device was opened.
+    pub(super) fn receiver_not_ready(&self) -> u64 {
+        device::receiver_not_ready(&self.choice.device, self.choice.port).saturating_sub(self.not_ready_before)
+    }
+
+    /// Ends the count of messages without a Receive, and returns it.
+    pub(super) fn stop_counting(&mut self) -> u64 {
+        let count = self.receiver_not_ready();
+        self.not_ready_before = u64::MAX;
+        count
+    }
+
+    /// Source address of connections, if a GID was chosen.
+    pub(super) fn source(&self, config: &VerbsConfig) -> Option<IpAddr> {
+        config.gid_index.and(self.choice.gid.as_ref()).map(Gid::ip)
     }
 }
 
@@ -157,6 +182,7 @@ fn watch(gid: Option<&Gid>, channel: &Arc<EventChannel>) -> Option<CmId> {
     watch.inspect_err(|error| log::debug!("the device at {address} is not watched: rdma_bind_addr: {error}")).ok()
 }
 
+/// Chooses the device of the configuration, or of the route to its address.
 pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, FabricError> {
     let local = match &config.address {
         None => None,
@@ -166,10 +192,8 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
             let is_own = config.device.as_deref().is_some_and(|name| device::has(ports, name, to.ip()));
             let found = if is_own { Ok(to.ip()) } else { host::local_address(to) };
             let unreachable = |e: io::Error| {
-                FabricError::unreachable(
-                    &address.0,
-                    format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),
-                )
+                let detail = format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip());
+                FabricError::unreachable(&address.0, detail)
             };
             // An unspecified address names no device.
             (!to.ip().is_unspecified()).then(|| found.map_err(unreachable)).transpose()?
@@ -179,7 +203,7 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
 }
 
 /// Finds the longest inline Send that the device supports, up to `wanted`. Fails if queue pairs cannot be created.
-fn most_inline_data(
+fn max_inline_data(
     pd: &Rc<ProtectionDomain>,
     cq: &Rc<CompletionQueue>,
     srq: &Rc<SharedReceiveQueue>,
@@ -187,12 +211,12 @@ fn most_inline_data(
 ) -> Result<u32, FabricError> {
     let mut max_inline_data = wanted;
     loop {
-        let mut capacity = QpCapacity { send: 16, receive: 0, max_inline_data };
-        match QueuePair::new(pd, cq, Some(srq), &mut capacity, 0) {
-            Ok(_) => return Ok(max_inline_data.min(capacity.max_inline_data)),
+        let capacity = QpCapacity { send: 16, receive: 0, max_inline_data };
+        match QueuePair::new(pd, cq, Some(srq), &capacity, 0) {
+            Ok(qp) => return Ok(max_inline_data.min(qp.max_inline_data)),
             // Some devices fail instead of returning a smaller value.
             Err(_) if max_inline_data > 0 => max_inline_data /= 2,
-            Err(error) => return Err(explain::pinning("ibv_create_qp", &error)),
+            Err(error) => return Err(explain::pin_error("ibv_create_qp", &error)),
         }
     }
 }

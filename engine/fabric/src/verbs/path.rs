@@ -10,27 +10,14 @@ use super::sys::PathRecord;
 use crate::FabricError;
 use crate::path::PathConfig;
 
-/// Hop limit: Linux's default for IP packets.
-const HOP_LIMIT: u32 = 64;
-/// The only partition of RoCE.
-const DEFAULT_PKEY: u16 = 0xFFFF;
-/// One path, valid in both directions.
-const REVERSIBLE: u8 = 1 << 7 | 1;
-/// Selector: the value beside it is exact (InfiniBand Architecture 1.2.1 §15.2.5.16).
-const EXACTLY: u8 = 2 << 6;
-/// Packet lifetime: the kernel's value for RoCE, 4.096 µs · 2^16.
-const LIFETIME: u8 = 16;
-/// The device's full rate.
-const FULL_RATE: u8 = 0;
-
 /// Code of a path MTU: 1 is 256 bytes, 5 is 4096.
 pub(super) fn mtu_code(mtu: u32) -> u32 {
     mtu.max(256).ilog2() - 7
 }
 
-/// Bytes of a path MTU code.
+/// Bytes of a path MTU code. 0 for an unknown code.
 pub(super) fn mtu_of(code: u32) -> u32 {
-    128 << code.min(5)
+    128u32.checked_shl(code).filter(|mtu| (256..=1 << 20).contains(mtu)).unwrap_or(0)
 }
 
 /// Checks that the path MTU does not exceed the port's active MTU.
@@ -45,7 +32,7 @@ pub(super) fn check_port(path: &PathConfig, device: &str, port: u8, active: u32)
 }
 
 /// Applies this side's packet options to the connection manager's path.
-pub(super) fn mark(attr: &mut ibv_qp_attr, path: &PathConfig) {
+pub(super) fn apply_options(attr: &mut ibv_qp_attr, path: &PathConfig) {
     let way = &mut attr.ah_attr;
     way.grh.traffic_class = path.tos.unwrap_or(way.grh.traffic_class);
     way.sl = path.service_level.unwrap_or(way.sl);
@@ -61,14 +48,9 @@ pub(super) fn record(from: IpAddr, to: IpAddr, mtu: u32, path: &PathConfig) -> P
     PathRecord {
         dgid: gid(to),
         sgid: gid(from),
-        flowlabel_hoplimit: HOP_LIMIT,
-        tclass: path.tos.unwrap_or(0),
-        reversible_numpath: REVERSIBLE,
-        pkey: DEFAULT_PKEY,
-        qosclass_sl: path.service_level.unwrap_or(0).into(),
-        mtu: EXACTLY | mtu_code(mtu) as u8,
-        rate: EXACTLY | FULL_RATE,
-        packetlifetime: EXACTLY | LIFETIME,
+        traffic_class: path.tos.unwrap_or(0),
+        service_level: path.service_level.unwrap_or(0),
+        mtu_code: mtu_code(mtu) as u8,
     }
 }
 
@@ -101,7 +83,7 @@ mod tests {
         let marked = |path: PathConfig| {
             let mut attr = QpAttributes::state(ibv_qp_state::IBV_QPS_RTR).attr;
             (attr.ah_attr.sl, attr.ah_attr.grh.traffic_class) = (3, 8);
-            mark(&mut attr, &path);
+            apply_options(&mut attr, &path);
             (attr.ah_attr.sl, attr.ah_attr.grh.traffic_class)
         };
         assert_eq!(marked(PathConfig::default()), (3, 8));
@@ -116,6 +98,6 @@ mod tests {
         let record = record(from, to, 1024, &path);
         assert_eq!(record.sgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 0, 0, 1]);
         assert_eq!((record.dgid[0], record.dgid[15]), (0xFD, 2));
-        assert_eq!((record.tclass, record.qosclass_sl, record.mtu), (104, 5, 0x83));
+        assert_eq!((record.traffic_class, record.service_level, record.mtu_code), (104, 5, 3));
     }
 }

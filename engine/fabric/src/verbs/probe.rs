@@ -5,25 +5,24 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma_sys::{ibv_qp_attr_mask as mask, ibv_qp_state as state};
+use rdma_sys::{ibv_access_flags, ibv_port_attr, ibv_qp_attr_mask as mask, ibv_qp_state as state};
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 use super::device::Choice;
-use super::endpoint::{Endpoint, Parts, Scratch};
 use super::quirks::Quirks;
-use super::region::Regions;
-use super::sys::{
-    CompletionChannel, CompletionQueue, Context, PortAttributes, ProtectionDomain, QpAttributes, WorkCompletion,
-};
+use super::region::MemoryRegions;
+use super::sys::{CompletionChannel, CompletionQueue, DeviceContext, ProtectionDomain, QpAttributes};
+use super::work_queues::{Scratch, WorkQueues};
 use super::wr_id::WrId;
 use crate::{
-    Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest,
+    Access, Completion, ConnectParams, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId,
+    WorkRequest,
 };
 
 /// Time-out of the test, which is never repeated.
@@ -43,47 +42,45 @@ pub(super) struct ProbeResults {
 }
 
 /// Tests the device, once per process. `None` if the test failed to run.
-pub(super) fn findings(
-    context: &Rc<Context>,
+pub(super) fn probe_once(
+    context: &Rc<DeviceContext>,
     choice: &Choice,
-    port: &PortAttributes,
+    port: &ibv_port_attr,
     quirks: &Quirks,
 ) -> Option<ProbeResults> {
-    static KNOWN: Mutex<Option<HashMap<String, Option<ProbeResults>>>> = Mutex::new(None);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_with(HashMap::new);
-    if let Some(findings) = known.get(&choice.device) {
-        return *findings;
-    }
-    let found = ask(context, choice, port, quirks);
-    match &found {
-        Ok(findings) => log::debug!("{}: {findings:?}", choice.device),
-        Err(error) => log::info!("{} cannot be asked what it does: {error}", choice.device),
-    }
-    let found = found.ok();
-    known.insert(choice.device.clone(), found);
-    found
-}
-
-fn ask(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Quirks) -> io::Result<ProbeResults> {
-    Ok(ProbeResults {
-        remote_invalidate: Pair::new(context, choice, port, quirks)?.invalidates()?,
-        checks_window_bounds: Pair::new(context, choice, port, quirks)?.keeps_bounds()?,
-    })
+    static RESULTS: Mutex<BTreeMap<String, Option<ProbeResults>>> = Mutex::new(BTreeMap::new());
+    let mut results = RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let probe = || {
+        let pair = || Pair::new(context, choice, port, quirks);
+        let probed = pair().and_then(Pair::invalidates).and_then(|remote_invalidate| {
+            Ok(ProbeResults { remote_invalidate, checks_window_bounds: pair()?.checks_bounds()? })
+        });
+        match &probed {
+            Ok(results) => log::debug!("{}: {results:?}", choice.device),
+            Err(error) => log::info!("the test of {} failed: {error}", choice.device),
+        }
+        probed.ok()
+    };
+    *results.entry(choice.device.clone()).or_insert_with(probe)
 }
 
 /// Two queue pairs and their memory. The first exposes memory to the second.
 struct Pair {
-    ends: [Endpoint; 2],
+    ends: [WorkQueues; 2],
     out: Vec<Completion>,
     /// The invalidated key of the last Receive.
     invalidated: Option<u32>,
     flags: u32,
-    regions: Regions,
+    regions: MemoryRegions,
     scratch: Scratch,
     stats: FabricStats,
     cq: Rc<CompletionQueue>,
     pool: Pool,
+}
+
+/// The name of the queue pair of an end.
+fn qp(end: usize) -> QpId {
+    QpId { slot: end as u32, generation: 0 }
 }
 
 fn other(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -91,29 +88,19 @@ fn other(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
 }
 
 impl Pair {
-    fn new(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Quirks) -> io::Result<Self> {
+    fn new(context: &Rc<DeviceContext>, choice: &Choice, port: &ibv_port_attr, quirks: &Quirks) -> io::Result<Self> {
         let pd = ProtectionDomain::new(context)?;
-        let cq = CompletionQueue::new(context, &CompletionChannel::new(context)?, 64)?;
+        let cq = CompletionQueue::new(context, CompletionChannel::new(context)?, 64)?;
         let arena = ArenaConfig { bytes: 0, name: "probe", pages: PagePolicy::Small, ..ArenaConfig::default() };
         let classes = vec![Class { size: BYTES, count: 4 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).map_err(other)?;
-        let mut regions = Regions::new(&pd);
+        let mut regions = MemoryRegions::new(Some(&pd));
         regions.add(pool.arena(), Access::REMOTE).map_err(other)?;
-        let end = |slot| {
-            let id = QpId { slot, generation: 0 };
-            let (send_depth, own_receives) = (8, Some(2));
-            Endpoint::new(&Parts {
-                id,
-                pd: &pd,
-                cq: &cq,
-                srq: None,
-                send_depth,
-                own_receives,
-                max_inline_data: 0,
-                windows: 1,
-            })
-        };
-        let ends = [end(0)?, end(1)?];
+        let params =
+            ConnectParams { send_queue_depth: 8, own_receive_queue: Some(2), windows: 1, ..ConnectParams::default() };
+        let end = |slot| WorkQueues::new(qp(slot), &pd, &cq, None, &params, 0);
+        let mut ends = [end(0)?, end(1)?];
+        ends[0].windows.add(qp(0)).map_err(other)?;
         for (own, peer) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
             for step in steps(peer.number(), choice, port) {
                 own.modify(step)?;
@@ -142,8 +129,7 @@ impl Pair {
     fn wait(&mut self, end: usize, opcode: Opcode) -> io::Result<Status> {
         let start = Instant::now();
         loop {
-            let qp = QpId { slot: end as u32, generation: 0 };
-            if let Some(at) = self.out.iter().position(|done| (done.qp, done.opcode) == (qp, opcode)) {
+            if let Some(at) = self.out.iter().position(|done| (done.qp, done.opcode) == (qp(end), opcode)) {
                 return Ok(self.out.remove(at).status);
             }
             if start.elapsed() > PATIENCE {
@@ -151,13 +137,16 @@ impl Pair {
             }
             let Self { ends, out, invalidated, flags, cq, .. } = self;
             cq.poll(usize::MAX, |done| {
-                let end = &mut ends[WrId(done.wr_id()).slot() as usize & 1];
-                let status = super::complete::status(done.status);
-                if WrId(done.wr_id()).is_receive() {
-                    received(end, &done, status, out);
-                    *invalidated = (done.flags & *flags != 0).then_some(done.extra);
+                let (id, status) = (WrId(done.wr_id), super::complete::status(done.status));
+                let slot = id.slot() as usize & 1;
+                let end = &mut ends[slot];
+                if id.is_receive() {
+                    let buf = end.received(done, if status.is_ok() { done.byte_len as usize } else { 0 });
+                    let (qp, opcode) = (qp(slot), Opcode::Recv);
+                    out.push(Completion { wr_id: 0, qp, opcode, status, buf, invalidated: None });
+                    *invalidated = (done.wc_flags & *flags != 0).then_some(done.invalidated_rkey());
                 } else {
-                    end.retire(&done, status, out);
+                    end.retire(done, status, out);
                 }
             })?;
         }
@@ -166,17 +155,13 @@ impl Pair {
     /// Binds the first end's window and returns the peer's view of it.
     fn expose(&mut self, mem: &Lent) -> io::Result<RemoteMemory> {
         let rkey = self.ends[0].windows.next_rkey(0).ok_or_else(|| other("no window"))?;
-        let window = WindowId { qp: QpId { slot: 0, generation: 0 }, index: 0 };
+        let window = WindowId { qp: qp(0), index: 0 };
         let (mem, address) = (mem.clone(), mem.address() as u64);
         self.post(0, WorkRequest::Bind { window, mem, offset: 0, len: WINDOW, access: Access::REMOTE_WRITE })?;
         match self.wait(0, Opcode::Bind)? {
             Status::Success => Ok(RemoteMemory { rkey, address }),
             status => Err(other(format!("a window is not bound: {status:?}"))),
         }
-    }
-
-    fn add_window(&mut self) -> io::Result<()> {
-        self.ends[0].windows.add(QpId { slot: 0, generation: 0 }).map(drop).map_err(other)
     }
 
     /// Posts a Write of the peer and returns its status.
@@ -187,7 +172,6 @@ impl Pair {
     }
 
     fn invalidates(mut self) -> io::Result<bool> {
-        self.add_window()?;
         let mem = self.lent()?;
         let first = self.expose(&mem)?;
         if !self.write(WINDOW, first)?.is_ok() {
@@ -206,8 +190,7 @@ impl Pair {
         Ok(self.write(WINDOW, again)?.is_ok() && self.write(WINDOW, first)? == Status::RemoteAccess)
     }
 
-    fn keeps_bounds(mut self) -> io::Result<bool> {
-        self.add_window()?;
+    fn checks_bounds(mut self) -> io::Result<bool> {
         let mem = self.lent()?;
         let remote = self.expose(&mem)?;
         Ok(self.write(WINDOW + 1, remote)? == Status::RemoteAccess)
@@ -224,21 +207,11 @@ impl Drop for Pair {
     }
 }
 
-fn received(end: &mut Endpoint, done: &WorkCompletion, status: Status, out: &mut Vec<Completion>) {
-    let received = if status.is_ok() { done.byte_len as usize } else { 0 };
-    let qp = QpId { slot: WrId(done.wr_id()).slot(), generation: 0 };
-    let buf = end.received(done, received);
-    out.push(Completion { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None });
-}
-
 /// Connects a queue pair to its peer on the same port, without a connection manager.
-fn steps(peer: u32, choice: &Choice, port: &PortAttributes) -> [QpAttributes; 3] {
-    let mut init = QpAttributes::state(state::IBV_QPS_INIT);
-    init.attr.port_num = choice.port;
-    init.attr.qp_access_flags = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
-    init.mask |= (mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS).0;
+fn steps(peer: u32, choice: &Choice, port: &ibv_port_attr) -> [QpAttributes; 3] {
+    let init = QpAttributes::init(choice.port, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0);
     let mut receive = QpAttributes::state(state::IBV_QPS_RTR);
-    receive.attr.path_mtu = port.mtu_code;
+    receive.attr.path_mtu = port.active_mtu;
     receive.attr.dest_qp_num = peer;
     receive.attr.max_dest_rd_atomic = 1;
     receive.attr.min_rnr_timer = 12;

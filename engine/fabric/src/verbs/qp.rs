@@ -4,12 +4,12 @@
 
 use std::time::Instant;
 
-use rdma_sys::{ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
+use rdma_sys::{ibv_access_flags, ibv_qp_state};
 
 use super::config::VerbsConfig;
-use super::endpoint::Endpoint;
 use super::path;
 use super::sys::{CmId, ConnectionParameters, QpAttributes};
+use super::work_queues::{WorkQueues, flag};
 use crate::accept_balancer::ConnectionCount;
 use crate::{ConnectParams, Disconnect, QpId};
 
@@ -18,7 +18,7 @@ const KERNEL_ONLY: u32 = 0xF << 21;
 
 /// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum QpState {
     /// We connect, and wait for address, route and the peer's answer.
     Connecting,
     /// We have accepted, and wait for the peer's final message.
@@ -27,16 +27,16 @@ pub(super) enum State {
     Up,
     /// Local close. Posted requests still leave.
     Closing,
-    /// Ended. The queue pair is in error.
-    Over,
+    /// The queue pair is in error.
+    Ended,
     /// Never established.
     Failed,
 }
 
-pub(super) struct Qp {
+pub(super) struct VerbsQp {
     pub(super) id: QpId,
-    pub(super) state: State,
-    pub(super) endpoint: Endpoint,
+    pub(super) state: QpState,
+    pub(super) queues: WorkQueues,
     pub(super) cm: CmId,
     pub(super) params: ConnectParams,
     /// Time limit of a local close, whatever is still in flight.
@@ -56,11 +56,11 @@ pub(super) struct Qp {
     pub(super) count: Option<ConnectionCount>,
 }
 
-impl Qp {
+impl VerbsQp {
     /// Records the cause of the end, unless one is set.
     #[cold]
     pub(super) fn fail(&mut self, attention: &mut Vec<u32>, cause: Disconnect, reason: impl FnOnce() -> String) {
-        if matches!(self.state, State::Accepting | State::Up | State::Closing) && self.failure.is_none() {
+        if matches!(self.state, QpState::Accepting | QpState::Up | QpState::Closing) && self.failure.is_none() {
             self.failure = Some((cause, reason()));
             attention.push(self.id.slot);
         }
@@ -69,22 +69,17 @@ impl Qp {
     /// Accepts requests, if only to flush them. An accepting side may answer once data from the peer has arrived.
     #[inline]
     pub(super) fn takes_requests(&self) -> bool {
-        matches!(self.state, State::Up | State::Over) || self.state == State::Accepting && self.is_early
+        matches!(self.state, QpState::Up | QpState::Ended) || self.state == QpState::Accepting && self.is_early
     }
 
     fn access(&self) -> u32 {
-        let read = if self.params.responder_resources > 0 { ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 } else { 0 };
-        read | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+        flag(self.params.responder_resources > 0, ibv_access_flags::IBV_ACCESS_REMOTE_READ.0)
+            | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     }
 
     /// Readies the queue pair for posted Receives, before any connection parameter is known.
     pub(super) fn open(&self, port: u8) -> std::io::Result<()> {
-        let mut to = QpAttributes::state(ibv_qp_state::IBV_QPS_INIT);
-        to.attr.port_num = port;
-        to.attr.qp_access_flags = self.access();
-        let mask = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX | ibv_qp_attr_mask::IBV_QP_PORT;
-        to.mask |= (mask | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS).0;
-        self.endpoint.modify(to)
+        self.queues.modify(QpAttributes::init(port, self.access()))
     }
 
     /// Readies the queue pair for both directions with the negotiated parameters.
@@ -98,22 +93,22 @@ impl Qp {
         };
         let mut init = attributes(ibv_qp_state::IBV_QPS_INIT)?;
         init.attr.qp_access_flags = self.access();
-        self.endpoint.modify(init)?;
+        self.queues.modify(init)?;
         let mut receive = attributes(ibv_qp_state::IBV_QPS_RTR)?;
         receive.attr.max_dest_rd_atomic = depth(self.params.responder_resources);
         receive.attr.min_rnr_timer = config.min_rnr_timer;
-        path::mark(&mut receive.attr, &config.path);
-        self.endpoint.modify(receive)?;
+        path::apply_options(&mut receive.attr, &config.path);
+        self.queues.modify(receive)?;
         self.was_ready = true;
         let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;
         send.attr.max_rd_atomic = depth(self.params.initiator_depth);
         bound_retries(&mut send, config);
-        self.endpoint.modify(send)
+        self.queues.modify(send)
     }
 
     /// Puts the queue pair into error, which flushes all posted requests.
     pub(super) fn stop(&self) {
-        if let Err(error) = self.endpoint.modify(QpAttributes::state(ibv_qp_state::IBV_QPS_ERR)) {
+        if let Err(error) = self.queues.modify(QpAttributes::state(ibv_qp_state::IBV_QPS_ERR)) {
             log::debug!("{:?}: ibv_modify_qp to error: {error}", self.id);
         }
     }
@@ -126,8 +121,8 @@ impl Qp {
             initiator_depth: depth(self.params.initiator_depth),
             retry_count: config.retries,
             rnr_retry: self.params.rnr_retry.min(7),
-            shared_receives: self.endpoint.shares_receives(),
-            qp_number: self.endpoint.number(),
+            shared_receives: self.queues.shares_receives(),
+            qp_number: self.queues.number(),
         }
     }
 }

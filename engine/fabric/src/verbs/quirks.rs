@@ -2,8 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+use rdma_sys::ibv_device_attr;
+
 use super::device;
-use super::sys::Attributes;
 
 /// `IBV_WC_WITH_INV`.
 const WITH_INVALIDATION: u32 = 1 << 3;
@@ -34,30 +35,19 @@ pub(super) struct Quirks {
 }
 
 impl Quirks {
-    pub(super) fn of(name: &str, attributes: &Attributes) -> Self {
-        let flags = attributes.capability_flags;
+    pub(super) fn of(name: &str, attributes: &ibv_device_attr) -> Self {
+        let flags = attributes.device_cap_flags;
         let has_windows = flags & WINDOWS_TYPE_2 != 0 && attributes.max_mw > 0;
-        let general = Self {
-            family: "",
+        // The kernel's rxe, observed in 6.1 and unchanged in later sources.
+        let is_soft = device::is_soft_roce(name);
+        Self {
+            family: if is_soft { "soft-RoCE" } else { "" },
             has_windows,
             remote_invalidate: has_windows && flags & MEMORY_MANAGEMENT != 0,
-            invalidated_flags: WITH_INVALIDATION,
-            checks_window_bounds: true,
-            reports_last_receive: true,
-            works_on_our_cores: false,
-        };
-        if device::is_soft_roce(name) { general.soft_roce() } else { general }
-    }
-
-    /// The kernel's rxe, observed in 6.1 and unchanged in later sources.
-    fn soft_roce(self) -> Self {
-        Self {
-            family: "soft-RoCE",
-            invalidated_flags: WITH_INVALIDATION | WITH_INVALIDATION_KERNEL,
-            checks_window_bounds: false,
-            reports_last_receive: false,
-            works_on_our_cores: true,
-            ..self
+            invalidated_flags: if is_soft { WITH_INVALIDATION | WITH_INVALIDATION_KERNEL } else { WITH_INVALIDATION },
+            checks_window_bounds: !is_soft,
+            reports_last_receive: !is_soft,
+            works_on_our_cores: is_soft,
         }
     }
 }

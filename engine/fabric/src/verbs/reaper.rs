@@ -13,9 +13,9 @@ pub(super) const NOBODY: usize = usize::MAX;
 
 /// Limit of identifiers that wait for destruction. At the limit no new identifier is created. Existing identifiers may
 /// still exceed it.
-const MOST: usize = 1024;
+const MAX_WAITING: usize = 1024;
 
-static REAPER: Reaper<CmId> = Reaper::new("rpcrdma-reaper", 64, MOST);
+static REAPER: Reaper<CmId> = Reaper::new("rpcrdma-reaper", 64, MAX_WAITING);
 
 /// Queues an identifier for destruction.
 pub(super) fn dispose(mut id: CmId) {

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use rdma_sys::{ibv_recv_wr, ibv_sge};
 use rpcrdma_mempool::{Buf, Posted};
 
-use super::region::Regions;
-use super::sys::{QueuePair, Refused, SharedReceiveQueue, WorkCompletion};
+use super::region::MemoryRegions;
+use super::sys::{PostFailure, QueuePair, SharedReceiveQueue, WorkCompletion};
 use super::wr_id::{Owner, WrId};
 use crate::ReceivedBuf;
 
@@ -43,10 +43,10 @@ impl ReceiveTable {
     #[inline]
     fn post(
         &mut self,
-        regions: &Regions,
+        regions: &MemoryRegions,
         bufs: &mut Vec<Buf>,
         limit: usize,
-        give: impl FnOnce(*mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>>,
+        post: impl FnOnce(*mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>>,
     ) -> usize {
         let room = bufs.len().min(self.free.len()).min(limit);
         if self.requests.len() < room {
@@ -68,7 +68,7 @@ impl ReceiveTable {
             return 0;
         }
         self.requests[count - 1].next = ptr::null_mut();
-        let posted = match give(requests) {
+        let posted = match post(requests) {
             Ok(()) => count,
             Err(refused) => {
                 log::warn!("posting {count} Receives: {}", refused.error);
@@ -89,23 +89,24 @@ impl ReceiveTable {
         self.parts.resize_with(count, || ibv_sge { addr: 0, length: 0, lkey: 0 });
     }
 
+    /// Posts Receives to a queue pair's own queue; see [`post`](Self::post).
     #[inline]
-    fn post_shared(&mut self, srq: &SharedReceiveQueue, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
+    pub(super) fn post_own(
+        &mut self,
+        qp: &QueuePair,
+        regions: &MemoryRegions,
+        bufs: &mut Vec<Buf>,
+        limit: usize,
+    ) -> usize {
         // SAFETY: the chain is linked over vectors that outlive the call. Its buffers move into the table. Only their
         // completion or the queue's destruction returns them.
-        self.post(regions, bufs, limit, |first| unsafe { srq.post(first) })
-    }
-
-    #[inline]
-    pub(super) fn post_own(&mut self, qp: &QueuePair, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
-        // SAFETY: as in `post_shared`.
         self.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
     /// The buffer of a completed Receive, with the received length. `None` for an unknown Receive.
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
-        let id = WrId(done.wr_id());
+        let id = WrId(done.wr_id);
         if id.owner() != self.owner {
             return None;
         }
@@ -135,7 +136,7 @@ pub(super) fn position<W>(requests: &[W], at: *const W) -> Option<usize> {
 /// The shared receive queue with its buffers.
 pub(super) struct SharedReceives {
     srq: Option<Rc<SharedReceiveQueue>>,
-    table: ReceiveTable,
+    pub(super) table: ReceiveTable,
 }
 
 impl SharedReceives {
@@ -147,19 +148,13 @@ impl SharedReceives {
         self.srq.as_ref()
     }
 
-    /// See [`ReceiveTable::post`].
+    /// Posts Receives; see [`ReceiveTable::post`].
     #[inline]
-    pub(super) fn post(&mut self, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
-        match &self.srq {
-            Some(srq) => self.table.post_shared(srq, regions, bufs, limit),
-            None => 0,
-        }
-    }
-
-    /// See [`ReceiveTable::complete`].
-    #[inline]
-    pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
-        self.table.complete(done, received)
+    pub(super) fn post(&mut self, regions: &MemoryRegions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
+        let Some(srq) = &self.srq else { return 0 };
+        // SAFETY: the chain is linked over vectors that outlive the call. Its buffers move into the table. Only their
+        // completion or the queue's destruction returns them.
+        self.table.post(regions, bufs, limit, |first| unsafe { srq.post(first) })
     }
 
     /// Destroys the queue and returns its buffers.

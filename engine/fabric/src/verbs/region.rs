@@ -12,25 +12,25 @@ use super::sys::{MemoryRegion, ProtectionDomain};
 use crate::{Access, FabricError};
 
 /// Registered arenas.
-pub(super) struct Regions {
+pub(super) struct MemoryRegions {
     /// `None` without a device.
     pd: Option<Rc<ProtectionDomain>>,
     /// Arenas to register once a device is present.
     waiting: Vec<(Arena, Access)>,
     /// The first registered arena. It is the shard's own and holds nearly all messages.
-    first: Option<(ArenaId, Region)>,
+    first: Option<(ArenaId, RegisteredArena)>,
     /// All other arenas.
-    by_arena: NumberMap<Region>,
+    by_arena: NumberMap<RegisteredArena>,
 }
 
-pub(super) struct Region {
+pub(super) struct RegisteredArena {
     pub(super) mr: MemoryRegion,
     pub(super) access: Access,
 }
 
-impl Regions {
-    pub(super) fn new(pd: &Rc<ProtectionDomain>) -> Self {
-        Self { pd: Some(Rc::clone(pd)), waiting: Vec::new(), first: None, by_arena: NumberMap::default() }
+impl MemoryRegions {
+    pub(super) fn new(pd: Option<&Rc<ProtectionDomain>>) -> Self {
+        Self { pd: pd.cloned(), waiting: Vec::new(), first: None, by_arena: NumberMap::default() }
     }
 
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -44,8 +44,8 @@ impl Regions {
         };
         let may_expose = access.remote_read || access.remote_write;
         let mr = MemoryRegion::new(pd, arena, may_expose)
-            .map_err(|e| explain::pinning(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
-        let region = Region { mr, access };
+            .map_err(|e| explain::pin_error(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
+        let region = RegisteredArena { mr, access };
         if self.first.is_none() {
             self.first = Some((id, region));
         } else {
@@ -59,11 +59,11 @@ impl Regions {
             self.waiting.remove(at);
             return Ok(());
         }
-        let first = self.first.take_if(|(id, _)| *id == arena).map(|(_, region)| region);
-        match first.or_else(|| self.by_arena.remove(&arena.get())) {
-            Some(_) => Ok(()),
-            None => Err(FabricError::misuse(format!("arena {arena} is not registered"))),
+        let is_first = self.first.take_if(|(id, _)| *id == arena).is_some();
+        if is_first || self.by_arena.remove(&arena.get()).is_some() {
+            return Ok(());
         }
+        Err(FabricError::misuse(format!("arena {arena} is not registered")))
     }
 
     /// Deregisters all arenas. They are registered again with the next device.
@@ -92,7 +92,7 @@ impl Regions {
     }
 
     #[inline]
-    pub(super) fn get(&self, arena: ArenaId) -> Option<&Region> {
+    pub(super) fn get(&self, arena: ArenaId) -> Option<&RegisteredArena> {
         match &self.first {
             Some((id, region)) if *id == arena => Some(region),
             _ => self.by_arena.get(&arena.get()),

@@ -12,7 +12,7 @@ use crate::sleeper::Sleeper;
 
 /// Event sources. Their numbers are the tokens of a [`Sleeper`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Source {
+pub(super) enum EventSource {
     /// Another thread.
     Waker = Sleeper::WAKER as isize,
     /// Completions.
@@ -26,9 +26,9 @@ pub(super) enum Source {
 }
 
 /// Number of event sources.
-const SOURCES: usize = Source::Device as usize + 1;
+const SOURCES: usize = EventSource::Device as usize + 1;
 
-impl Source {
+impl EventSource {
     /// Has a descriptor end the sleep.
     pub(super) fn watch(self, sleeper: &Sleeper, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
         sleeper.add(fd, self as u64, EventFlags::IN)

@@ -1,12 +1,13 @@
 //! The memory windows of one queue pair.
 //!
-//! A window is free, bound, or in revocation. `Windows` holds the exposed memory until the revocation is proven. It
+//! A window is free, bound, or in revocation. `QpWindows` holds the exposed memory until the revocation is proven. It
 //! never invalidates a window twice, because some devices (rxe) fail on that.
 
 #![forbid(unsafe_code)]
 
 use std::rc::Rc;
 
+use rdma_sys::ibv_mw;
 use rpcrdma_mempool::{ArenaId, Lent};
 
 use super::explain;
@@ -18,36 +19,29 @@ use crate::{FabricError, QpId, WindowId};
 const KEY_VARIANT: u32 = 0xFF;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum WindowState {
     Free,
     Bound,
     /// A local invalidation was posted.
     Revoking,
 }
 
-struct Window {
+struct WindowEntry {
     mw: MemoryWindow,
-    state: State,
+    state: WindowState,
     /// The exposed memory.
     mem: Option<Lent>,
 }
 
-pub(super) struct Windows {
+pub(super) struct QpWindows {
     pd: Rc<ProtectionDomain>,
     limit: u32,
-    list: Vec<Window>,
+    list: Vec<WindowEntry>,
     /// Index into `list` by the constant part of the key.
     by_key: NumberMap<u32>,
 }
 
-/// A window's values for a bind.
-pub(super) struct Binding {
-    pub(super) mw: *mut rdma_sys::ibv_mw,
-    /// The window's key after the bind.
-    pub(super) rkey: u32,
-}
-
-impl Windows {
+impl QpWindows {
     pub(super) fn new(pd: &Rc<ProtectionDomain>, limit: u32) -> Self {
         Self { pd: Rc::clone(pd), limit, list: Vec::new(), by_key: NumberMap::default() }
     }
@@ -58,9 +52,9 @@ impl Windows {
         if index >= self.limit {
             return Err(FabricError::all_windows(qp, self.limit));
         }
-        let mw = MemoryWindow::new(&self.pd).map_err(|error| explain::pinning("ibv_alloc_mw", &error))?;
+        let mw = MemoryWindow::new(&self.pd).map_err(|error| explain::pin_error("ibv_alloc_mw", &error))?;
         self.by_key.insert(mw.rkey() & !KEY_VARIANT, index);
-        self.list.push(Window { mw, state: State::Free, mem: None });
+        self.list.push(WindowEntry { mw, state: WindowState::Free, mem: None });
         Ok(WindowId { qp, index })
     }
 
@@ -70,20 +64,32 @@ impl Windows {
         self.list.get(index as usize).map(|window| next(window.mw.rkey()))
     }
 
-    /// Takes a free window for a bind before its post.
+    /// Moves a window from one state to the next. The error is `otherwise` in any other state.
     #[inline]
-    pub(super) fn begin_bind(&mut self, index: u32) -> Result<Binding, &'static str> {
+    fn change(
+        &mut self,
+        index: u32,
+        (from, to): (WindowState, WindowState),
+        otherwise: &'static str,
+    ) -> Result<&mut WindowEntry, &'static str> {
         let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;
-        if window.state != State::Free {
-            return Err("a window that is bound");
+        if window.state != from {
+            return Err(otherwise);
         }
-        window.state = State::Bound;
-        Ok(Binding { mw: window.mw.raw(), rkey: next(window.mw.rkey()) })
+        window.state = to;
+        Ok(window)
+    }
+
+    /// Takes a free window for a bind before its post. Returns it with its key after the bind.
+    #[inline]
+    pub(super) fn begin_bind(&mut self, index: u32) -> Result<(*mut ibv_mw, u32), &'static str> {
+        let window = self.change(index, (WindowState::Free, WindowState::Bound), "a window that is bound")?;
+        Ok((window.mw.raw(), next(window.mw.rkey())))
     }
 
     /// Records a posted bind.
     #[inline]
-    pub(super) fn bound(&mut self, index: u32, mem: Lent) {
+    pub(super) fn record_bind(&mut self, index: u32, mem: Lent) {
         if let Some(window) = self.list.get_mut(index as usize) {
             window.mw.set_rkey(next(window.mw.rkey()));
             window.mem = Some(mem);
@@ -93,26 +99,20 @@ impl Windows {
     /// Takes a bound window for a local invalidation before its post. Returns its key.
     #[inline]
     pub(super) fn begin_revoke(&mut self, index: u32) -> Result<u32, &'static str> {
-        let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;
-        if window.state != State::Bound {
-            return Err("a window that is not bound");
-        }
-        window.state = State::Revoking;
+        let window = self.change(index, (WindowState::Bound, WindowState::Revoking), "a window that is not bound")?;
         Ok(window.mw.rkey())
     }
 
     /// Reverts a local invalidation that was not posted.
     pub(super) fn undo_revoke(&mut self, index: u32) {
-        if let Some(window) = self.list.get_mut(index as usize) {
-            window.state = State::Bound;
-        }
+        let _ = self.change(index, (WindowState::Revoking, WindowState::Bound), "a window that is not in revocation");
     }
 
     /// Frees a window after its local invalidation, or one whose bind was not posted.
     #[inline]
     pub(super) fn free(&mut self, index: u32) {
         if let Some(window) = self.list.get_mut(index as usize) {
-            window.state = State::Free;
+            window.state = WindowState::Free;
             window.mem = None;
         }
     }
@@ -122,7 +122,7 @@ impl Windows {
     pub(super) fn revoked_by_peer(&mut self, rkey: u32) -> bool {
         let index = self.by_key.get(&(rkey & !KEY_VARIANT)).copied().unwrap_or(u32::MAX);
         let window = self.list.get(index as usize);
-        let is_bound = window.is_some_and(|window| window.state == State::Bound && window.mw.rkey() == rkey);
+        let is_bound = window.is_some_and(|window| window.state == WindowState::Bound && window.mw.rkey() == rkey);
         if is_bound {
             self.free(index);
         }
@@ -136,7 +136,7 @@ impl Windows {
 
     /// Deallocates all windows. Must precede the queue pair's destruction, which a bound window blocks on some devices.
     pub(super) fn destroy(&mut self) {
-        for Window { mw, mem, .. } in self.list.drain(..) {
+        for WindowEntry { mw, mem, .. } in self.list.drain(..) {
             if let Err(error) = mw.deallocate() {
                 log::error!("ibv_dealloc_mw: {error}");
                 // The peer may still reach the memory, so it is never reused.
@@ -147,7 +147,7 @@ impl Windows {
     }
 }
 
-impl Drop for Windows {
+impl Drop for QpWindows {
     fn drop(&mut self) {
         self.destroy();
     }

@@ -2,8 +2,8 @@
 //! The connection manager: event channels and identifiers.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use rdma_sys::{
     rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject,
     rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
+use rustix::net::SocketAddrAny;
 
-use super::device::{cookie, name_of, zeroed};
+use super::device::{cookie, name_of};
 use super::queue_pair::QpAttributes;
-use super::{check_errno, made, never_wait};
+use super::{check_errno, made, set_nonblocking};
 
 /// Level and name of `rdma_set_option` options, which the bindings lack.
 const OPTION_TOS: (i32, i32) = (0, 0);
@@ -26,36 +27,44 @@ const OPTION_PATH: (i32, i32) = (1, 1);
 /// One path for all messages in both directions: `IBV_PATH_FLAG_GMP`, `…_PRIMARY`, `…_BIDIRECTIONAL`.
 const PATH_FOR_ALL: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 
-/// A path record of the subnet administrator, as `ibv_path_record`, in host byte order.
+/// Hop limit of a path: Linux's default for IP packets.
+const HOP_LIMIT: u32 = 64;
+/// The only partition of RoCE.
+const DEFAULT_PKEY: u16 = 0xFFFF;
+/// One path, valid in both directions.
+const REVERSIBLE: u8 = 1 << 7 | 1;
+/// Selector: the value beside it is exact (InfiniBand Architecture 1.2.1 §15.2.5.16).
+const EXACTLY: u8 = 2 << 6;
+/// Packet lifetime: the kernel's value for RoCE, 4.096 µs · 2^16.
+const LIFETIME: u8 = 16;
+/// The device's full rate.
+const FULL_RATE: u8 = 0;
+
+/// A RoCE path of a path record of the subnet administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PathRecord {
     pub(crate) dgid: [u8; 16],
     pub(crate) sgid: [u8; 16],
-    pub(crate) flowlabel_hoplimit: u32,
-    pub(crate) tclass: u8,
-    pub(crate) reversible_numpath: u8,
-    pub(crate) pkey: u16,
-    pub(crate) qosclass_sl: u16,
-    pub(crate) mtu: u8,
-    pub(crate) rate: u8,
-    pub(crate) packetlifetime: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) service_level: u8,
+    pub(crate) mtu_code: u8,
 }
 
 impl PathRecord {
     fn raw(&self) -> ibv_path_data {
-        // SAFETY: a struct of integers.
-        let none: ibv_path_record = unsafe { zeroed() };
+        // SAFETY: all zeroes are a valid value of this struct of integers.
+        let none: ibv_path_record = unsafe { mem::zeroed() };
         let path = ibv_path_record {
             dgid: ibv_gid { raw: self.dgid },
             sgid: ibv_gid { raw: self.sgid },
-            flowlabel_hoplimit: self.flowlabel_hoplimit.to_be(),
-            tclass: self.tclass,
-            reversible_numpath: self.reversible_numpath,
-            pkey: self.pkey.to_be(),
-            qosclass_sl: self.qosclass_sl.to_be(),
-            mtu: self.mtu,
-            rate: self.rate,
-            packetlifetime: self.packetlifetime,
+            flowlabel_hoplimit: HOP_LIMIT.to_be(),
+            tclass: self.traffic_class,
+            reversible_numpath: REVERSIBLE,
+            pkey: DEFAULT_PKEY.to_be(),
+            qosclass_sl: u16::from(self.service_level).to_be(),
+            mtu: EXACTLY | self.mtu_code,
+            rate: EXACTLY | FULL_RATE,
+            packetlifetime: EXACTLY | LIFETIME,
             ..none
         };
         ibv_path_data { flags: PATH_FOR_ALL, reserved: 0, path }
@@ -68,7 +77,7 @@ pub(crate) struct EventChannel(NonNull<rdma_event_channel>);
 
 // SAFETY: a channel is a descriptor. librdmacm locks the state that its calls share.
 unsafe impl Send for EventChannel {}
-// SAFETY: as above. Several threads may take events from one channel.
+// SAFETY: several threads may take events from one channel, because librdmacm locks the state that its calls share.
 unsafe impl Sync for EventChannel {}
 
 /// An event of an identifier. Names follow `rdma_cm_event_type`.
@@ -141,7 +150,7 @@ impl EventChannel {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         // SAFETY: no arguments.
         let channel = Self(made(unsafe { rdma_create_event_channel() })?);
-        never_wait(channel.fd())?;
+        set_nonblocking(channel.fd())?;
         Ok(Arc::new(channel))
     }
 
@@ -165,31 +174,24 @@ impl EventChannel {
         let kind = kind(raw.event);
         // SAFETY: an identifier lives until its events are acknowledged.
         let cookie = unsafe { (*raw.id).context }.addr();
-        let mut told = CmEvent {
-            kind,
-            status: raw.status,
-            cookie,
-            request: None,
-            private_data: Vec::new(),
-            responder_resources: 0,
-            initiator_depth: 0,
-        };
+        let new_id = NonNull::new(raw.id).filter(|_| kind == CmEventKind::ConnectRequest);
+        let request = new_id.map(|raw| CmId { raw, channel: Arc::clone(self) });
+        let (private_data, responder_resources, initiator_depth) = (Vec::new(), 0, 0);
+        let mut taken =
+            CmEvent { kind, status: raw.status, cookie, request, private_data, responder_resources, initiator_depth };
         if carries_parameters(kind) {
             // SAFETY: identifiers of the TCP port space use this member of the union.
             let conn = unsafe { raw.param.conn };
-            (told.responder_resources, told.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
+            (taken.responder_resources, taken.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
             if !conn.private_data.is_null() {
                 let len = usize::from(conn.private_data_len);
                 // SAFETY: the event holds as many bytes of private data until it is acknowledged.
-                told.private_data = unsafe { std::slice::from_raw_parts(conn.private_data.cast(), len) }.to_vec();
+                taken.private_data = unsafe { std::slice::from_raw_parts(conn.private_data.cast(), len) }.to_vec();
             }
-        }
-        if kind == CmEventKind::ConnectRequest {
-            told.request = NonNull::new(raw.id).map(|raw| CmId { raw, channel: Arc::clone(self) });
         }
         // SAFETY: the event was taken above and is acknowledged once. `raw` is not used afterwards.
         unsafe { rdma_ack_cm_event(event) };
-        Ok(Some(told))
+        Ok(Some(taken))
     }
 }
 
@@ -243,8 +245,7 @@ impl CmId {
         let space = rdma_port_space::RDMA_PS_TCP;
         // SAFETY: the channel is open, and `raw` is valid for writes.
         check_errno(unsafe { rdma_create_id(channel.0.as_ptr(), &raw mut raw, cookie(number), space) })?;
-        let raw = made(raw)?;
-        Ok(Self { raw, channel: Arc::clone(channel) })
+        Ok(Self { raw: made(raw)?, channel: Arc::clone(channel) })
     }
 
     fn raw(&self) -> *mut rdma_cm_id {
@@ -253,8 +254,7 @@ impl CmId {
 
     /// Changes the number and the event channel.
     pub(crate) fn adopt(&mut self, channel: &Arc<EventChannel>, number: usize) -> io::Result<()> {
-        // SAFETY: the identifier is alive and has no other reference.
-        unsafe { self.raw.as_mut().context = cookie(number) };
+        self.set_cookie(number);
         if Arc::ptr_eq(channel, &self.channel) {
             return Ok(());
         }
@@ -270,9 +270,9 @@ impl CmId {
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
-        let mut address = SockAddr::new(address);
+        let mut address = SocketAddrAny::from(address);
         // SAFETY: the identifier is alive, and the address is complete.
-        check_errno(unsafe { rdma_bind_addr(self.raw(), address.as_mut_ptr()) })
+        check_errno(unsafe { rdma_bind_addr(self.raw(), address.as_mut_ptr().cast()) })
     }
 
     /// Starts to accept connect requests.
@@ -283,11 +283,11 @@ impl CmId {
 
     /// Starts address resolution, which finds the device.
     pub(crate) fn resolve_address(&self, from: Option<IpAddr>, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
-        let mut from = from.map(|from| SockAddr::new((from, 0).into()));
-        let from = from.as_mut().map_or(ptr::null_mut(), SockAddr::as_mut_ptr);
-        let mut to = SockAddr::new(to);
+        let mut from = from.map(|from| SocketAddrAny::from(SocketAddr::new(from, 0)));
+        let from = from.as_mut().map_or(ptr::null_mut(), |from| from.as_mut_ptr().cast());
+        let mut to = SocketAddrAny::from(to);
         // SAFETY: the identifier is alive. The addresses are complete and outlive the call. A null source is valid.
-        check_errno(unsafe { rdma_resolve_addr(self.raw(), from, to.as_mut_ptr(), timeout_ms) })
+        check_errno(unsafe { rdma_resolve_addr(self.raw(), from, to.as_mut_ptr().cast(), timeout_ms) })
     }
 
     pub(crate) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
@@ -300,7 +300,7 @@ impl CmId {
         self.set_option(OPTION_TOS, &mut tos)
     }
 
-    /// Sets the path in place of a resolution. The same event follows.
+    /// Sets the path in place of a resolution, whose event follows.
     pub(crate) fn set_path(&self, record: &PathRecord) -> io::Result<()> {
         self.set_option(OPTION_PATH, &mut record.raw())
     }
@@ -359,7 +359,7 @@ impl CmId {
     /// Makes librdmacm release this identifier's removed device. Some drivers, such as soft-RoCE's, wait for all users,
     /// and would wait for this process to end. The device's descriptors become descriptors of `/dev/null`, which
     /// librdmacm can still close.
-    pub(crate) fn let_go_of_device(&self) -> io::Result<()> {
+    pub(crate) fn release_device(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         let Some(device) = NonNull::new(unsafe { self.raw.as_ref() }.verbs) else { return Ok(()) };
         // SAFETY: the identifier's device stays open until the identifier is destroyed.
@@ -391,24 +391,11 @@ impl CmId {
     }
 }
 
-/// Converts C's form of an address.
+/// Converts C's form of an address. `None` for any family but those of IP.
 fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    match i32::from(storage.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: the family gives the type. The storage is large enough and aligned for it.
-            let v4 = unsafe { ptr::from_ref(storage).cast::<libc::sockaddr_in>().read() };
-            let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
-            Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let v6 = unsafe { ptr::from_ref(storage).cast::<libc::sockaddr_in6>().read() };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            let port = u16::from_be(v6.sin6_port);
-            Some(SocketAddr::V6(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id)))
-        }
-        _ => None,
-    }
+    // SAFETY: the storage is initialized in its whole length. It holds an address, or zeroes, which have no family.
+    let any = unsafe { SocketAddrAny::read(ptr::from_ref(storage).cast(), size_of_val(storage) as u32) };
+    any.try_into().ok()
 }
 
 impl Drop for CmId {
@@ -418,38 +405,15 @@ impl Drop for CmId {
     }
 }
 
-/// An address in C's form.
-struct SockAddr(MaybeUninit<libc::sockaddr_storage>);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl SockAddr {
-    fn new(address: SocketAddr) -> Self {
-        let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
-        match address {
-            SocketAddr::V4(v4) => {
-                // SAFETY: a struct of integers.
-                let mut sin: libc::sockaddr_in = unsafe { zeroed() };
-                sin.sin_family = libc::AF_INET as libc::sa_family_t;
-                sin.sin_port = v4.port().to_be();
-                sin.sin_addr.s_addr = v4.ip().to_bits().to_be();
-                // SAFETY: storage is large enough and aligned for every kind of address.
-                unsafe { storage.as_mut_ptr().cast::<libc::sockaddr_in>().write(sin) };
-            }
-            SocketAddr::V6(v6) => {
-                // SAFETY: a struct of integers.
-                let mut sin: libc::sockaddr_in6 = unsafe { zeroed() };
-                sin.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                sin.sin6_port = v6.port().to_be();
-                sin.sin6_addr.s6_addr = v6.ip().octets();
-                sin.sin6_flowinfo = v6.flowinfo();
-                sin.sin6_scope_id = v6.scope_id();
-                // SAFETY: storage is large enough and aligned for every kind of address.
-                unsafe { storage.as_mut_ptr().cast::<libc::sockaddr_in6>().write(sin) };
-            }
-        }
-        Self(storage)
-    }
-
-    fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
-        self.0.as_mut_ptr().cast()
+    #[test]
+    fn a_path_record_is_in_network_byte_order() {
+        let record = PathRecord { dgid: [1; 16], sgid: [2; 16], traffic_class: 104, service_level: 5, mtu_code: 3 };
+        let path = record.raw().path;
+        assert_eq!((path.tclass, u16::from_be(path.qosclass_sl), path.mtu), (104, 5, 0x83));
+        assert_eq!((u16::from_be(path.pkey), u32::from_be(path.flowlabel_hoplimit)), (0xFFFF, 64));
     }
 }

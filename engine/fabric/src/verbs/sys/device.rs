@@ -1,50 +1,99 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
-//! An opened device: properties, asynchronous events and protection domains.
+//! Ownership of libibverbs' objects, and an opened device: attributes, asynchronous events, protection domains.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int, c_void};
 use std::io;
-use std::mem::{self, MaybeUninit};
+use std::mem::{self, ManuallyDrop, MaybeUninit};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use rdma_sys::{
     ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_async_event_element_t, ibv_close_device,
-    ibv_context, ibv_dealloc_pd, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_async_event,
-    ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_pd, ibv_port_attr, ibv_query_device,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_dealloc_mw, ibv_dealloc_pd, ibv_destroy_comp_channel, ibv_destroy_cq,
+    ibv_destroy_qp, ibv_destroy_srq, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_async_event,
+    ibv_get_device_list, ibv_get_device_name, ibv_mw, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device,
+    ibv_srq,
 };
 
-use super::{check, is_done, made, never_wait};
+use super::{check, made, set_nonblocking};
+
+/// A struct of libibverbs that one call destroys.
+pub(super) trait Destroy {
+    const CALL: &'static str;
+
+    /// # Safety
+    /// The object is alive, and nothing uses it afterwards.
+    unsafe fn destroy(raw: *mut Self) -> c_int;
+}
+
+macro_rules! destroyed_by {
+    ($($object:ident: $call:ident,)*) => {
+        $(impl Destroy for $object {
+            const CALL: &'static str = stringify!($call);
+
+            unsafe fn destroy(raw: *mut Self) -> c_int {
+                // SAFETY: the caller guarantees what the call needs.
+                unsafe { $call(raw) }
+            }
+        })*
+    };
+}
+
+destroyed_by! {
+    ibv_comp_channel: ibv_destroy_comp_channel,
+    ibv_context: ibv_close_device,
+    ibv_cq: ibv_destroy_cq,
+    ibv_mw: ibv_dealloc_mw,
+    ibv_pd: ibv_dealloc_pd,
+    ibv_qp: ibv_destroy_qp,
+    ibv_srq: ibv_destroy_srq,
+}
+
+/// An object of libibverbs. It is destroyed on drop, and keeps the objects that it was made with alive until then.
+pub(super) struct Object<T: Destroy, P> {
+    raw: NonNull<T>,
+    parents: P,
+}
+
+impl<T: Destroy, P> Object<T, P> {
+    /// Wraps an object that C created. Null becomes the last OS error.
+    pub(super) fn new(raw: *mut T, parents: P) -> io::Result<Self> {
+        Ok(Self { raw: made(raw)?, parents })
+    }
+
+    #[inline]
+    pub(super) fn raw(&self) -> *mut T {
+        self.raw.as_ptr()
+    }
+
+    pub(super) fn parents(&self) -> &P {
+        &self.parents
+    }
+
+    /// Destroys the object. After an error it lives on, and its parents with it.
+    pub(super) fn destroy(self) -> io::Result<()> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once, because `this` is
+        // not dropped.
+        check(unsafe { T::destroy(this.raw()) })?;
+        // SAFETY: the field is not used again.
+        unsafe { ptr::drop_in_place(&raw mut this.parents) };
+        Ok(())
+    }
+}
+
+impl<T: Destroy, P> Drop for Object<T, P> {
+    fn drop(&mut self) {
+        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once, here.
+        if let Err(error) = check(unsafe { T::destroy(self.raw()) }) {
+            log::error!("{}: {error}", T::CALL);
+        }
+    }
+}
 
 /// A device opened by this shard alone.
-#[derive(Debug)]
-pub(crate) struct Context {
-    raw: NonNull<ibv_context>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Attributes {
-    pub(crate) capability_flags: u32,
-    pub(crate) max_qp_wr: u32,
-    pub(crate) max_cqe: u32,
-    pub(crate) max_srq_wr: u32,
-    pub(crate) max_mw: u32,
-    /// RDMA Reads that a queue pair serves concurrently.
-    pub(crate) max_qp_rd_atom: u32,
-    /// RDMA Reads that a queue pair posts concurrently.
-    pub(crate) max_qp_init_rd_atom: u32,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PortAttributes {
-    pub(crate) max_message: u32,
-    /// Maximum payload bytes of a packet.
-    pub(crate) mtu: u32,
-    /// The device's MTU code.
-    pub(crate) mtu_code: u32,
-    /// InfiniBand only.
-    pub(crate) lid: u16,
-}
+pub(crate) struct DeviceContext(Object<ibv_context, ()>);
 
 /// An asynchronous event. Codes are those of `ibv_event_type`. Devices may report others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +102,8 @@ pub(crate) enum AsyncEvent {
     QueuePair { cookie: usize, code: u32 },
     /// An event of a port.
     Port { port: u32, code: u32 },
-    /// An event of the completion queue, the shared receive queue, or the whole device.
+    /// An event of the completion queue, the shared receive queue, or the whole device, or an unknown event.
     Device { code: u32 },
-    /// An event unknown to this engine.
-    Unknown { code: u32 },
 }
 
 impl AsyncEvent {
@@ -76,7 +123,7 @@ impl AsyncEvent {
     pub(crate) const LAST_RECEIVE_REACHED: u32 = 16;
 }
 
-impl Context {
+impl DeviceContext {
     pub(crate) fn open(name: &str) -> io::Result<Rc<Self>> {
         let mut count = 0;
         // SAFETY: `count` is a valid place for the number of devices.
@@ -84,69 +131,48 @@ impl Context {
         if list.is_null() {
             return Err(io::Error::last_os_error());
         }
-        let mut opened = Err(io::Error::from_raw_os_error(libc::ENODEV));
-        for index in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: `index` is less than the list's count.
-            let device = unsafe { list.wrapping_add(index).read() };
-            if device_name(device).as_deref() == Some(name) {
-                // SAFETY: the device belongs to the list, which is freed below.
-                let raw = unsafe { ibv_open_device(device) };
-                opened = made(raw).map(|raw| Self { raw });
-                break;
-            }
-        }
+        // SAFETY: `index` is less than the list's count.
+        let mut devices = (0..count.max(0) as usize).map(|index| unsafe { list.wrapping_add(index).read() });
+        let opened = match devices.find(|&device| device_name(device).as_deref() == Some(name)) {
+            // SAFETY: the device belongs to the list, which is freed below.
+            Some(device) => Object::new(unsafe { ibv_open_device(device) }, ()),
+            None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        };
         // SAFETY: the list came from `ibv_get_device_list` and is freed once. Opened devices outlive it.
         unsafe { ibv_free_device_list(list) };
-        let context = opened?;
-        never_wait(context.async_fd())?;
+        let context = Self(opened?);
+        set_nonblocking(context.async_fd())?;
         Ok(Rc::new(context))
     }
 
     pub(super) fn raw(&self) -> *mut ibv_context {
-        self.raw.as_ptr()
+        self.0.raw()
     }
 
     /// Readable when an asynchronous event is pending.
     pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open as long as `self` lives. The field never changes.
-        let fd = unsafe { self.raw.as_ref().async_fd };
+        let fd = unsafe { (*self.raw()).async_fd };
         // SAFETY: the descriptor is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
     /// Queries the device's attributes.
-    pub(crate) fn attributes(&self) -> io::Result<Attributes> {
-        let mut attr = MaybeUninit::<ibv_device_attr>::zeroed();
+    pub(crate) fn attributes(&self) -> io::Result<ibv_device_attr> {
+        // SAFETY: all zeroes are a valid value of this struct of integers.
+        let mut attr: ibv_device_attr = unsafe { mem::zeroed() };
         // SAFETY: the context is open, and `attr` is valid for writes.
-        check(unsafe { ibv_query_device(self.raw(), attr.as_mut_ptr()) })?;
-        // SAFETY: all zeroes are a valid value of this struct of integers, and the call has filled it in.
-        let attr = unsafe { attr.assume_init() };
-        let count = |n: std::os::raw::c_int| n.max(0) as u32;
-        Ok(Attributes {
-            capability_flags: attr.device_cap_flags,
-            max_qp_wr: count(attr.max_qp_wr),
-            max_cqe: count(attr.max_cqe),
-            max_srq_wr: count(attr.max_srq_wr),
-            max_mw: count(attr.max_mw),
-            max_qp_rd_atom: count(attr.max_qp_rd_atom),
-            max_qp_init_rd_atom: count(attr.max_qp_init_rd_atom),
-        })
+        check(unsafe { ibv_query_device(self.raw(), &raw mut attr) })?;
+        Ok(attr)
     }
 
     /// Queries a port's attributes. The first port is 1.
-    pub(crate) fn port(&self, port: u8) -> io::Result<PortAttributes> {
-        let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
+    pub(crate) fn port(&self, port: u8) -> io::Result<ibv_port_attr> {
+        // SAFETY: all zeroes are a valid value of this struct of integers.
+        let mut attr: ibv_port_attr = unsafe { mem::zeroed() };
         // SAFETY: the context is open, and `attr` is valid for writes.
-        check(unsafe { ___ibv_query_port(self.raw(), port, attr.as_mut_ptr()) })?;
-        // SAFETY: all zeroes are a valid value of this struct of integers, and the call has filled it in.
-        let attr = unsafe { attr.assume_init() };
-        Ok(PortAttributes {
-            max_message: attr.max_msg_sz,
-            mtu_code: attr.active_mtu,
-            lid: attr.lid,
-            // 1 is 256, 5 is 4096. Other values are future codes.
-            mtu: 128u32.checked_shl(attr.active_mtu).filter(|mtu| (256..=1 << 20).contains(mtu)).unwrap_or(0),
-        })
+        check(unsafe { ___ibv_query_port(self.raw(), port, &raw mut attr) })?;
+        Ok(attr)
     }
 
     /// Takes the next asynchronous event. `None` without a pending event.
@@ -162,7 +188,7 @@ impl Context {
         let code = unsafe { kind.read() };
         // SAFETY: the union lies at the start. The call has filled in the member for the code.
         let element = unsafe { event.as_ptr().cast::<ibv_async_event_element_t>().read() };
-        let told = match code {
+        let reported = match code {
             1..=7 | 16 => {
                 // SAFETY: for these codes the union holds a queue pair.
                 let qp = unsafe { element.qp };
@@ -175,19 +201,11 @@ impl Context {
                 let port = unsafe { element.port_num };
                 AsyncEvent::Port { port: port.max(0) as u32, code }
             }
-            0 | 8 | 14 | 15 => AsyncEvent::Device { code },
-            _ => AsyncEvent::Unknown { code },
+            _ => AsyncEvent::Device { code },
         };
         // SAFETY: the event was taken above and is acknowledged once.
         unsafe { ibv_ack_async_event(event.as_mut_ptr()) };
-        Some(told)
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: all objects made with the context keep it alive, so none is left. The context is closed once.
-        unsafe { ibv_close_device(self.raw()) };
+        Some(reported)
     }
 }
 
@@ -210,41 +228,21 @@ pub(super) fn name_of(context: *mut ibv_context) -> Option<String> {
 }
 
 /// The scope of one shard's work requests, limited to its memory.
-#[derive(Debug)]
-pub(crate) struct ProtectionDomain {
-    raw: NonNull<ibv_pd>,
-    _context: Rc<Context>,
-}
+pub(crate) struct ProtectionDomain(Object<ibv_pd, Rc<DeviceContext>>);
 
 impl ProtectionDomain {
-    pub(crate) fn new(context: &Rc<Context>) -> io::Result<Rc<Self>> {
+    pub(crate) fn new(context: &Rc<DeviceContext>) -> io::Result<Rc<Self>> {
         // SAFETY: the context is open.
-        let raw = made(unsafe { ibv_alloc_pd(context.raw()) })?;
-        Ok(Rc::new(Self { raw, _context: Rc::clone(context) }))
+        let raw = unsafe { ibv_alloc_pd(context.raw()) };
+        Ok(Rc::new(Self(Object::new(raw, Rc::clone(context))?)))
     }
 
     pub(super) fn raw(&self) -> *mut ibv_pd {
-        self.raw.as_ptr()
+        self.0.raw()
     }
-}
-
-impl Drop for ProtectionDomain {
-    fn drop(&mut self) {
-        // SAFETY: all objects made in the domain keep it alive, so none is left. The domain is deallocated once.
-        is_done("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.raw()) });
-    }
-}
-
-/// A struct of C that is all zeroes.
-///
-/// # Safety
-/// All zeroes are a valid value of `T`.
-pub(super) unsafe fn zeroed<T>() -> T {
-    // SAFETY: the caller guarantees it.
-    unsafe { mem::zeroed() }
 }
 
 /// Encodes a number as the cookie of a C struct. It is never dereferenced.
-pub(super) fn cookie(number: usize) -> *mut std::os::raw::c_void {
+pub(super) fn cookie(number: usize) -> *mut c_void {
     ptr::without_provenance_mut(number)
 }

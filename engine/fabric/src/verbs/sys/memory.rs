@@ -5,14 +5,13 @@ use std::io;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use rdma_sys::{ibv_access_flags, ibv_alloc_mw, ibv_dealloc_mw, ibv_dereg_mr, ibv_mr, ibv_mw, ibv_mw_type, ibv_reg_mr};
+use rdma_sys::{ibv_access_flags, ibv_alloc_mw, ibv_dereg_mr, ibv_mr, ibv_mw, ibv_mw_type, ibv_reg_mr};
 use rpcrdma_mempool::Arena;
 
-use super::device::ProtectionDomain;
-use super::{check, is_done, made};
+use super::device::{Object, ProtectionDomain};
+use super::{check, made};
 
 /// An arena registered with the device. Keeps the arena alive.
-#[derive(Debug)]
 pub(crate) struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     lkey: u32,
@@ -55,7 +54,8 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: the region is deregistered once. The device cannot access the memory afterwards.
-        if !is_done("ibv_dereg_mr", unsafe { ibv_dereg_mr(self.raw()) }) {
+        if let Err(error) = check(unsafe { ibv_dereg_mr(self.raw()) }) {
+            log::error!("ibv_dereg_mr: {error}");
             // The device may still reach the pages, so they stay mapped.
             std::mem::forget(self.arena.clone());
         }
@@ -63,25 +63,20 @@ impl Drop for MemoryRegion {
 }
 
 /// A type-2 memory window.
-#[derive(Debug)]
-pub(crate) struct MemoryWindow {
-    raw: NonNull<ibv_mw>,
-    _pd: Rc<ProtectionDomain>,
-}
+pub(crate) struct MemoryWindow(Object<ibv_mw, Rc<ProtectionDomain>>);
 
 impl MemoryWindow {
     pub(crate) fn new(pd: &Rc<ProtectionDomain>) -> io::Result<Self> {
         // SAFETY: the domain is alive.
         let raw = unsafe { ibv_alloc_mw(pd.raw(), ibv_mw_type::IBV_MW_TYPE_2) };
-        let raw = raw.and_then(NonNull::new).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { raw, _pd: Rc::clone(pd) })
+        Ok(Self(Object::new(raw.unwrap_or(std::ptr::null_mut()), Rc::clone(pd))?))
     }
 
     /// The window's key as known to the library.
     #[inline]
     pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: the window lives as long as `self`.
-        unsafe { self.raw.as_ref().rkey }
+        unsafe { (*self.raw()).rkey }
     }
 
     /// Updates the library's key of a window after a posted bind. Some providers (rxe) do not update it, and would use
@@ -89,28 +84,16 @@ impl MemoryWindow {
     #[inline]
     pub(crate) fn set_rkey(&mut self, rkey: u32) {
         // SAFETY: the window lives as long as `self` and has no other reference.
-        unsafe { self.raw.as_mut().rkey = rkey };
+        unsafe { (*self.raw()).rkey = rkey };
     }
 
     #[inline]
     pub(crate) fn raw(&self) -> *mut ibv_mw {
-        self.raw.as_ptr()
+        self.0.raw()
     }
 
     /// Revokes the peer's access, whether the window is bound or not. After an error the revocation is uncertain.
     pub(crate) fn deallocate(self) -> io::Result<()> {
-        let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the window is deallocated once: `this` is not dropped.
-        let code = unsafe { ibv_dealloc_mw(this.raw()) };
-        // SAFETY: `this` is never used again, so its reference is released once.
-        drop(unsafe { std::ptr::read(&raw const this._pd) });
-        check(code)
-    }
-}
-
-impl Drop for MemoryWindow {
-    fn drop(&mut self) {
-        // SAFETY: the window is deallocated once.
-        is_done("ibv_dealloc_mw", unsafe { ibv_dealloc_mw(self.raw()) });
+        self.0.destroy()
     }
 }

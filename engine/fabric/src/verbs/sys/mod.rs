@@ -11,35 +11,27 @@ mod queue;
 mod queue_pair;
 
 pub(crate) use cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, EventChannel, PathRecord};
-pub(crate) use device::{AsyncEvent, Attributes, Context, PortAttributes, ProtectionDomain};
+pub(crate) use device::{AsyncEvent, DeviceContext, ProtectionDomain};
 pub(crate) use memory::{MemoryRegion, MemoryWindow};
 pub(crate) use queue::{CompletionChannel, CompletionQueue, POLL_BATCH, SharedReceiveQueue, WorkCompletion};
-pub(crate) use queue_pair::{QpAttributes, QpCapacity, QueuePair, Refused};
+pub(crate) use queue_pair::{PostFailure, QpAttributes, QpCapacity, QueuePair};
 
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 /// The result of a call that returns 0 or an error number.
-fn check(code: std::os::raw::c_int) -> io::Result<()> {
+fn check(code: c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code.abs())) }
 }
 
 /// The result of a call that returns 0, or -1 with `errno`.
-fn check_errno(code: std::os::raw::c_int) -> io::Result<()> {
+fn check_errno(code: c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether a release call succeeded; logs the failure.
-fn is_done(call: &str, code: std::os::raw::c_int) -> bool {
-    if code != 0 {
-        log::error!("{call}: {}", io::Error::from_raw_os_error(code));
-    }
-    code == 0
-}
-
-/// Makes a descriptor non-blocking.
-fn never_wait(fd: BorrowedFd<'_>) -> io::Result<()> {
+fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
 }

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "hands memory to the device, and takes it back")]
-//! A queue pair with the memory of its work requests.
+//! The work queues of a queue pair, with the memory of their requests.
 //!
-//! A post moves memory into the endpoint. The memory leaves it when the device has provably finished. The proof is the
+//! A post moves memory into the queue. The memory leaves it when the device has provably finished. The proof is the
 //! completion of the request, a later completion of the same queue, or the destruction of the queue pair. If the
 //! destruction fails, the memory is lost, and the pool reports it.
 
@@ -17,50 +17,44 @@ use rdma_sys::{
 use rpcrdma_mempool::{Buf, Frozen, Lent, Posted};
 
 use super::receives::{ReceiveTable, position};
-use super::region::Regions;
+use super::region::MemoryRegions;
 use super::sys::{
     CompletionQueue, ProtectionDomain, QpAttributes, QpCapacity, QueuePair, SharedReceiveQueue, WorkCompletion,
 };
-use super::window::Windows;
+use super::window::QpWindows;
 use super::wr_id::{Owner, WrId};
 use crate::checks::{self, FOREIGN};
 use crate::log_limit::ClockedLog;
 use crate::{
-    Access, Completion, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory, Source, Status,
-    WindowId, WorkRequest,
+    Access, Completion, ConnectParams, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory,
+    Source, Status, WindowId, WorkRequest,
 };
 
 /// An empty scatter-gather entry.
 const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 /// Longest run of unsignalled requests.
-const MOST_UNSIGNALLED: usize = 64;
+const MAX_UNSIGNALLED: usize = 64;
 
 /// Memory that the device uses for a request.
 #[expect(dead_code, reason = "lent and frozen memory is held to be dropped")]
 enum RequestMemory {
     Nothing,
+    /// No memory: the fabric itself posted the request, which is never reported.
+    Marker,
     Message(Posted),
     Lent(Lent),
     Frozen(Frozen),
+    /// No memory: the invalidation of the window with this index.
     Invalidation(u32),
 }
 
+/// A request in the send queue.
 struct InFlight {
     wr_id: u64,
     opcode: Opcode,
     /// The poster wants its completion.
-    told: bool,
-    /// Posted by the fabric itself and never reported.
-    own: bool,
-    holds: RequestMemory,
-}
-
-impl InFlight {
-    /// Whether it holds no memory and is reported only on failure.
-    #[inline]
-    fn is_unreported(&self) -> bool {
-        matches!(self.holds, RequestMemory::Nothing) && !self.told
-    }
+    is_reported: bool,
+    memory: RequestMemory,
 }
 
 const REFUSED: &str = "the device refused it; see the log";
@@ -90,28 +84,7 @@ impl Scratch {
     }
 }
 
-/// Effect of a completion.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Retired {
-    /// Requests that it ended: its own and the unsignalled ones before it.
-    pub(super) count: usize,
-    /// No posted request has its identifier.
-    pub(super) is_unknown: bool,
-}
-
-pub(super) struct Parts<'a> {
-    pub(super) id: QpId,
-    pub(super) pd: &'a Rc<ProtectionDomain>,
-    pub(super) cq: &'a Rc<CompletionQueue>,
-    pub(super) srq: Option<&'a Rc<SharedReceiveQueue>>,
-    pub(super) send_depth: u32,
-    /// Capacity of its own receive queue, if it has one.
-    pub(super) own_receives: Option<u32>,
-    pub(super) max_inline_data: u32,
-    pub(super) windows: u32,
-}
-
-pub(super) struct Endpoint {
+pub(super) struct WorkQueues {
     id: QpId,
     owner: Owner,
     qp: Option<QueuePair>,
@@ -122,33 +95,39 @@ pub(super) struct Endpoint {
     max_inline_data: usize,
     /// Requests since the last signalled one, and their maximum.
     unsignalled: usize,
-    most_unsignalled: usize,
+    max_unsignalled: usize,
     receives: Option<ReceiveTable>,
-    pub(super) windows: Windows,
+    pub(super) windows: QpWindows,
 }
 
-impl Endpoint {
-    pub(super) fn new(parts: &Parts<'_>) -> io::Result<Self> {
-        let depth = parts.send_depth.max(1) as usize;
-        let srq = if parts.own_receives.is_some() { None } else { parts.srq };
+impl WorkQueues {
+    /// Creates a queue pair with its own receive queue, if `params` ask for one, else with `srq`.
+    pub(super) fn new(
+        id: QpId,
+        pd: &Rc<ProtectionDomain>,
+        cq: &Rc<CompletionQueue>,
+        srq: Option<&Rc<SharedReceiveQueue>>,
+        params: &ConnectParams,
+        max_inline_data: u32,
+    ) -> io::Result<Self> {
+        let (depth, own_receives) = (params.send_queue_depth.max(1), params.own_receive_queue);
         // One extra entry for the final marker.
-        let send = parts.send_depth.max(1) + 1;
-        let mut capacity =
-            QpCapacity { send, receive: parts.own_receives.unwrap_or(0), max_inline_data: parts.max_inline_data };
-        let qp = QueuePair::new(parts.pd, parts.cq, srq, &mut capacity, parts.id.slot as usize)?;
-        let owner = Owner::new(parts.id);
+        let capacity = QpCapacity { send: depth + 1, receive: own_receives.unwrap_or(0), max_inline_data };
+        let srq = srq.filter(|_| own_receives.is_none());
+        let qp = QueuePair::new(pd, cq, srq, &capacity, id.slot as usize)?;
+        let (depth, owner) = (depth as usize, Owner::new(id));
         Ok(Self {
-            id: parts.id,
+            id,
             owner,
-            qp: Some(qp),
             in_flight: VecDeque::with_capacity(depth + 1),
             first: 0,
             depth,
-            max_inline_data: parts.max_inline_data.min(capacity.max_inline_data) as usize,
+            max_inline_data: max_inline_data.min(qp.max_inline_data) as usize,
             unsignalled: 0,
-            most_unsignalled: (depth / 4).clamp(1, MOST_UNSIGNALLED),
-            receives: parts.own_receives.map(|depth| ReceiveTable::new(owner, depth)),
-            windows: Windows::new(parts.pd, parts.windows),
+            max_unsignalled: (depth / 4).clamp(1, MAX_UNSIGNALLED),
+            receives: own_receives.map(|depth| ReceiveTable::new(owner, depth)),
+            windows: QpWindows::new(pd, params.windows),
+            qp: Some(qp),
         })
     }
 
@@ -170,14 +149,31 @@ impl Endpoint {
         self.in_flight.len()
     }
 
-    /// Receives in its own queue.
-    pub(super) fn own_receives(&self) -> usize {
-        self.receives.as_ref().map_or(0, ReceiveTable::outstanding)
+    /// Requests in flight, and Receives in its own queue.
+    pub(super) fn outstanding(&self) -> usize {
+        self.in_flight.len() + self.receives.as_ref().map_or(0, ReceiveTable::outstanding)
+    }
+
+    /// Sequence number of the next request.
+    #[inline]
+    fn next_sequence(&self) -> u32 {
+        self.first.wrapping_add(self.in_flight.len() as u32)
+    }
+
+    /// Whether the next request is signalled: if its poster wants that, or after a run of unsignalled ones.
+    #[inline]
+    fn signals(&mut self, is_wanted: bool) -> bool {
+        self.unsignalled += 1;
+        let is_signalled = is_wanted || self.unsignalled >= self.max_unsignalled;
+        if is_signalled {
+            self.unsignalled = 0;
+        }
+        is_signalled
     }
 
     /// Posts Receives to its own queue; see [`ReceiveTable::post_own`]. `None` without such a queue.
     #[inline]
-    pub(super) fn post_recv(&mut self, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> Option<usize> {
+    pub(super) fn post_recv(&mut self, regions: &MemoryRegions, bufs: &mut Vec<Buf>, limit: usize) -> Option<usize> {
         let (table, qp) = (self.receives.as_mut()?, self.qp.as_ref()?);
         Some(table.post_own(qp, regions, bufs, limit))
     }
@@ -193,67 +189,50 @@ impl Endpoint {
     pub(super) fn post(
         &mut self,
         scratch: &mut Scratch,
-        regions: &Regions,
+        regions: &MemoryRegions,
         stats: &mut FabricStats,
         chain: &mut Vec<Posting>,
         room: usize,
     ) -> Result<(), PostError> {
         let room = room.min(self.depth.saturating_sub(self.in_flight.len()));
-        let alone = chain.len() == 1 && room > 0;
-        match if alone { self.post_one(scratch, regions, stats, chain) } else { None } {
-            Some(result) => result,
-            None => self.post_all(scratch, regions, stats, chain, room),
-        }
+        let one = if chain.len() == 1 && room > 0 { self.post_one(scratch, regions, stats, chain) } else { None };
+        one.unwrap_or_else(|| self.post_all(scratch, regions, stats, chain, room))
     }
 
     /// Posts a chain of one inline Send, the usual call or reply. `None` for any other chain.
-    #[inline(always)]
+    #[inline]
     fn post_one(
         &mut self,
         scratch: &mut Scratch,
-        regions: &Regions,
+        regions: &MemoryRegions,
         stats: &mut FabricStats,
         chain: &mut Vec<Posting>,
     ) -> Option<Result<(), PostError>> {
-        let Some(&Posting { wr_id, signalled: told, wr: WorkRequest::Send { ref buf, invalidate, fence } }) =
-            chain.first()
-        else {
-            return None;
-        };
-        if buf.len() > self.max_inline_data {
+        let posting = chain.first()?;
+        if !matches!(&posting.wr, WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data) {
             return None;
         }
         scratch.reserve(1);
         let (request, part) = (scratch.requests.first_mut()?, scratch.parts.first_mut()?);
-        self.build_send(regions, (buf, invalidate, fence), request, part).ok()?;
-        request.wr_id = self.owner.send(self.first.wrapping_add(self.in_flight.len() as u32));
-        let signalled = told || self.unsignalled + 1 >= self.most_unsignalled;
-        if signalled {
-            request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        self.build(regions, posting, self.next_sequence(), request, part).ok()?;
+        let is_signalled = self.signals(posting.signalled);
+        request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
+        let posted = self.ring_doorbell(scratch, 1);
+        if posted != Err(0) {
+            stats.doorbells += 1;
+            stats.posts += 1;
+            stats.signalled += u64::from(is_signalled);
+            chain.pop().into_iter().for_each(|posting| self.store(posting));
         }
-        let rung = self.ring(scratch, 1);
-        if rung == Err(0) {
-            return Some(Err(PostError::Invalid(REFUSED)));
-        }
-        self.unsignalled = if signalled { 0 } else { self.unsignalled + 1 };
-        stats.doorbells += 1;
-        stats.posts += 1;
-        stats.signalled += u64::from(signalled);
-        let holds = RequestMemory::Nothing;
-        self.in_flight.push_back(InFlight { wr_id, opcode: Opcode::Send, told, own: false, holds });
-        // The device has copied the message, so its buffer returns to the pool here.
-        if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
-            drop(buf);
-        }
-        Some(rung.map_err(|_| PostError::Invalid(REFUSED)))
+        Some(posted.map_err(|_| PostError::Invalid(REFUSED)))
     }
 
-    /// Posts a chain with one call, up to `room` requests.
+    /// Posts any chain with one call, up to `room` requests.
     #[inline(never)]
     fn post_all(
         &mut self,
         scratch: &mut Scratch,
-        regions: &Regions,
+        regions: &MemoryRegions,
         stats: &mut FabricStats,
         chain: &mut Vec<Posting>,
         room: usize,
@@ -261,27 +240,23 @@ impl Endpoint {
         let mut result = if chain.len() > room { Err(PostError::QueueFull) } else { Ok(()) };
         let fits = &chain[..chain.len().min(room)];
         scratch.reserve(fits.len());
-        let mut sequence = self.first.wrapping_add(self.in_flight.len() as u32);
-        let (mut count, mut signals) = (0, 0);
+        let (mut sequence, mut count, mut signals) = (self.next_sequence(), 0, 0);
         let places = scratch.requests.iter_mut().zip(&mut scratch.parts);
         for (posting, (request, part)) in fits.iter().zip(places) {
             if let Err(why) = self.build(regions, posting, sequence, request, part) {
                 result = Err(PostError::Invalid(why));
                 break;
             }
-            self.unsignalled += 1;
-            if posting.signalled || self.unsignalled >= self.most_unsignalled {
-                self.unsignalled = 0;
-                signals += 1;
-                request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
-            }
+            let is_signalled = self.signals(posting.signalled);
+            request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
+            signals += u64::from(is_signalled);
             sequence = sequence.wrapping_add(1);
             count += 1;
         }
         if count == 0 {
             return result;
         }
-        let posted = match self.ring(scratch, count) {
+        let posted = match self.ring_doorbell(scratch, count) {
             Ok(()) => count,
             Err(posted) => {
                 result = Err(PostError::Invalid(REFUSED));
@@ -294,13 +269,13 @@ impl Endpoint {
         if posted < count {
             chain[posted..count].iter().for_each(|posting| self.undo(posting));
         }
-        chain.drain(..posted).for_each(|posting| self.take(posting));
+        chain.drain(..posted).for_each(|posting| self.store(posting));
         result
     }
 
     /// Links and posts the first `count` requests. On failure returns the count taken.
     #[inline]
-    fn ring(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
+    fn ring_doorbell(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
         let (requests, parts) = (scratch.requests.as_mut_ptr(), scratch.parts.as_mut_ptr());
         for (n, request) in scratch.requests.iter_mut().take(count).enumerate() {
             request.sg_list = parts.wrapping_add(n);
@@ -322,7 +297,7 @@ impl Endpoint {
     #[inline]
     fn build(
         &mut self,
-        regions: &Regions,
+        regions: &MemoryRegions,
         posting: &Posting,
         sequence: u32,
         request: &mut ibv_send_wr,
@@ -331,9 +306,17 @@ impl Endpoint {
         request.wr_id = self.owner.send(sequence);
         request.send_flags = 0;
         request.imm_data_invalidated_rkey_union.invalidated_rkey = 0;
+        *part = NOTHING;
         match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
-                return self.build_send(regions, (buf, *invalidate, *fence), request, part);
+                *part = local(regions, buf.arena(), (buf.address(), buf.len()), 0, buf.len())?;
+                request.opcode = match invalidate {
+                    Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_INV,
+                    None => ibv_wr_opcode::IBV_WR_SEND,
+                };
+                request.imm_data_invalidated_rkey_union.invalidated_rkey = invalidate.unwrap_or(0);
+                request.send_flags = flag(*fence, ibv_send_flags::IBV_SEND_FENCE.0)
+                    | flag(buf.len() <= self.max_inline_data, ibv_send_flags::IBV_SEND_INLINE.0);
             }
             WorkRequest::Write { src, offset, len, remote } => {
                 *part = match src {
@@ -349,11 +332,9 @@ impl Endpoint {
                 request.wr = remote_part(*remote);
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
-                *part = NOTHING;
                 self.build_bind(regions, request, *window, (mem, *offset, *len), *access)?;
             }
             WorkRequest::LocalInvalidate { window } => {
-                *part = NOTHING;
                 self.check_window(*window)?;
                 request.opcode = ibv_wr_opcode::IBV_WR_LOCAL_INV;
                 let rkey = self.windows.begin_revoke(window.index)?;
@@ -365,33 +346,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Builds a Send except for its identifier.
-    #[inline(always)]
-    fn build_send(
-        &self,
-        regions: &Regions,
-        (buf, invalidate, fence): (&Buf, Option<u32>, bool),
-        request: &mut ibv_send_wr,
-        part: &mut ibv_sge,
-    ) -> Result<(), &'static str> {
-        let region = regions.get(buf.arena()).ok_or(FOREIGN)?;
-        *part = ibv_sge { addr: buf.address() as u64, length: buf.len() as u32, lkey: region.mr.lkey() };
-        request.opcode = match invalidate {
-            Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_INV,
-            None => ibv_wr_opcode::IBV_WR_SEND,
-        };
-        request.imm_data_invalidated_rkey_union.invalidated_rkey = invalidate.unwrap_or(0);
-        let flag = |wanted, flag: ibv_send_flags| if wanted { flag.0 } else { 0 };
-        request.send_flags = flag(fence, ibv_send_flags::IBV_SEND_FENCE)
-            | flag(buf.len() <= self.max_inline_data, ibv_send_flags::IBV_SEND_INLINE);
-        // Some devices read a length of 0 as 2 GiB.
-        request.num_sge = i32::from(part.length != 0);
-        Ok(())
-    }
-
     fn build_bind(
         &mut self,
-        regions: &Regions,
+        regions: &MemoryRegions,
         request: &mut ibv_send_wr,
         window: WindowId,
         (mem, offset, len): (&Lent, usize, usize),
@@ -403,17 +360,16 @@ impl Endpoint {
         if !region.access.permits(access) {
             return Err("memory registered without these remote rights");
         }
-        let binding = self.windows.begin_bind(window.index)?;
-        let flags = |wanted, flag: ibv_access_flags| if wanted { flag.0 } else { 0 };
+        let (mw, rkey) = self.windows.begin_bind(window.index)?;
         let bind_info = ibv_mw_bind_info {
             mr: region.mr.raw(),
             addr: (mem.address() + offset) as u64,
             length: len as u64,
-            mw_access_flags: flags(access.remote_read, ibv_access_flags::IBV_ACCESS_REMOTE_READ)
-                | flags(access.remote_write, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
+            mw_access_flags: flag(access.remote_read, ibv_access_flags::IBV_ACCESS_REMOTE_READ.0)
+                | flag(access.remote_write, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0),
         };
         request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
-        request.bind_mw_tso_union.bind_mw = bind_mw_t { mw: binding.mw, rkey: binding.rkey, bind_info };
+        request.bind_mw_tso_union.bind_mw = bind_mw_t { mw, rkey, bind_info };
         Ok(())
     }
 
@@ -424,9 +380,9 @@ impl Endpoint {
 
     /// Stores a posted request and its memory.
     #[inline]
-    fn take(&mut self, posting: Posting) {
+    fn store(&mut self, posting: Posting) {
         let Posting { wr_id, signalled, wr } = posting;
-        let (opcode, holds) = match wr {
+        let (opcode, memory) = match wr {
             // The device has copied an inline message, so its buffer returns to the pool here.
             WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => {
                 (Opcode::Send, RequestMemory::Nothing)
@@ -436,14 +392,14 @@ impl Endpoint {
             WorkRequest::Write { src: Source::Frozen(mem), .. } => (Opcode::Write, RequestMemory::Frozen(mem)),
             WorkRequest::Read { dst, .. } => (Opcode::Read, RequestMemory::Lent(dst)),
             WorkRequest::Bind { window, mem, .. } => {
-                self.windows.bound(window.index, mem);
+                self.windows.record_bind(window.index, mem);
                 (Opcode::Bind, RequestMemory::Nothing)
             }
             WorkRequest::LocalInvalidate { window } => {
                 (Opcode::LocalInvalidate, RequestMemory::Invalidation(window.index))
             }
         };
-        self.in_flight.push_back(InFlight { wr_id, opcode, told: signalled, own: false, holds });
+        self.in_flight.push_back(InFlight { wr_id, opcode, is_reported: signalled, memory });
     }
 
     /// Reverts the window state of a request that was built but not posted.
@@ -460,117 +416,115 @@ impl Endpoint {
     pub(super) fn post_immediate(
         &mut self,
         scratch: &mut Scratch,
-        regions: &Regions,
+        regions: &MemoryRegions,
         posting: Posting,
         immediate: u32,
     ) -> bool {
-        let sequence = self.first.wrapping_add(self.in_flight.len() as u32);
         let (mut request, mut part) = (blank(), NOTHING);
-        let built = self.build(regions, &posting, sequence, &mut request, &mut part);
-        request.opcode = match request.opcode {
-            ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
-            ibv_wr_opcode::IBV_WR_RDMA_WRITE if built.is_ok() => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-            _ => return false,
-        };
+        let built = self.build(regions, &posting, self.next_sequence(), &mut request, &mut part);
         if built.is_err() || self.in_flight.len() >= self.depth {
             return false;
         }
+        request.opcode = match request.opcode {
+            ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+            _ => return false,
+        };
         request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-        request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
-        scratch.reserve(1);
-        (scratch.requests[0], scratch.parts[0]) = (request, part);
-        if self.ring(scratch, 1).is_err() {
+        if self.ring_signalled(scratch, request, part).is_err() {
             return false;
         }
-        self.unsignalled = 0;
-        self.take(posting);
+        self.store(posting);
         true
     }
 
     /// Posts a marker: an RDMA Write of no bytes, which needs no key. Its completion proves the end of all earlier
     /// requests. False if unnecessary or impossible.
     pub(super) fn post_marker(&mut self, scratch: &mut Scratch) -> bool {
-        if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(|last| last.own) {
+        let is_marker = |last: &InFlight| matches!(last.memory, RequestMemory::Marker);
+        if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(is_marker) {
             return false;
         }
-        let sequence = self.first.wrapping_add(self.in_flight.len() as u32);
-        scratch.reserve(1);
-        scratch.requests[0] = ibv_send_wr {
-            wr_id: self.owner.send(sequence),
-            opcode: ibv_wr_opcode::IBV_WR_RDMA_WRITE,
-            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
-            ..blank()
-        };
-        if self.ring(scratch, 1) == Err(0) {
+        let wr_id = self.owner.send(self.next_sequence());
+        let marker = ibv_send_wr { wr_id, opcode: ibv_wr_opcode::IBV_WR_RDMA_WRITE, ..blank() };
+        if self.ring_signalled(scratch, marker, NOTHING) == Err(0) {
             return false;
         }
-        let holds = RequestMemory::Nothing;
-        self.in_flight.push_back(InFlight { wr_id: 0, opcode: Opcode::Write, told: false, own: true, holds });
-        self.unsignalled = 0;
+        let memory = RequestMemory::Marker;
+        self.in_flight.push_back(InFlight { wr_id: 0, opcode: Opcode::Write, is_reported: false, memory });
         true
     }
 
-    /// Completes a send queue request and all before it.
+    /// Posts one request, signalled. On failure returns the count taken, see [`ring_doorbell`](Self::ring_doorbell).
+    fn ring_signalled(&mut self, scratch: &mut Scratch, mut request: ibv_send_wr, part: ibv_sge) -> Result<(), usize> {
+        request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        self.unsignalled = 0;
+        scratch.reserve(1);
+        (scratch.requests[0], scratch.parts[0]) = (request, part);
+        self.ring_doorbell(scratch, 1)
+    }
+
+    /// Completes a send queue request and the unsignalled ones before it.
+    ///
+    /// Returns their count. `None` if no posted request has the identifier.
     #[inline]
     pub(super) fn retire(
         &mut self,
         done: &WorkCompletion,
         status: Status,
         out: &mut impl Extend<Completion>,
-    ) -> Retired {
-        let id = WrId(done.wr_id());
+    ) -> Option<usize> {
+        let id = WrId(done.wr_id);
         let ahead = id.index().wrapping_sub(self.first) as usize;
         if id.owner() != self.owner || ahead >= self.in_flight.len() {
-            return Retired { count: 0, is_unknown: true };
+            return None;
         }
         for _ in 0..ahead {
             self.end_first(Status::Success, out);
         }
         self.end_first(status, out);
-        Retired { count: ahead + 1, is_unknown: false }
+        Some(ahead + 1)
     }
 
+    /// Ends the first request in flight.
     #[inline]
     fn end_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
-        if status.is_ok() && self.in_flight.front().is_some_and(InFlight::is_unreported) {
-            // The usual case: the rest of a Send that the device has copied.
-            self.first = self.first.wrapping_add(1);
-            drop(self.in_flight.pop_front());
-            return;
+        let Some(request) = self.in_flight.pop_front() else { return };
+        self.first = self.first.wrapping_add(1);
+        // Most requests are Sends that the device has copied. They need no more.
+        if request.is_reported || !status.is_ok() || !matches!(request.memory, RequestMemory::Nothing) {
+            self.end(request, status, out);
         }
-        self.end_others(status, out);
     }
 
     #[inline(never)]
-    fn end_others(&mut self, status: Status, out: &mut impl Extend<Completion>) {
-        let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
-        self.first = self.first.wrapping_add(1);
-        match holds {
+    fn end(&mut self, request: InFlight, status: Status, out: &mut impl Extend<Completion>) {
+        let InFlight { wr_id, opcode, is_reported, memory } = request;
+        let is_marker = matches!(memory, RequestMemory::Marker);
+        match memory {
             // SAFETY: the device has completed this request or a later one of its queue, or the queue pair is
             // destroyed.
             RequestMemory::Message(posted) => drop(unsafe { posted.complete() }),
-            RequestMemory::Invalidation(index) if status.is_ok() => self.windows.free(index),
             // A failed invalidation leaves the memory exposed until the queue pair's destruction.
-            RequestMemory::Invalidation(_)
-            | RequestMemory::Nothing
-            | RequestMemory::Lent(_)
-            | RequestMemory::Frozen(_) => {}
+            RequestMemory::Invalidation(index) if status.is_ok() => self.windows.free(index),
+            _ => {}
         }
-        if (told || !status.is_ok()) && !own {
+        if (is_reported || !status.is_ok()) && !is_marker {
             out.extend([Completion::ended(self.id, wr_id, opcode, status)]);
         }
     }
 
-    /// Destroys a queue pair in error and returns its memory. Outstanding requests are flushed.
-    pub(super) fn destroy(&mut self, out: &mut impl Extend<Completion>) -> Retired {
+    /// Destroys a queue pair in error and returns its memory. Outstanding requests are flushed. Returns the count of
+    /// completions that it will not have.
+    pub(super) fn destroy(&mut self, out: &mut impl Extend<Completion>) -> usize {
         self.windows.destroy();
-        let Some(qp) = self.qp.take() else { return Retired::default() };
-        let count = self.in_flight.len() + self.own_receives();
+        let Some(qp) = self.qp.take() else { return 0 };
+        let count = self.outstanding();
         if let Err(error) = qp.destroy() {
             log::error!("{:?}: ibv_destroy_qp: {error}; what it holds is lost", self.id);
             // The device may still use the memory, so it is never reused.
             mem::take(&mut self.in_flight).into_iter().for_each(mem::forget);
-            return Retired { count, is_unknown: false };
+            return count;
         }
         while !self.in_flight.is_empty() {
             self.end_first(Status::Flushed, out);
@@ -580,11 +534,11 @@ impl Endpoint {
             let bufs = unsafe { receives.reclaim() };
             out.extend(bufs.into_iter().map(|buf| Completion::failed_receive(self.id, Status::Flushed, buf)));
         }
-        Retired { count, is_unknown: false }
+        count
     }
 }
 
-impl Drop for Endpoint {
+impl Drop for WorkQueues {
     fn drop(&mut self) {
         // For a queue pair that the fabric did not destroy first.
         self.destroy(&mut Vec::new());
@@ -597,6 +551,12 @@ fn blank() -> ibv_send_wr {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
+/// The bits of a flag, if it is set.
+#[inline]
+pub(super) fn flag(is_set: bool, bits: u32) -> u32 {
+    if is_set { bits } else { 0 }
+}
+
 #[inline]
 fn remote_part(remote: RemoteMemory) -> wr_t {
     wr_t { rdma: rdma_t { remote_addr: remote.address, rkey: remote.rkey } }
@@ -605,7 +565,7 @@ fn remote_part(remote: RemoteMemory) -> wr_t {
 /// The device's form of a buffer range.
 #[inline]
 fn local(
-    regions: &Regions,
+    regions: &MemoryRegions,
     arena: rpcrdma_mempool::ArenaId,
     (address, whole): (usize, usize),
     offset: usize,
