@@ -152,11 +152,11 @@ impl<'a> Decoder<'a> {
         match self.u32(what)? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(BadXdr { what, at: self.at - 4 }),
+            _ => Err(self.unknown(what)),
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn padding(&mut self, len: usize, what: &'static str) -> Result<(), BadXdr> {
         let at = self.at;
         let padding = self.bytes(len.wrapping_neg() % 4, what)?;
@@ -183,10 +183,10 @@ impl<'a> Decoder<'a> {
     /// Fewer bytes are left, or the length exceeds `max`.
     #[inline]
     pub fn opaque(&mut self, max: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
-        let at = self.at;
+        let bad = BadXdr { what, at: self.at };
         let len = self.u32(what)? as usize;
         if len > max {
-            return Err(BadXdr { what, at });
+            return Err(bad);
         }
         let bytes = self.bytes(len, what)?;
         self.padding(len, what)?;
@@ -199,22 +199,21 @@ impl<'a> Decoder<'a> {
     /// Fewer bytes are left, the length exceeds `max`, or a chunk differs from it.
     #[inline]
     pub fn bulk(&mut self, max: usize, what: &'static str) -> Result<Bulk<'a>, BadXdr> {
+        let at = self.at;
         let Some(received) = self.received else { return self.opaque(max, what).map(Bulk::from) };
-        let bad = BadXdr { what, at: self.at };
-        let Some(word) = self.rest().first_chunk() else { return Err(bad) };
-        let len = u32::from_be_bytes(*word) as usize;
-        let item = self.item;
+        let len = self.u32(what)? as usize;
+        let chunk = received.item(self.item, self.chunks, self.at + self.apart, len);
         self.item += 1;
-        match received.item(item, self.chunks, self.at + 4 + self.apart, len) {
-            None => self.opaque(max, what).map(Bulk::from),
-            Some(bytes) if bytes.len() == len && len <= max => {
-                self.at += 4;
-                self.chunks += 1;
-                self.apart += crate::padded(len);
-                Ok(Bulk::from(bytes))
-            }
-            Some(_) => Err(bad),
+        let Some(bytes) = chunk else {
+            self.at = at;
+            return self.opaque(max, what).map(Bulk::from);
+        };
+        if bytes.len() != len || len > max {
+            return Err(BadXdr { what, at });
         }
+        self.chunks += 1;
+        self.apart += crate::padded(len);
+        Ok(Bulk::from(bytes))
     }
 
     /// The bytes of a `T` inside another one, checked.

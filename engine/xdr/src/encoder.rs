@@ -108,7 +108,7 @@ impl<'b> Encoder<'b> {
         Self { out, at: 0, place: None, item: 0, apart: 0 }
     }
 
-    /// The same, for a message whose DDP-eligible items may travel as chunks.
+    /// A cursor over a message whose DDP-eligible items may travel as chunks.
     #[must_use]
     pub fn placing(out: &'b mut [u8], place: &'b mut dyn Place) -> Self {
         Self { place: Some(place), ..Self::new(out) }
@@ -198,7 +198,7 @@ impl<'b> Encoder<'b> {
         self.padding(bytes.len())
     }
 
-    #[inline(always)]
+    #[inline]
     fn padding(&mut self, len: usize) -> Result<(), NoSpace> {
         self.bytes(&[0; 3][..len.wrapping_neg() % 4])
     }
@@ -232,28 +232,25 @@ impl<'b> Encoder<'b> {
     pub fn bulk(&mut self, bulk: &Bulk<'_>, max: usize) -> Result<(), NoSpace> {
         self.count(bulk.len(), max)?;
         let position = self.at + self.apart;
-        let item = self.item;
-        self.item += 1;
         let placed = match &mut self.place {
-            Some(place) => place.place(item, bulk, position)?,
+            Some(place) => place.place(self.item, bulk, position)?,
             None => Placed::Inline,
         };
+        self.item += 1;
         match placed {
             Placed::Apart => self.apart += padded(bulk.len()),
-            Placed::Inline if bulk.is_placed() && !bulk.is_empty() => {
-                return Err(NoSpace::placed(bulk.len(), 0));
-            }
+            Placed::Inline if bulk.is_placed() && !bulk.is_empty() => return Err(NoSpace::placed(bulk.len(), 0)),
             Placed::Inline => self.fixed(bulk.bytes())?,
             Placed::At(from) => {
                 let (to, available) = (self.at, self.out.len());
-                let (moved, end) = (from.saturating_add(bulk.len()), to.saturating_add(bulk.len()));
-                if moved.max(end) > available {
-                    return Err(NoSpace::new(moved.max(end), available));
+                let end = from.max(to).saturating_add(bulk.len());
+                if end > available {
+                    return Err(NoSpace::new(end, available));
                 }
                 if from != to {
-                    self.out.copy_within(from..moved, to);
+                    self.out.copy_within(from..from + bulk.len(), to);
                 }
-                self.at = end;
+                self.at = to + bulk.len();
                 self.padding(bulk.len())?;
             }
         }

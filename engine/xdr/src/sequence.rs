@@ -20,10 +20,7 @@ pub struct Sequence<'a, T, const LINKED: bool>(Elements<'a, T>);
 enum Elements<'a, T> {
     Slice(&'a [T]),
     /// Checked bytes of so many elements, with the pointers in front of them.
-    Encoded {
-        bytes: &'a [u8],
-        count: usize,
-    },
+    Encoded(&'a [u8], usize),
 }
 
 impl<T, const LINKED: bool> Clone for Sequence<'_, T, LINKED> {
@@ -55,14 +52,23 @@ impl<T, const LINKED: bool> Default for Sequence<'_, T, LINKED> {
     }
 }
 
-impl<T, const LINKED: bool> Sequence<'_, T, LINKED> {
+impl<'a, T, const LINKED: bool> Sequence<'a, T, LINKED> {
+    /// Bytes in front of an element.
+    const POINTER: usize = if LINKED { 4 } else { 0 };
+
+    /// The elements to send, and the bytes and number of encoded ones. One of the two is empty.
+    fn parts(&self) -> (&'a [T], &'a [u8], usize) {
+        match self.0 {
+            Elements::Slice(elements) => (elements, &[], 0),
+            Elements::Encoded(bytes, count) => (&[], bytes, count),
+        }
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
-        match self.0 {
-            Elements::Slice(elements) => elements.len(),
-            Elements::Encoded { count, .. } => count,
-        }
+        let (elements, _, count) = self.parts();
+        elements.len() + count
     }
 
     /// Whether there are none.
@@ -76,10 +82,8 @@ impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Sequence<'a, T, LINKED> {
     /// The elements, in order.
     #[must_use]
     pub fn iter(&self) -> Iter<'a, T, LINKED> {
-        Iter(match self.0 {
-            Elements::Slice(elements) => Left::Slice(elements.iter()),
-            Elements::Encoded { bytes, count } => Left::Encoded { from: Decoder::new(bytes), count },
-        })
+        let (elements, bytes, count) = self.parts();
+        Iter { elements: elements.iter(), encoded: Decoder::new(bytes), count }
     }
 }
 
@@ -87,28 +91,20 @@ impl<T: Encode, const LINKED: bool> Sequence<'_, T, LINKED> {
     /// Bytes of the elements, and of the word that counts them or ends them.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
-        4 + match self.0 {
-            Elements::Slice(elements) => elements.iter().map(|element| pointer(LINKED) + element.encoded_len()).sum(),
-            Elements::Encoded { bytes, .. } => bytes.len(),
-        }
+        let (elements, bytes, _) = self.parts();
+        4 + bytes.len() + elements.iter().map(|element| Self::POINTER + element.encoded_len()).sum::<usize>()
     }
 
     fn encode_elements(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
-        match self.0 {
-            Elements::Slice(elements) => elements.iter().try_for_each(|element| {
-                if LINKED {
-                    to.bool(true)?;
-                }
-                element.encode(to)
-            }),
-            Elements::Encoded { bytes, .. } => to.bytes(bytes),
+        let (elements, bytes, _) = self.parts();
+        for element in elements {
+            if LINKED {
+                to.bool(true)?;
+            }
+            element.encode(to)?;
         }
+        to.bytes(bytes)
     }
-}
-
-/// Bytes in front of an element.
-const fn pointer(linked: bool) -> usize {
-    if linked { 4 } else { 0 }
 }
 
 impl<'a, T: Decode<'a>> Array<'a, T> {
@@ -127,7 +123,7 @@ impl<'a, T: Decode<'a>> Array<'a, T> {
         for _ in 0..count {
             T::decode(from)?;
         }
-        Ok(Self(Elements::Encoded { bytes: from.since(at), count }))
+        Ok(Self(Elements::Encoded(from.since(at), count)))
     }
 }
 
@@ -150,7 +146,7 @@ impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
             T::decode(from)?;
             (bytes, count) = (from.since(at), count + 1);
         }
-        Ok(Self(Elements::Encoded { bytes, count }))
+        Ok(Self(Elements::Encoded(bytes, count)))
     }
 }
 
@@ -189,26 +185,23 @@ impl<'a, T: Decode<'a> + Clone + PartialEq, const LINKED: bool> PartialEq for Se
 
 /// Elements of a [`Sequence`].
 #[derive(Debug)]
-pub struct Iter<'a, T, const LINKED: bool>(Left<'a, T>);
-
-#[derive(Debug)]
-enum Left<'a, T> {
-    Slice(std::slice::Iter<'a, T>),
-    Encoded { from: Decoder<'a>, count: usize },
+pub struct Iter<'a, T, const LINKED: bool> {
+    elements: std::slice::Iter<'a, T>,
+    encoded: Decoder<'a>,
+    count: usize,
 }
 
 impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Iterator for Iter<'a, T, LINKED> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {
-        match &mut self.0 {
-            Left::Slice(elements) => elements.next().cloned(),
-            Left::Encoded { from, count } => {
-                *count = count.checked_sub(1)?;
-                from.bytes(pointer(LINKED), "pointer to the next element").ok()?;
-                T::decode(from).ok()
-            }
+        if let Some(element) = self.elements.next() {
+            return Some(element.clone());
         }
+        self.count = self.count.checked_sub(1)?;
+        let pointer = Sequence::<T, LINKED>::POINTER;
+        self.encoded.bytes(pointer, "pointer to the next element").ok()?;
+        T::decode(&mut self.encoded).ok()
     }
 }
 
@@ -259,6 +252,6 @@ impl ListBuilder {
     /// The list.
     #[must_use]
     pub fn list<T>(&self) -> List<'_, T> {
-        Sequence(Elements::Encoded { bytes: &self.bytes, count: self.count })
+        Sequence(Elements::Encoded(&self.bytes, self.count))
     }
 }
