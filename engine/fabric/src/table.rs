@@ -27,6 +27,11 @@ impl<Qp> Default for Table<Qp> {
 }
 
 impl<Qp> Table<Qp> {
+    /// Number of queue pairs.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     /// Creates a queue pair in a free slot, by its new name.
     pub(super) fn insert(&mut self, make: impl FnOnce(QpId) -> Qp) -> QpId {
         let slot = self.free.pop().unwrap_or_else(|| {

@@ -1,5 +1,5 @@
 use pcap_parser::Linktype;
-use rpcrdma::fabric::iwarp::wire::{Crc, Enhanced, Fault, QUEUE_SEND, QUEUE_TERMINATE, pad};
+use rpcrdma::fabric::iwarp::wire::{Enhanced, Fault, QUEUE_SEND, QUEUE_TERMINATE, crc32c, pad};
 
 use super::*;
 use crate::tcp::tests::packet;
@@ -60,9 +60,8 @@ impl Wire {
         let mut out = segment.encode(payload.len()).to_vec();
         out.extend_from_slice(payload);
         out.resize(out.len() + pad(out.len() - 2), 0);
-        let mut crc = Crc::new();
-        crc.update(&out);
-        out.extend_from_slice(&if self.crc { crc.finish() } else { [0xEE; 4] });
+        let crc = if self.crc { crc32c(&out).to_le_bytes() } else { [0xEE; 4] };
+        out.extend_from_slice(&crc);
         out
     }
 }
@@ -265,7 +264,10 @@ fn set_up_is_found_behind_something_else_and_other_connections_are_left_alone() 
     assert_eq!(wire.send(1, b"anything at all, and more"), []);
     let mut wire = Wire { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
     let bad = [&Kind::Reply.key()[..], &[0, 1, 2, 1]].concat();
-    assert_eq!(reason(&wire.send(0, &bad)), "an MPA frame with 513 bytes of private data, of which there may be 512");
+    assert_eq!(
+        reason(&wire.send(0, &bad)),
+        "an MPA frame with 513 bytes of private data: at most 512, and at least 4 in an enhanced one"
+    );
 }
 
 #[test]

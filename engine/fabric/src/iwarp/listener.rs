@@ -4,12 +4,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::config::IwarpConfig;
+use super::sys::BusyPoll;
 use crate::accept_balancer::{AcceptBalancer, BalancerMember};
 use crate::connection_manager::Listen;
 use crate::error::failed;
@@ -17,14 +19,13 @@ use crate::{FabricAddress, FabricError, Waker, host};
 
 /// Connections that the kernel keeps for a listener that is busy.
 const BACKLOG: i32 = 1024;
+/// Shortest time for TCP's keep-alive, which counts seconds.
+const LEAST_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// A bound address of the iWARP fabric. The last clone to go frees the address.
 #[derive(Clone, Debug)]
-pub struct IwarpListener(Arc<Bound>);
-
-#[derive(Debug)]
-struct Bound {
-    socket: OwnedFd,
+pub struct IwarpListener {
+    socket: Arc<OwnedFd>,
     balancer: Arc<AcceptBalancer<(OwnedFd, SocketAddr)>>,
 }
 
@@ -32,13 +33,13 @@ impl IwarpListener {
     /// Binds and listens.
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
         let at = host::resolve(address)?;
-        let socket = open(at)?;
-        let refused = |call: &str, e: Errno| refused(address, at, call, e);
+        let socket = open_socket(at)?;
+        let refused = |call: &str, e: Errno| bind_error(address, at, call, e);
         // Connections of a server that has just ended may linger; two listeners are refused all the same.
         sockopt::set_socket_reuseaddr(&socket, true).map_err(|e| refused("setsockopt(SO_REUSEADDR)", e))?;
         rustix::net::bind(&socket, &at).map_err(|e| refused("bind", e))?;
         rustix::net::listen(&socket, BACKLOG).map_err(|e| refused("listen", e))?;
-        Ok(Self(Arc::new(Bound { socket, balancer: Arc::default() })))
+        Ok(Self { socket: Arc::new(socket), balancer: Arc::default() })
     }
 }
 
@@ -46,11 +47,11 @@ impl Listen for IwarpListener {
     type Accepted = (OwnedFd, SocketAddr);
 
     fn socket(&self) -> BorrowedFd<'_> {
-        self.0.socket.as_fd()
+        self.socket.as_fd()
     }
 
     fn join(&self, waker: Waker) -> BalancerMember<Self::Accepted> {
-        BalancerMember::new(&self.0.balancer, waker)
+        BalancerMember::new(&self.balancer, waker)
     }
 
     fn accept(&self) -> Result<Result<Self::Accepted, String>, Errno> {
@@ -61,46 +62,43 @@ impl Listen for IwarpListener {
     }
 }
 
-fn refused(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno) -> FabricError {
-    let text = address.0.clone();
+fn bind_error(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno) -> FabricError {
+    let (text, port) = (&address.0, at.port());
     match error {
-        Errno::ADDRINUSE => FabricError::in_use(
-            &text,
-            format!(
-                "another process listens at TCP port {0}: `ss -ltnp 'sport = :{0}'` tells which; take another port",
-                at.port()
-            ),
-        ),
-        Errno::ADDRNOTAVAIL => FabricError::address(
-            &text,
-            format!(
-                "{error}: {} is on no interface of this host (`ip addr` lists them; 0.0.0.0 and [::] stand for all)",
-                at.ip()
-            ),
-        ),
-        Errno::ACCESS | Errno::PERM => host::privileged_port(&text, error),
+        Errno::ADDRINUSE => {
+            let remedy = format_args!("`ss -ltnp 'sport = :{port}'` tells which; take another port");
+            FabricError::in_use(text, format_args!("another process listens at TCP port {port}: {remedy}"))
+        }
+        Errno::ADDRNOTAVAIL => {
+            let remedy = "`ip addr` lists them; 0.0.0.0 and [::] stand for all";
+            FabricError::address(text, format_args!("{error}: {} is on no interface of this host ({remedy})", at.ip()))
+        }
+        Errno::ACCESS | Errno::PERM => host::privileged_port(text, error),
         error => failed(&format!("{call} at {text}"), error),
     }
 }
 
 /// A socket that never blocks.
-pub(super) fn open(to: SocketAddr) -> Result<OwnedFd, FabricError> {
+pub(super) fn open_socket(to: SocketAddr) -> Result<OwnedFd, FabricError> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(family, SocketType::STREAM, flags, None).map_err(|e| failed("socket", e))
+}
+
+/// Sets the time-out of unacknowledged data. 0: none of TCP's own.
+pub(super) fn set_user_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> Result<(), Errno> {
+    sockopt::set_tcp_user_timeout(socket, u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX))
 }
 
 /// Sets required and configured socket options.
 pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), FabricError> {
     let set = |option: &str, result: Result<(), Errno>| result.map_err(|e| failed(&format!("setsockopt({option})"), e));
     set("TCP_NODELAY", sockopt::set_tcp_nodelay(socket, true))?;
-    let timeout = u32::try_from(config.retry_timeout.as_millis()).unwrap_or(u32::MAX);
-    set("TCP_USER_TIMEOUT", sockopt::set_tcp_user_timeout(socket, timeout))?;
-    let idle = config.keep_alive.max(std::time::Duration::from_secs(1));
+    set("TCP_USER_TIMEOUT", set_user_timeout(socket, config.retry_timeout))?;
+    let idle = config.keep_alive.max(LEAST_KEEP_ALIVE);
     set("SO_KEEPALIVE", sockopt::set_socket_keepalive(socket, true))?;
     set("TCP_KEEPIDLE", sockopt::set_tcp_keepidle(socket, idle))?;
-    let between = (idle / 3).max(std::time::Duration::from_secs(1));
-    set("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(socket, between))?;
+    set("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(socket, (idle / 3).max(LEAST_KEEP_ALIVE)))?;
     set("TCP_KEEPCNT", sockopt::set_tcp_keepcnt(socket, 2))?;
     if let Some(bytes) = config.send_buffer {
         set("SO_SNDBUF", sockopt::set_socket_send_buffer_size(socket, bytes))?;
@@ -116,15 +114,15 @@ pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), 
         set("IP_TOS", sockopt::set_ip_tos(socket, tos))?;
     }
     if let Some(time) = config.busy_poll {
-        set("SO_BUSY_POLL", super::sys::set_busy_poll(socket, time))?;
+        let micros = i32::try_from(time.as_micros()).unwrap_or(i32::MAX);
+        let result = nix::sys::socket::setsockopt(&socket, BusyPoll, &micros);
+        set("SO_BUSY_POLL", result.map_err(|e| Errno::from_raw_os_error(e as i32)))?;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -132,7 +130,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let socket = std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
         let of_handshake = crate::iwarp::sys::round_trip(socket.as_fd());
-        assert!(of_handshake.is_ok_and(|time| time > Duration::ZERO), "{of_handshake:?}");
+        assert!(of_handshake.is_some_and(|time| time > Duration::ZERO), "{of_handshake:?}");
     }
 
     /// Loopback traffic does not show these options. Without them a dead peer stays unnoticed, or a message waits for
@@ -149,7 +147,7 @@ mod tests {
             ..IwarpConfig::default()
         };
         for (to, v6) in [("127.0.0.1:0", false), ("[::1]:0", true)] {
-            let socket = match open(to.parse().expect("an address")) {
+            let socket = match open_socket(to.parse().expect("an address")) {
                 Ok(socket) => socket,
                 Err(_) if v6 => {
                     println!("not run: no IPv6 on this host");

@@ -8,11 +8,11 @@
 //! | file | holds |
 //! | --- | --- |
 //! | [`wire`] | the codec of frames, segments and errors |
-//! | `endpoint` | the rules of one connection, without I/O: checks, placement, output |
+//! | `rdmap_stream` | the rules of one connection, without I/O: checks, placement, output |
 //! | `setup` | negotiation before the first FPDU |
-//! | `qp` | one socket with its endpoint: reading, writing, ending |
+//! | `qp` | one queue pair, which joins both streams: reading, writing, ending |
 //! | `connect`, `listener` | connection setup |
-//! | `sys` | vectored socket I/O on pool memory |
+//! | `sys` | the byte stream below a connection, and system calls on its socket |
 //! | `config` | the knobs |
 //!
 //! # System calls
@@ -49,7 +49,6 @@
 
 mod config;
 mod connect;
-mod endpoint;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 #[path = "../../tests/harness/iwarp_fuzz.rs"]
@@ -59,12 +58,13 @@ mod listener;
 #[path = "../../tests/harness/iwarp_memory.rs"]
 pub mod memory;
 mod qp;
+mod rdmap_stream;
 mod setup;
 mod sys;
 pub mod wire;
 
 use std::collections::VecDeque;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, replace};
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
@@ -74,9 +74,9 @@ use rustix::fd::BorrowedFd;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
-use self::endpoint::Shared;
 pub use self::listener::IwarpListener;
-use self::qp::{Common, Polled, Qp, SCRATCH, State};
+use self::qp::{FabricState, IDLE, IwarpQp, QpState, SCRATCH};
+use self::rdmap_stream::{Failure, SharedResources};
 use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Token};
 use super::error::failed;
 use super::forward::over_sockets;
@@ -86,33 +86,26 @@ use super::{
     Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Connections read in each turn without asking epoll.
+/// Most hot connections that are read in each turn without asking epoll.
 const DIRECT: usize = 4;
 /// Turns between two polls of idle connections.
-const LOOK: u64 = 16;
-/// Turns without a byte after which a connection is idle.
-const IDLE: u64 = 4096;
+const IDLE_POLL: u64 = 16;
 /// Most connections with news handled in one poll.
 const EVENTS: usize = 64;
 
 /// One shard's device of the iWARP fabric; see the module documentation.
 #[derive(Debug)]
 pub struct IwarpFabric {
-    common: Common,
-    table: Table<Qp>,
-    /// Queue pairs that were active lately.
-    hot: Vec<u32>,
-    /// Start of the next turn in `hot`.
-    turn: usize,
-    /// Queue pairs with unread bytes, for lack of a Receive or of completion space.
+    common: FabricState,
+    table: Table<IwarpQp>,
+    /// Queue pairs that were active lately, in the order of their next polls.
+    hot: VecDeque<u32>,
+    /// Queue pairs with unconsumed bytes, for lack of a Receive or of completion space. Epoll does not report these.
     unread: VecDeque<u32>,
-    /// Queue pairs that stand.
-    standing: usize,
-    polls: u64,
-    /// The next poll covers all.
-    look: bool,
+    /// The next poll covers all queue pairs.
+    polls_all: bool,
     capabilities: Capabilities,
-    connections: ConnectionManager<Common>,
+    connections: ConnectionManager<FabricState>,
 }
 
 impl IwarpFabric {
@@ -129,75 +122,55 @@ impl IwarpFabric {
         connections.sockets.sleeper.add(&sockets, Token::Qp(QpId::NONE), EventFlags::IN)?;
         Ok(Self {
             connections,
-            common: Common {
-                shared: Shared::new(config.shared_receives),
+            common: FabricState {
+                shared: SharedResources::new(config.shared_receives),
                 ready: VecDeque::with_capacity(64),
                 control: Control::default(),
                 sockets,
                 scratch: vec![0; SCRATCH].into(),
+                polls: 0,
                 config,
             },
             table: Table::default(),
-            hot: Vec::new(),
-            turn: 0,
+            hot: VecDeque::new(),
             unread: VecDeque::new(),
-            standing: 0,
-            polls: 0,
-            look: false,
+            polls_all: false,
             capabilities,
         })
     }
 
-    /// Polls one queue pair and updates the lists accordingly.
+    /// Polls one queue pair, and schedules its next polls.
     #[inline]
-    fn poll_qp(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) -> Polled {
-        let Some(qp) = self.table.at(slot) else { return Polled::Dead };
-        let polled = qp.poll(&mut self.common, out, end);
-        match polled {
-            Polled::Quiet | Polled::Dead => {}
-            Polled::Active => {
-                qp.active = self.polls;
-                if !qp.hot {
-                    self.warm(slot);
-                }
-            }
-            Polled::Stalled => self.note_unread(slot),
-            Polled::Unread => {
-                qp.active = self.polls;
-                self.note_unread(slot);
-            }
+    fn poll_qp(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) {
+        let Some(qp) = self.table.at(slot) else { return };
+        if qp.poll(&mut self.common, out, end) {
+            self.mark_unread(slot);
+        } else if qp.last_active == self.common.polls && !qp.hot {
+            self.make_hot(slot);
         }
-        polled
     }
 
+    /// Polls hot connections in turn, until there is no room for completions.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.hot.len() {
-            if self.turn >= self.hot.len() {
-                self.turn = 0;
+            if out.len() >= end {
+                return;
             }
-            let Some(&slot) = self.hot.get(self.turn) else { return };
-            match self.poll_qp(slot, out, end) {
-                Polled::Dead | Polled::Stalled => self.cool(slot),
-                Polled::Active | Polled::Unread => {
-                    self.turn += 1;
-                    if out.len() >= end {
-                        return;
-                    }
-                }
-                Polled::Quiet => {
-                    self.turn += 1;
-                    if self.table.peek_at(slot).is_none_or(|qp| self.polls - qp.active > IDLE) {
-                        self.cool(slot);
-                    }
+            let Some(slot) = self.hot.pop_front() else { return };
+            self.poll_qp(slot, out, end);
+            if let Some(qp) = self.table.at(slot) {
+                qp.hot = qp.is_active(&self.common);
+                if qp.hot {
+                    self.hot.push_back(slot);
                 }
             }
         }
     }
 
-    /// Polls connections that epoll reports, except those polled anyway.
+    /// Polls connections that epoll reports, except those polled anyway. With `all`, hot ones are not.
     #[inline(never)]
-    fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, crowd: bool) {
+    fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, all: bool) {
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // Interrupted: the next poll finds them.
@@ -211,72 +184,56 @@ impl IwarpFabric {
             }
             let slot = event.data.u64() as u32;
             match self.table.at(slot) {
-                Some(qp) if qp.stalled => qp.peer_left_before_receives(&mut self.common, event.flags),
-                Some(qp) if crowd || !qp.hot => {
-                    self.poll_qp(slot, out, end);
-                }
+                Some(qp) if qp.stalled => qp.handle_hangup(&mut self.common, event.flags),
+                Some(qp) if all || !qp.hot => self.poll_qp(slot, out, end),
                 _ => {}
             }
         }
     }
 
-    /// Continues connections with untaken bytes: epoll does not report those.
+    /// Continues connections with unconsumed bytes.
     #[cold]
     fn poll_unread(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.unread.len() {
             let Some(slot) = self.unread.pop_front() else { return };
             let Some(qp) = self.table.at(slot) else { continue };
             qp.unread = false;
-            // Connections that wait for a Receive are not polled without one.
-            let in_vain = qp.stalled
-                && qp.is_live()
-                && qp.endpoint.limits().rnr_retry >= 7
-                && !qp.endpoint.can_go_on(&self.common.shared);
-            if in_vain || out.len() >= end {
-                self.note_unread(slot);
-            } else {
+            // Without a Receive a poll would only count a retry, of which 7 allows any number.
+            let is_polled = !qp.is_live() || !qp.stalled || qp.rdmap.rnr_retry < 7;
+            if out.len() < end && (is_polled || qp.rdmap.has_receive(&self.common.shared)) {
                 self.poll_qp(slot, out, end);
+            } else {
+                self.mark_unread(slot);
             }
         }
     }
 
-    /// Schedules this one for the next poll.
+    /// Continues this queue pair in the next poll.
     #[cold]
-    fn note_unread(&mut self, slot: u32) {
+    fn mark_unread(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot)
-            && !qp.unread
+            && !replace(&mut qp.unread, true)
         {
-            qp.unread = true;
             self.unread.push_back(slot);
         }
     }
 
     /// Polls this queue pair in every turn from now on.
-    fn warm(&mut self, slot: u32) {
+    fn make_hot(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot)
-            && !qp.hot
+            && !replace(&mut qp.hot, true)
         {
-            qp.hot = true;
-            qp.active = self.polls;
-            self.hot.push(slot);
+            qp.last_active = self.common.polls;
+            self.hot.push_back(slot);
         }
     }
 
-    /// Moves it out of the hot list.
-    fn cool(&mut self, slot: u32) {
-        if let Some(qp) = self.table.at(slot) {
-            qp.hot = false;
-        }
-        self.hot.retain(|&hot| hot != slot);
-    }
-
-    /// Finds out which of many are idle by now.
+    /// Removes idle queue pairs from many hot ones.
     #[cold]
-    fn cool_idle(&mut self) {
-        let (table, polls) = (&mut self.table, self.polls);
+    fn drop_idle(&mut self) {
         self.hot.retain(|&slot| {
-            let Some(qp) = table.at(slot) else { return false };
-            qp.hot = polls - qp.active <= IDLE && qp.is_live();
+            let Some(qp) = self.table.at(slot) else { return false };
+            qp.hot = qp.is_active(&self.common);
             qp.hot
         });
     }
@@ -308,55 +265,52 @@ impl Fabric for IwarpFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        self.common.shared.regions.add(arena.id(), access)
+        self.common.shared.arenas.add(arena.id(), access)
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        if self.table.iter().any(|qp| qp.endpoint.exposes(arena)) {
+        if self.table.iter().any(|qp| qp.rdmap.windows.exposes(arena)) {
             return Err(FabricError::still_bound(arena));
         }
-        self.common.shared.regions.remove(arena)
+        self.common.shared.arenas.remove(arena)
     }
 
     /// Bytes not yet in the socket stay in the posted memory.
     fn holds_sends(&mut self, id: QpId) -> bool {
-        self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
+        self.table.get(id).is_some_and(|qp| qp.rdmap.outbound.is_busy())
     }
 
     fn round_trip(&mut self, id: QpId) -> Option<Duration> {
-        sys::round_trip(self.table.get(id)?.socket()?).ok()
+        sys::round_trip(self.table.get(id)?.socket()?)
     }
 
     fn disconnect(&mut self, id: QpId) {
         let Some(qp) = self.table.get(id) else { return };
         match qp.state {
-            State::Up => {
-                qp.state = State::Closing;
+            QpState::Up => {
+                qp.state = QpState::Closing;
                 qp.deadline = Some(Instant::now() + self.common.config.linger);
                 self.common.control.attention.push(id.slot);
             }
-            State::Connecting => self.abandon(id),
-            State::Closing | State::Error => {}
+            QpState::Connecting => self.abandon(id),
+            QpState::Closing | QpState::Error => {}
         }
     }
 
     fn destroy_qp(&mut self, id: QpId) {
         let Some(mut gone) = self.table.remove(id) else { return };
-        if gone.stood {
-            self.standing -= 1;
-        }
         self.hot.retain(|&slot| slot != id.slot);
         self.unread.retain(|&slot| slot != id.slot);
-        let cut = gone.is_live() && gone.endpoint.has_bytes();
-        if gone.state == State::Connecting {
+        let is_cut = gone.is_live() && gone.rdmap.outbound.buffer.len() > 0;
+        if gone.state == QpState::Connecting {
             self.connections.forget_dial(id);
         }
-        gone.leave(&mut self.common, "destroyed");
+        gone.fail(&mut self.common, Failure::local("destroyed"));
         self.common.control.forget(id);
-        if let Some(socket) = gone.socket
-            && !cut
+        if let Some(stream) = gone.stream
+            && !is_cut
         {
-            self.connections.close(socket);
+            self.connections.close(stream.socket);
         }
     }
 
@@ -365,12 +319,12 @@ impl Fabric for IwarpFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        self.table.find(qp)?.endpoint.alloc_window()
+        self.table.find(qp)?.rdmap.alloc_window()
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.endpoint.next_rkey(window.index)).unwrap_or(0)
+        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.keys.next(window.index)).unwrap_or(0)
     }
 
     fn fence_receives(&mut self) {
@@ -380,27 +334,23 @@ impl Fabric for IwarpFabric {
     // Out of line, as the two below: a call is nothing beside a system call, and other fabrics keep a smaller loop.
     #[inline(never)]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let Common { shared: Shared { regions, receives, stats }, ready, .. } = &mut self.common;
-        let (queue, over) = match qp {
+        let FabricState { shared: SharedResources { arenas, receives, stats }, ready, .. } = &mut self.common;
+        let (queue, ended) = match qp {
             None => (receives, None),
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
-                let over = (qp.state == State::Error).then_some(id);
-                let Some(own) = qp.endpoint.own_receives.as_mut() else { return 0 };
-                (own, over)
+                let Some(own) = qp.rdmap.own_receives.as_mut() else { return 0 };
+                (own, (qp.state == QpState::Error).then_some(id))
             }
         };
-        let n = queue.post_known(bufs, |arena| regions.contains(arena), over, ready);
+        let n = queue.post_known(bufs, |arena| arenas.contains(arena), ended, ready);
         stats.recv_posts += n as u64;
         n
     }
 
     #[inline(never)]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        match self.table.get(qp) {
-            Some(qp) => qp.post(&mut self.common, chain),
-            None => Err(PostError::NotConnected),
-        }
+        self.table.get(qp).ok_or(PostError::NotConnected)?.post(&mut self.common, chain)
     }
 
     #[inline(never)]
@@ -410,19 +360,19 @@ impl Fabric for IwarpFabric {
         if !self.common.ready.is_empty() {
             Completion::hand_out(&mut self.common.ready, out, end);
         }
-        self.polls += 1;
+        self.common.polls += 1;
         if !self.unread.is_empty() {
             self.poll_unread(out, end);
         }
-        let crowd = self.hot.len() > DIRECT;
-        if crowd || self.look || self.standing > self.hot.len() && self.polls.is_multiple_of(LOOK) {
-            self.look = false;
-            self.poll_ready(out, end, crowd);
+        let has_many_hot = self.hot.len() > DIRECT;
+        let polls_idle = self.table.len() > self.hot.len() && self.common.polls.is_multiple_of(IDLE_POLL);
+        if replace(&mut self.polls_all, false) || has_many_hot || polls_idle {
+            self.poll_ready(out, end, has_many_hot);
         }
-        if !crowd && out.len() < end {
+        if !has_many_hot {
             self.poll_hot(out, end);
-        } else if crowd && self.polls.is_multiple_of(IDLE) {
-            self.cool_idle();
+        } else if self.common.polls.is_multiple_of(IDLE) {
+            self.drop_idle();
         }
         if !self.common.ready.is_empty() {
             Completion::hand_out(&mut self.common.ready, out, end);
@@ -432,12 +382,12 @@ impl Fabric for IwarpFabric {
 
     /// Sockets report news by themselves.
     fn arm(&mut self) {
-        self.look = true;
+        self.polls_all = true;
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let is_due = self.sleep(timeout);
-        self.look = true;
+        self.polls_all = true;
         is_due
     }
 }

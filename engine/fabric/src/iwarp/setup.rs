@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 use super::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
-use super::endpoint::{Limits, Terms};
 use super::wire::{Enhanced, Fault, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, fpdu_len};
 use crate::{ConnectParams, FabricError};
 
@@ -17,10 +16,10 @@ const MARK: &[u8; 8] = b"rpcrdma\x01";
 /// The MPA revision in use.
 const REVISION: u8 = 2;
 /// A depth without negotiation (RFC 6581 §9.1).
-const NOT_SAID: u16 = MAX_READ_DEPTH;
+const NOT_NEGOTIATED: u16 = MAX_READ_DEPTH;
 /// The assumed values of a request that is not enhanced. Its sender has stated no depth: it gets one Read at a time.
 const NOT_ENHANCED: Enhanced =
-    Enhanced { ird: 1, ord: NOT_SAID, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
+    Enhanced { ird: 1, ord: NOT_NEGOTIATED, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
 /// Bytes of private data that are left to the upper layer.
 pub(super) const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - 4 - MARK.len();
 /// Work requests that a send queue may have.
@@ -30,7 +29,7 @@ const MAX_WINDOWS: u32 = 1 << 16;
 
 /// The negotiated terms of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     /// FPDUs carry a CRC.
     pub(super) crc: bool,
     /// Reads of ours that may be outstanding.
@@ -68,47 +67,46 @@ impl RequestedParameters {
         Self { crc: config.crc, ird: depth(params.responder_resources), ord: depth(params.initiator_depth) }
     }
 
+    /// Our depths, with an empty Write as the ready-to-receive indication in peer-to-peer mode.
+    fn enhanced(self, peer_to_peer: bool) -> Enhanced {
+        Enhanced { ird: self.ird, ord: self.ord, peer_to_peer, rtr_write: peer_to_peer, ..Enhanced::default() }
+    }
+
     /// The initiator's frame.
     pub(super) fn request(self, private_data: &[u8]) -> Setup {
-        let (ird, ord) = (self.ird, self.ord);
-        let enhanced = Enhanced { ird, ord, peer_to_peer: true, rtr_write: true, ..Enhanced::default() };
         Setup {
             crc: self.crc == Crc::Always,
-            enhanced: Some(enhanced),
+            enhanced: Some(self.enhanced(true)),
             private_data: [private_data, MARK].concat(),
             ..Setup::new(Kind::Request, REVISION)
         }
     }
 
     /// The responder's reply frame and the connection's terms; or the refusal.
-    pub(super) fn answer(self, request: &Setup, private_data: &[u8]) -> Result<(Setup, Agreed), String> {
-        acceptable(request)?;
+    pub(super) fn answer(self, request: &Setup, private_data: &[u8]) -> Result<(Setup, Negotiated), String> {
+        self.check(request)?;
         let theirs = request.enhanced.unwrap_or(NOT_ENHANCED);
         let rtr_read = theirs.peer_to_peer && !theirs.rtr_write && theirs.rtr_read;
         if theirs.ird == 0 {
             return Err("it takes no RDMA Reads (IRD 0), by which the arguments of calls come".to_owned());
         }
-        if request.crc && self.crc == Crc::Never {
-            return Err("it wants CRCs, and `crc` is Never here".to_owned());
-        }
-        let agreed = Agreed {
+        let agreed = Negotiated {
             crc: request.crc || self.crc == Crc::Always,
-            ord: within(self.ord, theirs.ird),
+            ord: lower(self.ord, theirs.ird),
             // The initiator's ready message may be a Read: one must fit.
-            ird: within(self.ird, theirs.ord).max(rtr_read.into()),
+            ird: lower(self.ird, theirs.ord).max(rtr_read.into()),
             rtr: false,
             is_ours: request.private_data.ends_with(MARK),
         };
         // The answer is enhanced as the request is (RFC 6581 §10).
         let enhanced = request.enhanced.map(|_| Enhanced {
             // Values that the initiator excludes are not negotiated (RFC 6581 §9.1).
-            ird: if is_said(theirs.ord) { agreed.ird } else { NOT_SAID },
-            ord: if is_said(theirs.ird) { agreed.ord } else { NOT_SAID },
-            peer_to_peer: theirs.peer_to_peer,
+            ird: if is_negotiated(theirs.ord) { agreed.ird } else { NOT_NEGOTIATED },
+            ord: if is_negotiated(theirs.ird) { agreed.ord } else { NOT_NEGOTIATED },
             // One that is possible here is named even if the initiator has named none such (RFC 6581 §9.2).
             rtr_write: theirs.peer_to_peer && !rtr_read,
             rtr_read,
-            ..Enhanced::default()
+            ..self.enhanced(theirs.peer_to_peer)
         });
         let private_data = [private_data, MARK].concat();
         let reply = Setup { crc: agreed.crc, enhanced, private_data, ..Setup::new(Kind::Reply, request.revision) };
@@ -116,39 +114,46 @@ impl RequestedParameters {
     }
 
     /// The initiator's terms by this answer. An error is why it cannot be.
-    pub(super) fn conclude(self, reply: &Setup) -> Result<Agreed, Refusal> {
+    pub(super) fn conclude(self, reply: &Setup) -> Result<Negotiated, Refusal> {
         // If either end requires a CRC (RFC 5044 §7.1.1).
         let crc = reply.crc || self.crc == Crc::Always;
-        let unwanted = |fault, why| Refusal { fault, why, crc };
-        let enhanced =
-            acceptable(reply).and_then(|()| reply.enhanced.ok_or_else(|| "its answer is not enhanced".into()));
-        let theirs = enhanced.map_err(|why: String| unwanted(Fault::MpaCatastrophic, why))?;
-        if reply.crc && self.crc == Crc::Never {
-            let why = "it wants CRCs, and `crc` is Never here".to_owned();
-            return Err(unwanted(Fault::MpaCatastrophic, why));
-        }
-        if is_said(theirs.ord) && theirs.ord > self.ird {
+        let refusal = |fault, why: String| Refusal { fault, why, crc };
+        let enhanced = self.check(reply).and_then(|()| reply.enhanced.ok_or("its answer is not enhanced".to_owned()));
+        let theirs = enhanced.map_err(|why| refusal(Fault::MpaCatastrophic, why))?;
+        if is_negotiated(theirs.ord) && theirs.ord > self.ird {
             let why = format!("it wants {} Reads at a time, of which {} are taken here", theirs.ord, self.ird);
-            return Err(unwanted(Fault::InsufficientIrd, why));
+            return Err(refusal(Fault::InsufficientIrd, why));
         }
         if theirs.peer_to_peer && !theirs.rtr_write {
-            let why = "it wants another first message than a Write of nothing".to_owned();
-            return Err(unwanted(Fault::NoRtrOption, why));
+            let why = "it wants another first message than an empty Write".to_owned();
+            return Err(refusal(Fault::NoRtrOption, why));
         }
         let is_ours = reply.private_data.ends_with(MARK);
-        Ok(Agreed { crc, ord: within(self.ord, theirs.ird), ird: self.ird, rtr: theirs.peer_to_peer, is_ours })
+        Ok(Negotiated { crc, ord: lower(self.ord, theirs.ird), ird: self.ird, rtr: theirs.peer_to_peer, is_ours })
     }
 
     /// The responder's refusal of a request.
     pub(super) fn rejection(self, request: &Setup, private_data: &[u8]) -> Setup {
         let private_data = private_data[..private_data.len().min(PRIVATE_DATA)].to_vec();
         // In the revision that the initiator understands.
-        let enhanced = request.enhanced.filter(|_| request.revision >= REVISION).map(|theirs| {
-            let Enhanced { peer_to_peer, .. } = theirs;
-            Enhanced { ird: self.ird, ord: self.ord, peer_to_peer, rtr_write: peer_to_peer, ..Enhanced::default() }
-        });
+        let enhanced = request.enhanced.filter(|_| request.revision >= REVISION);
+        let enhanced = enhanced.map(|theirs| self.enhanced(theirs.peer_to_peer));
         let revision = request.revision.clamp(1, REVISION);
         Setup { reject: true, enhanced, private_data, ..Setup::new(Kind::Reply, revision) }
+    }
+
+    /// Refuses options that this engine does not support.
+    fn check(self, frame: &Setup) -> Result<(), String> {
+        if frame.markers {
+            return Err("it wants markers, which are not made here (RFC 5044 §4.3)".to_owned());
+        }
+        if !(1..=REVISION).contains(&frame.revision) {
+            return Err(format!("MPA revision {}, of which 1 and {REVISION} are spoken here", frame.revision));
+        }
+        if frame.crc && self.crc == Crc::Never {
+            return Err("it wants CRCs, and `crc` is Never here".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -158,39 +163,30 @@ const LEAST_ULPDU: usize = 128;
 /// subtracted. A little more, as the format allows, would leave a small segment after each full write.
 const LONGEST_FPDU: usize = 65536 - 40 - 32;
 
-/// The terms of a connection: negotiated values and the path's segment size.
-pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce() -> usize, waits: bool) -> Terms {
-    let longest = match config.fpdu_size {
-        FpduSize::Auto if agreed.is_ours => LONGEST_FPDU,
+/// Most bytes of a ULPDU to this peer, on a path whose TCP segments hold so many bytes.
+pub(super) fn max_ulpdu(size: FpduSize, is_ours: bool, segment: usize) -> usize {
+    let longest = match size {
+        FpduSize::Auto if is_ours => LONGEST_FPDU,
         FpduSize::Longest => LONGEST_FPDU,
-        FpduSize::Auto | FpduSize::Segment => segment() & !3,
+        FpduSize::Auto | FpduSize::Segment => segment & !3,
     };
     // Without the length, the CRC, and the pad, which is empty.
     let longest = longest - (fpdu_len(2) - 2);
-    Terms {
-        crc: agreed.crc,
-        max_ulpdu: longest.clamp(LEAST_ULPDU, MAX_ULPDU),
-        max_message: config.max_message,
-        ord: agreed.ord,
-        ird: agreed.ird,
-        waits,
-    }
+    longest.clamp(LEAST_ULPDU, MAX_ULPDU)
 }
 
-/// Parameters of a new queue pair.
-pub(super) fn limits(params: &ConnectParams) -> Result<Limits, FabricError> {
-    let misuse = |what: &str, got: usize, most: usize| {
-        if got <= most { Ok(()) } else { Err(FabricError::misuse(format!("{what}: {got}; at most {most}"))) }
-    };
-    misuse("bytes of private data", params.private_data.len(), PRIVATE_DATA)?;
-    misuse("send_queue_depth", params.send_queue_depth as usize, MAX_SEND_WR as usize)?;
-    misuse("windows", params.windows as usize, MAX_WINDOWS as usize)?;
-    Ok(Limits {
-        send_queue_depth: params.send_queue_depth as usize,
-        own_receive_queue: params.own_receive_queue.map(|depth| depth as usize),
-        windows: params.windows,
-        rnr_retry: params.rnr_retry,
-    })
+/// Checks the parameters of a new queue pair.
+pub(super) fn check_params(params: &ConnectParams) -> Result<(), FabricError> {
+    for (what, got, most) in [
+        ("bytes of private data", params.private_data.len(), PRIVATE_DATA),
+        ("send_queue_depth", params.send_queue_depth as usize, MAX_SEND_WR as usize),
+        ("windows", params.windows as usize, MAX_WINDOWS as usize),
+    ] {
+        if got > most {
+            return Err(FabricError::misuse(format!("{what}: {got}; at most {most}")));
+        }
+    }
+    Ok(())
 }
 
 /// The private data of the sender's upper layer.
@@ -199,23 +195,13 @@ pub(super) fn private_data(frame: &Setup) -> Vec<u8> {
 }
 
 /// Whether a depth is negotiated: all ones mean not (RFC 6581 §9.1).
-fn is_said(depth: u16) -> bool {
-    depth < MAX_READ_DEPTH
+fn is_negotiated(depth: u16) -> bool {
+    depth < NOT_NEGOTIATED
 }
 
-fn within(ours: u16, theirs: u16) -> u16 {
-    if is_said(theirs) { ours.min(theirs) } else { ours }
-}
-
-/// Rejects options that this engine does not support.
-fn acceptable(frame: &Setup) -> Result<(), String> {
-    if frame.markers {
-        return Err("it wants markers, which are not made here (RFC 5044 §4.3)".to_owned());
-    }
-    if !(1..=REVISION).contains(&frame.revision) {
-        return Err(format!("MPA revision {}, of which 1 and {REVISION} are spoken here", frame.revision));
-    }
-    Ok(())
+/// The depth that both ends allow.
+fn lower(ours: u16, theirs: u16) -> u16 {
+    if is_negotiated(theirs) { ours.min(theirs) } else { ours }
 }
 
 #[cfg(test)]
@@ -263,14 +249,9 @@ mod tests {
     #[test]
     fn fpdus_are_bounded_by_the_segment() {
         use crate::iwarp::wire::{TAGGED_HEADER, UNTAGGED_HEADER};
-        let longest = |fpdu_size, is_ours, segment: usize| {
-            let config = IwarpConfig { fpdu_size, ..IwarpConfig::default() };
-            let agreed = Agreed { crc: false, ord: 1, ird: 1, rtr: false, is_ours };
-            terms(&config, agreed, || segment, false).max_ulpdu
-        };
         for segment in [536, 1220, 1440, 1447, 1448, 1460, 8948, 65_483] {
             for (size, is_ours) in [(FpduSize::Auto, false), (FpduSize::Segment, false), (FpduSize::Segment, true)] {
-                let ulpdu = longest(size, is_ours, segment);
+                let ulpdu = max_ulpdu(size, is_ours, segment);
                 for header in [TAGGED_HEADER, UNTAGGED_HEADER] {
                     // As `outbound` cuts them: all but the last of a message are multiples of four.
                     let fpdu = fpdu_len(header + ((ulpdu - header) & !3));
@@ -279,10 +260,10 @@ mod tests {
                 assert!((0..=ulpdu).all(|ulpdu| fpdu_len(ulpdu) <= segment));
             }
             for (size, is_ours) in [(FpduSize::Auto, true), (FpduSize::Longest, false)] {
-                assert_eq!(fpdu_len(longest(size, is_ours, segment)), LONGEST_FPDU, "{size:?}");
+                assert_eq!(fpdu_len(max_ulpdu(size, is_ours, segment)), LONGEST_FPDU, "{size:?}");
             }
         }
-        assert_eq!(longest(FpduSize::Segment, false, 20), LEAST_ULPDU, "however short");
+        assert_eq!(max_ulpdu(FpduSize::Segment, false, 20), LEAST_ULPDU, "however short");
     }
 
     #[test]
@@ -291,7 +272,7 @@ mod tests {
         let bytes = b"MPA ID Req Frame\x10\x02\x00\x0c\x00\x80\x00\x00\xf6\xab\x0e\x18\x01\x01\x03\x03";
         let (request, _) = Setup::decode(Kind::Request, bytes).expect("a frame").expect("whole");
         let (reply, agreed) = requested(Crc::IfAsked, 16, 16).answer(&request, &[]).expect("a reply");
-        assert_eq!(agreed, Agreed { crc: false, ord: 16, ird: 0, rtr: false, is_ours: false });
+        assert_eq!(agreed, Negotiated { crc: false, ord: 16, ird: 0, rtr: false, is_ours: false });
         let enhanced = reply.enhanced.expect("depths");
         assert_eq!((enhanced.ird, enhanced.ord, enhanced.peer_to_peer), (0, 16, false));
         assert_eq!(private_data(&request).len(), 8);

@@ -9,13 +9,16 @@ use std::cell::RefCell;
 
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-use super::endpoint::{Endpoint, Limits, Regions, Shared, Terms};
+use super::rdmap_stream::{Arenas, RdmapStream, SharedResources};
+use super::setup::Negotiated;
 use super::wire::{
-    Crc, MAX_ULPDU, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader,
-    Segment, Step, Terminate, fpdu_len,
+    MAX_ULPDU, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment,
+    Step, crc32c, fpdu_len,
 };
 use crate::receives::Receives;
-use crate::{Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, WindowId, WorkRequest};
+use crate::{
+    Access, Completion, ConnectParams, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, WindowId, WorkRequest,
+};
 
 /// Length factors of the story: short, or long enough for direct reads.
 const SCALES: [usize; 2] = [1, 36];
@@ -90,8 +93,8 @@ struct Story<'p, 'd> {
     /// Number of directly placed bytes.
     placed: usize,
     pool: &'p Pool,
-    endpoint: Endpoint,
-    shared: Shared,
+    stream: RdmapStream,
+    shared: SharedResources,
     windows: u32,
     shown: Vec<Shown>,
     /// Signaled requests that were not reported yet.
@@ -119,19 +122,21 @@ struct Story<'p, 'd> {
 impl<'p, 'd> Story<'p, 'd> {
     fn new(pool: &'p Pool, input: &'d [u8]) -> Self {
         let (&mode, input) = input.split_first().unwrap_or((&0, &[]));
-        let limits = Limits {
+        let params = ConnectParams {
             send_queue_depth: 8,
             own_receive_queue: (mode & 1 != 0).then_some(4),
             windows: WINDOWS,
             rnr_retry: if mode & 2 != 0 { 7 } else { 0 },
+            ..ConnectParams::default()
         };
-        let mut endpoint = Endpoint::new(ID, limits, 0x1357_9bdf);
+        let mut stream = RdmapStream::new(ID, &params, 0x1357_9bdf);
         let (waits, crc, pieces) = (mode & 4 != 0, mode & 8 != 0, mode & 16 != 0);
         let (scale, max_ulpdu) = (SCALES[usize::from(mode >> 5 & 1)], if mode & 64 != 0 { MAX_ULPDU } else { 100 });
-        endpoint.begin(Terms { crc, max_ulpdu, max_message: scale * RECEIVE, ord: 2, ird: 2, waits });
-        let mut regions = Regions::default();
-        regions.add(pool.arena().id(), Access::REMOTE).expect("it is new");
-        let shared = Shared { regions, receives: Receives::new(4), stats: FabricStats::default() };
+        let agreed = Negotiated { crc, ord: 2, ird: 2, rtr: false, is_ours: true };
+        stream.begin(&agreed, waits, max_ulpdu, scale * RECEIVE);
+        let mut arenas = Arenas::default();
+        arenas.add(pool.arena().id(), Access::REMOTE).expect("it is new");
+        let shared = SharedResources { arenas, receives: Receives::new(4), stats: FabricStats::default() };
         Self {
             input,
             scale,
@@ -139,7 +144,7 @@ impl<'p, 'd> Story<'p, 'd> {
             pieces,
             placed: 0,
             pool,
-            endpoint,
+            stream,
             shared,
             windows: 0,
             shown: Vec::new(),
@@ -199,7 +204,7 @@ impl<'p, 'd> Story<'p, 'd> {
                 self.post(WorkRequest::LocalInvalidate { window }, with & 4 != 0);
                 self.revoking.push((self.next, window.index));
             }
-            14 if with == 0 => self.endpoint.send_empty_write(),
+            14 if with == 0 => self.stream.outbound.send_empty_write(),
             _ => self.say(if step == 14 { 7 * usize::from(with) } else { usize::MAX }),
         }
     }
@@ -215,9 +220,7 @@ impl<'p, 'd> Story<'p, 'd> {
         let whole = fpdu_len(header.len() - 2 + payload.len());
         if self.crc {
             bytes.resize(whole - 4, 0);
-            let mut sum = Crc::new();
-            sum.update(&bytes);
-            bytes.extend(sum.finish());
+            bytes.extend(crc32c(&bytes).to_le_bytes());
             let wrong = self.slip();
             bytes[whole - 1] ^= wrong as u8;
         }
@@ -304,11 +307,11 @@ impl<'p, 'd> Story<'p, 'd> {
 
     fn receive(&mut self, with: u8) {
         let room = |receives: &mut Receives| receives.room();
-        let own = self.endpoint.own_receives.as_mut().map(room);
+        let own = self.stream.own_receives.as_mut().map(room);
         let bufs: Vec<Buf> = (0..own.unwrap_or_else(|| self.shared.receives.room()).min(usize::from(with & 3) + 1))
             .map_while(|_| self.pool.alloc(self.scale * RECEIVE))
             .collect();
-        self.endpoint.own_receives.as_mut().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
+        self.stream.own_receives.as_mut().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
         self.hear(&[]);
     }
 
@@ -322,7 +325,7 @@ impl<'p, 'd> Story<'p, 'd> {
     fn post(&mut self, wr: WorkRequest, signalled: bool) {
         self.next += 1;
         let mut chain = vec![Posting { wr_id: self.next, signalled, wr }];
-        let posted = self.endpoint.post(&mut self.shared, &mut chain).is_ok() && chain.is_empty();
+        let posted = self.stream.post(&mut self.shared, &mut chain).is_ok() && chain.is_empty();
         if posted && signalled {
             self.posted.push(self.next);
         }
@@ -360,9 +363,9 @@ impl<'p, 'd> Story<'p, 'd> {
         let Ok(mem) = buf.lend() else { return };
         let window = u32::from(with & 3);
         while self.windows <= window {
-            self.windows = self.endpoint.alloc_window().expect("a window").index + 1;
+            self.windows = self.stream.alloc_window().expect("a window").index + 1;
         }
-        let Some(rkey) = self.endpoint.next_rkey(window) else { return };
+        let Some(rkey) = self.stream.windows.keys.next(window) else { return };
         let access = if writable { Access { remote_read: false, ..Access::REMOTE } } else { Access::REMOTE_READ };
         let name = WindowId { qp: ID, index: window };
         let before = self.next;
@@ -374,10 +377,10 @@ impl<'p, 'd> Story<'p, 'd> {
 
     /// Passes up to `most` bytes of our output to the peer.
     fn say(&mut self, most: usize) {
-        let failed = self.endpoint.produce().err().and_then(|failure| failure.terminate);
-        let bytes = self.endpoint.unsent(most);
+        self.over |= self.stream.produce().is_err();
+        let bytes = self.stream.outbound.buffer.bytes(most);
         assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET), "a secret is said");
-        self.endpoint.sent(bytes.len());
+        self.stream.outbound.buffer.advance(bytes.len());
         let mut rest = &bytes[..];
         while let Some(step) = self.heard.step(&mut rest).expect("what we say is right") {
             match step {
@@ -397,12 +400,8 @@ impl<'p, 'd> Story<'p, 'd> {
                 }
             }
         }
-        self.endpoint.reap(&mut self.done);
+        self.stream.reap(&mut self.done);
         self.take_done();
-        if let Some(terminate) = failed {
-            assert!(Terminate::decode(&terminate).is_ok());
-            self.over = true;
-        }
     }
 
     /// Receives bytes of the peer.
@@ -413,11 +412,11 @@ impl<'p, 'd> Story<'p, 'd> {
             bytes = &bytes[first..];
             if self.unread.is_empty()
                 && !self.over
-                && let Some(place) = self.endpoint.direct()
+                && let Some(place) = self.stream.direct_target()
             {
                 let placed = place.len().min(bytes.len());
-                place.put(&bytes[..placed]);
-                self.endpoint.arrived(placed);
+                place.fill(&bytes[..placed]);
+                self.stream.advance_direct(placed);
                 self.placed += placed;
                 bytes = &bytes[placed..];
             }
@@ -432,17 +431,12 @@ impl<'p, 'd> Story<'p, 'd> {
         }
         self.unread.extend_from_slice(bytes);
         let mut input = &self.unread[..];
-        let taken = self.endpoint.take(&mut self.shared, &mut input, &mut self.done, usize::MAX);
+        let taken = self.stream.consume(&mut self.shared, &mut input, &mut self.done, usize::MAX);
         let left = input.len();
         self.unread.drain(..self.unread.len() - left);
-        self.endpoint.reap(&mut self.done);
+        self.stream.reap(&mut self.done);
         self.take_done();
-        if let Err(failure) = taken {
-            if let Some(terminate) = &failure.terminate {
-                assert!(Terminate::decode(terminate).is_ok());
-            }
-            self.over = true;
-        }
+        self.over |= taken.is_err();
         let part = self.scale * AROUND..self.scale * (AROUND + SHOWN);
         for shown in &self.shown {
             let now = shown.now(self.scale);
@@ -483,7 +477,7 @@ impl<'p, 'd> Story<'p, 'd> {
     }
 
     fn end(mut self) {
-        self.endpoint.flush(crate::Status::Flushed, &mut self.done);
+        self.stream.flush(crate::Status::Flushed, &mut self.done);
         self.take_done();
         assert!(self.posted.is_empty(), "never reported: {:?}", self.posted);
     }

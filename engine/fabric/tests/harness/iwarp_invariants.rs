@@ -10,7 +10,7 @@ pub enum Event {
     /// The end of the segment.
     End,
     /// The stream cannot be read further.
-    Error(WireError),
+    Error(SegmentError),
 }
 
 /// Reads a stream in pieces of the lengths `cuts`, then the rest. With `past`, payloads are read past the reader where

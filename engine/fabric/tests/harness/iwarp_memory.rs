@@ -17,8 +17,8 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use super::endpoint::{Endpoint, Failure, Limits, Shared, Taken, Terms};
-use super::setup::{self, Agreed, RequestedParameters};
+use super::rdmap_stream::{Failure, InputStatus, RdmapStream, SharedResources};
+use super::setup::{self, Negotiated, RequestedParameters};
 use super::wire::Setup;
 use super::{IwarpConfig, capabilities};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember, ConnectionCount};
@@ -27,7 +27,7 @@ use crate::table::Table;
 use crate::testing::random::Xorshift;
 use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
 /// Bytes that a queue holds; a full queue blocks the sender.
@@ -164,7 +164,7 @@ struct Request {
 #[derive(Debug)]
 struct Common {
     config: IwarpConfig,
-    shared: Shared,
+    shared: SharedResources,
     ready: VecDeque<Completion>,
     events: VecDeque<ControlEvent>,
     random: Xorshift,
@@ -175,10 +175,6 @@ impl Common {
     fn some(&mut self) -> usize {
         let most = 2 << self.random.below(17);
         self.random.below(most) as usize
-    }
-
-    fn terms(&self, agreed: Agreed, waits: bool) -> Terms {
-        setup::terms(&self.config, agreed, || SEGMENT, waits)
     }
 }
 
@@ -195,9 +191,9 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Qp {
+struct MemoryQp {
     id: QpId,
-    endpoint: Endpoint,
+    rdmap: RdmapStream,
     state: State,
     /// Present until the connection ends.
     end: Option<End>,
@@ -207,9 +203,15 @@ struct Qp {
     count: Option<ConnectionCount>,
 }
 
-impl Qp {
+impl MemoryQp {
     fn is_live(&self) -> bool {
         matches!(self.state, State::Up | State::Closing)
+    }
+
+    /// Begins when the connection is established.
+    fn begin(&mut self, common: &Common, agreed: &Negotiated, waits: bool) {
+        let max_ulpdu = setup::max_ulpdu(common.config.fpdu_size, agreed.is_ours, SEGMENT);
+        self.rdmap.begin(agreed, waits, max_ulpdu, common.config.max_message);
     }
 
     /// Polls the connection once.
@@ -229,37 +231,37 @@ impl Qp {
         let mut count = common.some().min(way.bytes.len());
         // As over TCP, bytes of one place may be read directly, or like all others.
         if common.random.chance(500)
-            && let Some(place) = self.endpoint.direct()
+            && let Some(place) = self.rdmap.direct_target()
         {
             let placed = count.min(place.len());
-            place.put(&way.bytes.make_contiguous()[..placed]);
+            place.fill(&way.bytes.make_contiguous()[..placed]);
             way.bytes.drain(..placed);
-            self.endpoint.arrived(placed);
+            self.rdmap.advance_direct(placed);
             count -= placed;
         }
         let mut input = &way.bytes.make_contiguous()[..count];
-        let taken = self.endpoint.take(&mut common.shared, &mut input, out, most)?;
+        let taken = self.rdmap.consume(&mut common.shared, &mut input, out, most)?;
         count -= input.len();
         way.bytes.drain(..count);
-        self.lingers += u32::from(taken == Taken::NoReceive && way.over);
-        let all = taken == Taken::All && way.over && way.bytes.is_empty();
-        if all || self.lingers > LINGER { Err(self.endpoint.left()) } else { Ok(()) }
+        self.lingers += u32::from(taken == InputStatus::NoReceive && way.over);
+        let all = taken == InputStatus::Consumed && way.over && way.bytes.is_empty();
+        if all || self.lingers > LINGER { Err(self.rdmap.peer_closed()) } else { Ok(()) }
     }
 
     fn flush(&mut self, common: &mut Common) {
-        if let Err(failure) = self.endpoint.produce() {
+        if let Err(failure) = self.rdmap.produce() {
             return self.fail(common, failure);
         }
         self.write(common.some());
-        self.endpoint.reap(&mut common.ready);
+        self.rdmap.reap(&mut common.ready);
     }
 
     /// Sends up to `most` bytes, within the queue's room. Bytes sent by the peer before it left are still readable.
     fn write(&mut self, most: usize) {
         let Some(end) = self.end.as_ref().filter(|end| !end.is_left()) else { return };
         let mut way = end.outgoing.borrow_mut();
-        let bytes = self.endpoint.unsent(most.min(HELD - way.bytes.len()));
-        self.endpoint.sent(bytes.len());
+        let bytes = self.rdmap.outbound.buffer.bytes(most.min(HELD - way.bytes.len()));
+        self.rdmap.outbound.buffer.advance(bytes.len());
         way.bytes.extend(bytes);
     }
 
@@ -273,14 +275,14 @@ impl Qp {
         if let Some(message) = terminate {
             // After started segments, if there is room: nothing may interrupt an FPDU.
             self.write(usize::MAX);
-            if !self.endpoint.has_bytes() {
-                self.endpoint.terminate(&message);
+            if self.rdmap.outbound.buffer.len() == 0 {
+                self.rdmap.outbound.terminate(&message);
                 self.write(usize::MAX);
             }
         }
         self.state = State::Error;
         self.end = None;
-        self.endpoint.flush(status, &mut common.ready);
+        self.rdmap.flush(status, &mut common.ready);
         if told {
             common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
@@ -289,7 +291,7 @@ impl Qp {
     /// Ends a failed connect.
     fn give_up(&mut self, common: &mut Common, event: ControlEvent) {
         common.events.push_back(event);
-        self.fail(common, Failure::own("never connected"));
+        self.fail(common, Failure::local("never connected"));
     }
 
     /// Runs its connection management.
@@ -298,8 +300,8 @@ impl Qp {
             State::Connecting(requested) => self.dial(common, requested),
             State::Closing => {
                 self.flush(common);
-                if !self.endpoint.is_busy() && !self.endpoint.has_bytes() {
-                    self.fail(common, Failure::own("disconnected"));
+                if !self.rdmap.outbound.is_busy() {
+                    self.fail(common, Failure::local("disconnected"));
                 }
             }
             State::Up | State::Error => {}
@@ -321,9 +323,9 @@ impl Qp {
                 match requested.conclude(&frame) {
                     Ok(agreed) => {
                         self.state = State::Up;
-                        self.endpoint.begin(common.terms(agreed, false));
+                        self.begin(common, &agreed, false);
                         if agreed.rtr {
-                            self.endpoint.send_empty_write();
+                            self.rdmap.outbound.send_empty_write();
                             self.flush(common);
                         }
                         return common.events.push_back(ControlEvent::Established { qp, private_data });
@@ -340,7 +342,7 @@ impl Qp {
 #[derive(Debug)]
 pub struct MemoryFabric {
     common: Common,
-    table: Table<Qp>,
+    table: Table<MemoryQp>,
     /// Existing queue pairs.
     qps: Vec<QpId>,
     listening: Vec<(MemoryListener, BalancerMember<End>)>,
@@ -360,7 +362,7 @@ impl MemoryFabric {
             bell: Arc::new(bell.map_err(|e| failed("eventfd", e))?),
             capabilities: capabilities(&config),
             common: Common {
-                shared: Shared::new(config.shared_receives),
+                shared: SharedResources::new(config.shared_receives),
                 ready: VecDeque::new(),
                 events: VecDeque::new(),
                 random: Xorshift::new(seed),
@@ -379,11 +381,11 @@ impl MemoryFabric {
         self.common.shared.receives.iter().map(Buf::capacity).min()
     }
 
-    fn add(&mut self, limits: Limits, state: State, end: End) -> &mut Qp {
+    fn add(&mut self, params: &ConnectParams, state: State, end: End) -> &mut MemoryQp {
         let random = self.common.random.next() as u32;
         let id = self.table.insert(|id| {
-            let endpoint = Endpoint::new(id, limits, random);
-            Qp { id, endpoint, state, end: Some(end), lingers: 0, count: None }
+            let rdmap = RdmapStream::new(id, params, random);
+            MemoryQp { id, rdmap, state, end: Some(end), lingers: 0, count: None }
         });
         self.qps.push(id);
         self.table.get(id).expect("it was just inserted")
@@ -426,14 +428,14 @@ impl Fabric for MemoryFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        self.common.shared.regions.add(arena.id(), access)
+        self.common.shared.arenas.add(arena.id(), access)
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        if self.table.iter().any(|qp| qp.endpoint.exposes(arena)) {
+        if self.table.iter().any(|qp| qp.rdmap.windows.exposes(arena)) {
             return Err(FabricError::still_bound(arena));
         }
-        self.common.shared.regions.remove(arena)
+        self.common.shared.arenas.remove(arena)
     }
 
     fn bind(address: &FabricAddress) -> Result<MemoryListener, FabricError> {
@@ -459,14 +461,14 @@ impl Fabric for MemoryFabric {
     }
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let limits = setup::limits(params)?;
+        setup::check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let end = End::visit(address, "this thread", requested.request(&params.private_data))?;
-        Ok(self.add(limits, State::Connecting(requested), end).id)
+        Ok(self.add(params, State::Connecting(requested), end).id)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let limits = setup::limits(params)?;
+        setup::check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let request = self.request(request).filter(|request| !request.end.is_left());
         let gone = || FabricError::peer("it has given up its connect request");
@@ -477,11 +479,10 @@ impl Fabric for MemoryFabric {
             FabricError::peer(why)
         })?;
         end.say(reply);
-        let terms = self.common.terms(agreed, true);
-        let qp = self.add(limits, State::Up, end);
+        let id = self.add(params, State::Up, end).id;
+        let qp = self.table.find(id)?;
         qp.count = Some(count);
-        qp.endpoint.begin(terms);
-        let id = qp.id;
+        qp.begin(&self.common, &agreed, true);
         self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
         Ok(id)
     }
@@ -494,13 +495,13 @@ impl Fabric for MemoryFabric {
     }
 
     fn holds_sends(&mut self, id: QpId) -> bool {
-        self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
+        self.table.get(id).is_some_and(|qp| qp.rdmap.outbound.is_busy())
     }
 
     fn flow(&mut self, id: QpId) -> Option<Flow> {
         self.table.get(id).map(|qp| {
-            let untaken = qp.end.as_ref().map_or(0, |end| end.outgoing.borrow().bytes.len());
-            qp.endpoint.flow(untaken as u64)
+            let unacknowledged = qp.end.as_ref().map_or(0, |end| end.outgoing.borrow().bytes.len());
+            qp.rdmap.flow(unacknowledged as u64)
         })
     }
 
@@ -519,7 +520,7 @@ impl Fabric for MemoryFabric {
     fn destroy_qp(&mut self, id: QpId) {
         let Some(mut gone) = self.table.remove(id) else { return };
         self.qps.retain(|&qp| qp != id);
-        gone.fail(&mut self.common, Failure::own("destroyed"));
+        gone.fail(&mut self.common, Failure::local("destroyed"));
         // The caller of destroy needs no event of its end.
         self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
@@ -536,11 +537,11 @@ impl Fabric for MemoryFabric {
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
-        self.table.get(qp).ok_or_else(unknown)?.endpoint.alloc_window()
+        self.table.get(qp).ok_or_else(unknown)?.rdmap.alloc_window()
     }
 
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.endpoint.next_rkey(window.index)).unwrap_or(0)
+        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.keys.next(window.index)).unwrap_or(0)
     }
 
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
@@ -552,17 +553,17 @@ impl Fabric for MemoryFabric {
     }
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let Common { shared: Shared { regions, receives, stats }, ready, .. } = &mut self.common;
+        let Common { shared: SharedResources { arenas, receives, stats }, ready, .. } = &mut self.common;
         let (queue, over) = match qp {
             None => (receives, None),
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
                 let over = matches!(qp.state, State::Error).then_some(id);
-                let Some(own) = qp.endpoint.own_receives.as_mut() else { return 0 };
+                let Some(own) = qp.rdmap.own_receives.as_mut() else { return 0 };
                 (own, over)
             }
         };
-        let n = queue.post_known(bufs, |arena| regions.contains(arena), over, ready);
+        let n = queue.post_known(bufs, |arena| arenas.contains(arena), over, ready);
         stats.recv_posts += n as u64;
         n
     }
@@ -574,11 +575,12 @@ impl Fabric for MemoryFabric {
             State::Connecting(_) => return Err(PostError::NotConnected),
             State::Error => {
                 self.common.shared.stats.posts += chain.len() as u64;
-                qp.endpoint.refuse(chain, &mut self.common.ready);
+                let flushed = |p: Posting| Completion::ended(qp.id, p.wr_id, p.wr.opcode(), Status::Flushed);
+                self.common.ready.extend(chain.drain(..).map(flushed));
                 return Ok(());
             }
         }
-        let result = qp.endpoint.post(&mut self.common.shared, chain);
+        let result = qp.rdmap.post(&mut self.common.shared, chain);
         qp.flush(&mut self.common);
         result
     }

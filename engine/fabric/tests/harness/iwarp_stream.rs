@@ -1,8 +1,8 @@
 //! The outbound bytes of a connection, for tests without a socket.
 
-use super::{Span, Stream, copy};
+use super::{SendBuffer, Span, copy};
 
-impl Stream {
+impl SendBuffer {
     /// The first `most` of the bytes themselves, for tests, which have no socket.
     pub(crate) fn bytes(&self, most: usize) -> Vec<u8> {
         let mut all = Vec::new();

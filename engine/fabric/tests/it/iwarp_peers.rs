@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rpcrdma_fabric::iwarp::wire::{
-    Crc as Sum, Enhanced, Fault, Kind, Opcode as Message, Place, Reader, Segment, Setup, Step, Terminate, fpdu_len,
+    Enhanced, Fault, Kind, Opcode as Message, Place, Reader, Segment, Setup, Step, Terminate, crc32c, fpdu_len,
 };
 use rpcrdma_fabric::iwarp::{Crc, IwarpConfig, IwarpFabric, IwarpListener};
 use rpcrdma_fabric::testing::loopback_address;
@@ -278,9 +278,7 @@ fn fpdu(opcode: Message, last: bool, place: Place, payload: &[u8], crc: bool) ->
     let mut bytes = [&header[..], payload].concat();
     let whole = fpdu_len(header.len() - 2 + payload.len());
     bytes.resize(whole - 4, 0);
-    let mut sum = Sum::new();
-    sum.update(&bytes);
-    bytes.extend(if crc { sum.finish() } else { [0; 4] });
+    bytes.extend(if crc { crc32c(&bytes).to_le_bytes() } else { [0; 4] });
     bytes
 }
 

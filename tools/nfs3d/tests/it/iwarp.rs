@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
 use rpcrdma::Address;
-use rpcrdma::fabric::iwarp::wire::{Kind, Reader, Setup, Step, WireError, fpdu_len};
+use rpcrdma::fabric::iwarp::wire::{Kind, Reader, SegmentError, Setup, Step, fpdu_len};
 
 use crate::client::{Nfsd, pattern, put};
 use crate::nfs3c::run_by_way_of;
@@ -29,7 +29,7 @@ impl Said {
     }
 
     /// The lengths of its FPDUs; with `crc`, each has one, which is right.
-    fn fpdus(&self, crc: bool) -> Result<Vec<usize>, WireError> {
+    fn fpdus(&self, crc: bool) -> Result<Vec<usize>, SegmentError> {
         let (mut reader, mut input, mut lengths) = (Reader::new(crc), &self.stream[..], Vec::new());
         while let Some(step) = reader.step(&mut input)? {
             if let Step::Segment { segment, len } = step {
@@ -44,7 +44,7 @@ impl Said {
         assert!(!self.fpdus(false).expect("a stream").is_empty());
         match self.fpdus(true) {
             Ok(_) => true,
-            Err(WireError::Crc { .. }) => false,
+            Err(SegmentError::Crc { .. }) => false,
             Err(other) => panic!("{other}"),
         }
     }

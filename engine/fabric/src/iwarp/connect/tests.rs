@@ -52,7 +52,7 @@ impl Refuser {
         READS.get() - before
     }
 
-    fn turn_until(&mut self, what: &str, mut done: impl FnMut(&ConnectionManager<Common>) -> bool) {
+    fn turn_until(&mut self, what: &str, mut done: impl FnMut(&ConnectionManager<FabricState>) -> bool) {
         let start = Instant::now();
         while !done(&self.fabric.connections) {
             let looks = self.turn();

@@ -13,9 +13,10 @@
 //!           └──────────── ULPDU: length bytes ─────────────┘
 //! ```
 //!
-//! [`Segment::encode`] writes length and header, [`pad`] returns the zeros after the payload, and [`Crc`] covers all of
-//! it. [`Reader`] is the reverse, for a byte stream cut anywhere. Markers (RFC 5044 §4.3) are neither written nor
-//! decoded: an end that does not request them gets none.
+//! [`Segment::encode`] writes length and header, and [`pad`] returns the number of zeros after the payload. [`crc32c`]
+//! covers all of it; its least significant byte is sent first (RFC 5044 §4.4). [`Reader`] is the reverse, for a byte
+//! stream cut anywhere. Markers (RFC 5044 §4.3) are neither written nor decoded: an end that does not request them gets
+//! none.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -23,11 +24,9 @@
 //! | [`segment`] | length and header of a segment |
 //! | [`read_request`] | the body of a Read Request |
 //! | [`terminate`] | the body of a Terminate: errors and their codes |
-//! | [`crc`] | the checksum |
 //! | [`reader`] | a byte stream, cut into segments |
 #![forbid(unsafe_code)]
 
-pub mod crc;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 #[path = "../../../tests/harness/iwarp_invariants.rs"]
@@ -43,12 +42,13 @@ mod tests;
 #[cfg(test)]
 mod tests_golden;
 
-pub use self::crc::Crc;
+pub use crc32c::crc32c;
+
 pub use self::mpa::{Enhanced, Kind, MAX_PRIVATE_DATA, Setup, SetupError};
 pub use self::read_request::ReadRequest;
-pub use self::reader::{Reader, Step, WireError};
+pub use self::reader::{Reader, Step};
 pub use self::segment::{
-    HeaderError, MAX_ULPDU, Opcode, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, Segment, TAGGED_HEADER,
+    MAX_ULPDU, Opcode, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, Segment, SegmentError, TAGGED_HEADER,
     UNTAGGED_HEADER, fpdu_len, pad,
 };
 pub use self::terminate::{Fault, Terminate, TerminateError};

@@ -16,12 +16,13 @@ const CRC: u8 = 0x40;
 const REJECT: u8 = 0x20;
 const ENHANCED_DATA: u8 = 0x10;
 
-/// Depths have 14 bits.
+/// Depths have 14 bits. IRD is the upper half of the enhanced data, ORD the lower half.
 const DEPTH: u16 = 0x3FFF;
-/// Flags A (in front of IRD) and C (in front of ORD) of RFC 6581 §9.
-const FIRST_FLAG: u16 = 0x8000;
-/// Flags B and D.
-const SECOND_FLAG: u16 = 0x4000;
+/// Flags A to D of RFC 6581 §9, two in front of each depth.
+const PEER_TO_PEER: u32 = 0x8000_0000;
+const RTR_SEND: u32 = 0x4000_0000;
+const RTR_WRITE: u32 = 0x8000;
+const RTR_READ: u32 = 0x4000;
 
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,10 +82,10 @@ pub struct Enhanced {
     pub rtr_read: bool,
 }
 
-/// Why bytes are no such frame. The connection must end then (RFC 5044 §7.1.1).
+/// Errors of a frame. The connection must end then (RFC 5044 §7.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SetupError {
-    /// It does not begin as such a frame does.
+    /// The first bytes are not the key of the expected frame.
     #[error("no MPA {kind:?} Frame: its key is wrong in byte {at}")]
     Key {
         /// The expected kind.
@@ -92,15 +93,9 @@ pub enum SetupError {
         /// The first wrong byte, from 0.
         at: usize,
     },
-    /// More private data than there may be.
-    #[error("an MPA frame with {len} bytes of private data, of which there may be {MAX_PRIVATE_DATA}")]
-    TooLong {
-        /// The frame's value.
-        len: usize,
-    },
-    /// The enhanced flag is set, but its data does not fit.
-    #[error("an enhanced MPA frame with {len} bytes of private data, of which the depths alone take {ENHANCED}")]
-    NoDepths {
+    /// More private data than there may be, or too little for the depths of an enhanced frame.
+    #[error("an MPA frame with {len} bytes of private data: at most 512, and at least {ENHANCED} in an enhanced one")]
+    PrivateData {
         /// The frame's value.
         len: usize,
     },
@@ -120,18 +115,12 @@ impl Setup {
         let len = self.private_data.len() + enhanced.map_or(0, |_| ENHANCED);
         debug_assert!(len <= MAX_PRIVATE_DATA, "{len} bytes of private data");
         let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        let reject = bit(self.reject && self.kind == Kind::Reply, REJECT);
+        let flags = bit(self.markers, MARKERS) | bit(self.crc, CRC) | reject | bit(enhanced.is_some(), ENHANCED_DATA);
         out.extend_from_slice(self.kind.key());
-        out.push(
-            bit(self.markers, MARKERS)
-                | bit(self.crc, CRC)
-                | bit(self.reject && self.kind == Kind::Reply, REJECT)
-                | bit(enhanced.is_some(), ENHANCED_DATA),
-        );
-        out.push(self.revision);
+        out.extend_from_slice(&[flags, self.revision]);
         out.extend_from_slice(&(len as u16).to_be_bytes());
-        if let Some(enhanced) = enhanced {
-            out.extend_from_slice(&enhanced.encode());
-        }
+        out.extend(enhanced.into_iter().flat_map(Enhanced::encode));
         out.extend_from_slice(&self.private_data);
     }
 
@@ -144,13 +133,10 @@ impl Setup {
         let Some((fixed, rest)) = input.split_first_chunk::<FIXED>() else { return Ok(None) };
         let [.., flags, revision, l0, l1] = *fixed;
         let len = usize::from(u16::from_be_bytes([l0, l1]));
-        if len > MAX_PRIVATE_DATA {
-            return Err(SetupError::TooLong { len });
-        }
         // In revision 1 the bit is reserved, and ignored.
         let is_enhanced = revision >= 2 && flags & ENHANCED_DATA != 0;
-        if is_enhanced && len < ENHANCED {
-            return Err(SetupError::NoDepths { len });
+        if len > MAX_PRIVATE_DATA || is_enhanced && len < ENHANCED {
+            return Err(SetupError::PrivateData { len });
         }
         let Some(private_data) = rest.get(..len) else { return Ok(None) };
         let (enhanced, private_data) = match private_data.split_first_chunk() {
@@ -173,25 +159,24 @@ impl Setup {
 impl Enhanced {
     fn encode(self) -> [u8; ENHANCED] {
         // RFC 6581 §9.2: all the others are zero where the first is.
-        let bit = |set: bool, bit: u16| if set && self.peer_to_peer { bit } else { 0 };
-        let [a, b] = (self.ird & DEPTH | bit(true, FIRST_FLAG) | bit(self.rtr_send, SECOND_FLAG)).to_be_bytes();
-        let [c, d] =
-            (self.ord & DEPTH | bit(self.rtr_write, FIRST_FLAG) | bit(self.rtr_read, SECOND_FLAG)).to_be_bytes();
-        [a, b, c, d]
+        let flag = |set: bool, flag: u32| if set && self.peer_to_peer { flag } else { 0 };
+        let depths = u32::from(self.ird & DEPTH) << 16 | u32::from(self.ord & DEPTH);
+        let rtr = flag(self.rtr_send, RTR_SEND) | flag(self.rtr_write, RTR_WRITE) | flag(self.rtr_read, RTR_READ);
+        (depths | flag(true, PEER_TO_PEER) | rtr).to_be_bytes()
     }
 
-    fn decode([a, b, c, d]: [u8; ENHANCED]) -> Self {
-        let (ird, ord) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+    fn decode(bytes: [u8; ENHANCED]) -> Self {
+        let word = u32::from_be_bytes(bytes);
         // RFC 6581 §9.2: the others are ignored where the first is zero.
-        let peer_to_peer = ird & FIRST_FLAG != 0;
-        let rtr = |word: u16, bit: u16| peer_to_peer && word & bit != 0;
+        let peer_to_peer = word & PEER_TO_PEER != 0;
+        let rtr = |flag: u32| peer_to_peer && word & flag != 0;
         Self {
-            ird: ird & DEPTH,
-            ord: ord & DEPTH,
+            ird: (word >> 16) as u16 & DEPTH,
+            ord: word as u16 & DEPTH,
             peer_to_peer,
-            rtr_send: rtr(ird, SECOND_FLAG),
-            rtr_write: rtr(ord, FIRST_FLAG),
-            rtr_read: rtr(ord, SECOND_FLAG),
+            rtr_send: rtr(RTR_SEND),
+            rtr_write: rtr(RTR_WRITE),
+            rtr_read: rtr(RTR_READ),
         }
     }
 }

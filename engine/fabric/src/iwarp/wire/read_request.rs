@@ -7,7 +7,7 @@ pub struct ReadRequest {
     pub sink_stag: u32,
     /// Tagged offset of the first byte there.
     pub sink_offset: u64,
-    /// Bytes.
+    /// Bytes to read.
     pub len: u32,
     /// STag of the responder's memory.
     pub source_stag: u32,
@@ -16,10 +16,10 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Bytes of it.
+    /// Length in bytes.
     pub const LEN: usize = 28;
 
-    /// The bytes.
+    /// Encodes the request.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[..4].copy_from_slice(&self.sink_stag.to_be_bytes());
@@ -32,14 +32,8 @@ impl ReadRequest {
 
     /// Decodes a request; all bytes are valid.
     pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, rest @ ..] = *bytes;
-        let [q, r, s, t, source_offset @ ..] = rest;
-        Self {
-            sink_stag: u32::from_be_bytes([a, b, c, d]),
-            sink_offset: u64::from_be_bytes([e, f, g, h, i, j, k, l]),
-            len: u32::from_be_bytes([m, n, o, p]),
-            source_stag: u32::from_be_bytes([q, r, s, t]),
-            source_offset: u64::from_be_bytes(source_offset),
-        }
+        let word = |at: usize| bytes[4 * at..].first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
+        let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 1));
+        Self { sink_stag: word(0), sink_offset: long(1), len: word(3), source_stag: word(4), source_offset: long(5) }
     }
 }

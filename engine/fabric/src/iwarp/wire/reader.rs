@@ -1,10 +1,8 @@
 //! A byte stream cut into its segments (RFC 5044 §§4, 6).
 
-use thiserror::Error;
+use crc32c::crc32c;
 
-use super::crc::Crc;
-use super::segment::{HEADER, HeaderError, LENGTH, Segment, fpdu_len, trailer, whole_header};
-use super::terminate::Fault;
+use super::segment::{HEADER, LENGTH, Segment, SegmentError, fpdu_len, trailer, whole_header};
 
 /// Splits a connection's input after its [`Setup`](super::Setup) into segments.
 ///
@@ -13,7 +11,7 @@ use super::terminate::Fault;
 /// reported.
 ///
 /// ```
-/// use rpcrdma_fabric::iwarp::wire::{Opcode, Place, QUEUE_SEND, Reader, Segment, Step, WireError};
+/// use rpcrdma_fabric::iwarp::wire::{Opcode, Place, QUEUE_SEND, Reader, Segment, SegmentError, Step};
 ///
 /// let opcode = Opcode::Send { invalidate: None, solicited: false };
 /// let send = Segment { opcode, last: true, place: Place::Untagged { queue: QUEUE_SEND, msn: 1, offset: 0 } };
@@ -27,13 +25,17 @@ use super::terminate::Fault;
 /// assert_eq!(reader.step(&mut input)?, Some(Step::End));
 /// assert_eq!(reader.step(&mut input)?, None);
 /// assert!(reader.is_between());
-/// # Ok::<(), WireError>(())
+/// # Ok::<(), SegmentError>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reader {
     framer: Framer,
-    /// With CRC.
-    checked: Option<Checked>,
+    /// With CRCs an FPDU is collected and checked before any of it is reported.
+    crc: bool,
+    /// An FPDU that has arrived in parts. Empty if it lies in the input.
+    collected: Vec<u8>,
+    /// Its reported bytes. None before it is whole.
+    reported: usize,
 }
 
 /// The next item of the stream. Each segment yields one [`Segment`](Self::Segment), its [`Payload`](Self::Payload)s, if
@@ -42,7 +44,7 @@ pub struct Reader {
 pub enum Step<'a> {
     /// The header of a segment.
     Segment {
-        /// The received value.
+        /// The header.
         segment: Segment,
         /// Bytes of payload.
         len: usize,
@@ -53,63 +55,60 @@ pub enum Step<'a> {
     End,
 }
 
-/// Errors of a stream. The stream ends with it; the reader must not be used afterwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum WireError {
-    /// A header, which [`Reader::header`] has.
-    #[error(transparent)]
-    Header(#[from] HeaderError),
-    /// The CRC of an FPDU.
-    #[error("CRC {found:#010x} of an FPDU that has {computed:#010x}")]
-    Crc {
-        /// The CRC at the FPDU's end.
-        found: u32,
-        /// The correct value.
-        computed: u32,
-    },
-}
-
-impl WireError {
-    /// The Terminate fault for this error.
-    pub const fn fault(self) -> Fault {
-        match self {
-            Self::Header(error) => error.fault(),
-            Self::Crc { .. } => Fault::Crc,
-        }
-    }
-}
-
 impl Reader {
     /// A reader at a stream's start, with or without CRCs.
     pub fn new(crc: bool) -> Self {
-        Self { framer: Framer::new(), checked: crc.then(Checked::default) }
+        Self { crc, ..Self::default() }
     }
 
     /// The next step; consumes its bytes from the input. `None`: the input is consumed, and the needed part of it is
     /// kept.
     #[inline]
-    pub fn step<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<Step<'a>>, WireError> {
-        let Some(checked) = &mut self.checked else { return self.framer.step(input) };
-        if self.framer.part == Part::Between && !checked.begin(input)? {
+    pub fn step<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<Step<'a>>, SegmentError> {
+        if self.crc && self.framer.part == FpduPart::Between && !self.collect(input)? {
             return Ok(None);
         }
-        if checked.kept.is_empty() {
+        if self.collected.is_empty() {
             return self.framer.step(input);
         }
-        let mut kept = &checked.kept[checked.told..];
-        let step = self.framer.step(&mut kept)?;
-        checked.told = checked.kept.len() - kept.len();
+        let mut collected = &self.collected[self.reported..];
+        let step = self.framer.step(&mut collected)?;
+        self.reported = self.collected.len() - collected.len();
         Ok(step)
+    }
+
+    /// Whether the next FPDU is whole and correct: in `collected`, or, if that is empty, at the start of the input.
+    fn collect(&mut self, input: &mut &[u8]) -> Result<bool, SegmentError> {
+        if self.reported == self.collected.len() {
+            self.collected.clear();
+            self.reported = 0;
+            if let Some(fpdu) = fpdu_len_of(input).and_then(|len| input.get(..len)) {
+                return check(fpdu);
+            }
+        }
+        loop {
+            let missing = fpdu_len_of(&self.collected).unwrap_or(LENGTH) - self.collected.len();
+            if missing == 0 {
+                return check(&self.collected);
+            }
+            if input.is_empty() {
+                return Ok(false);
+            }
+            let (part, rest) = input.split_at(missing.min(input.len()));
+            self.collected.reserve_exact(missing);
+            self.collected.extend_from_slice(part);
+            *input = rest;
+        }
     }
 
     /// Bytes of the current payload that may bypass the reader. They are read from the socket to their place: the whole
     /// rest, if the input is consumed.
     #[inline]
     pub fn payload_left(&self) -> usize {
-        if self.framer.part == Part::Payload && self.checked.is_none() { self.framer.left } else { 0 }
+        if self.framer.part == FpduPart::Payload && !self.crc { self.framer.left } else { 0 }
     }
 
-    /// So many of these were.
+    /// Counts `n` bytes of the payload as read past the reader.
     ///
     /// # Panics
     /// If fewer are left.
@@ -120,7 +119,7 @@ impl Reader {
     }
 
     /// Length and header of the current segment, 16 or 20 bytes. They suit [`Terminate::new`](super::Terminate::new).
-    /// After a [`HeaderError`] those of the faulty segment, as many as arrived. They stay until bytes of the next
+    /// After a [`SegmentError`] those of the faulty segment, as many as arrived. They stay until bytes of the next
     /// segment arrive.
     pub fn header(&self) -> &[u8] {
         let header = &self.framer.header[..self.framer.filled];
@@ -130,14 +129,15 @@ impl Reader {
     /// Whether the stream may end here: only whole segments, nothing kept.
     #[inline]
     pub fn is_between(&self) -> bool {
-        self.framer.part == Part::Between && self.checked.as_ref().is_none_or(Checked::is_told)
+        self.framer.part == FpduPart::Between && self.reported == self.collected.len()
     }
 }
 
 /// The framer's position in an FPDU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum FpduPart {
     /// Nothing of the next FPDU was seen.
+    #[default]
     Between,
     /// Length and header.
     Header,
@@ -146,14 +146,14 @@ enum Part {
     Trailer,
 }
 
-/// Cuts, and checks nothing but headers.
-#[derive(Debug)]
+/// Splits a stream into its segments, and checks nothing but headers.
+#[derive(Debug, Default)]
 struct Framer {
     /// Length and header. A short header leaves room for later bytes.
     header: [u8; HEADER],
     /// Received bytes of it.
     filled: usize,
-    part: Part,
+    part: FpduPart,
     /// Remaining bytes of payload or trailer; at least one of a payload.
     left: usize,
     /// Bytes of pad and CRC behind the payload.
@@ -161,74 +161,45 @@ struct Framer {
 }
 
 impl Framer {
-    const fn new() -> Self {
-        Self { header: [0; HEADER], filled: 0, part: Part::Between, left: 0, trailer: 0 }
-    }
-
     #[inline]
-    fn step<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
-        match self.part {
-            Part::Between | Part::Header => self.head(input),
-            Part::Payload => {
-                let (payload, rest) = input.split_at(self.left.min(input.len()));
-                if payload.is_empty() {
-                    return Ok(None);
-                }
-                *input = rest;
-                self.taken(payload.len());
-                Ok(Some(Step::Payload(payload)))
-            }
-            Part::Trailer => {
-                let skipped = self.left.min(input.len());
-                *input = &input[skipped..];
-                self.left -= skipped;
-                if self.left > 0 {
-                    return Ok(None);
-                }
-                self.part = Part::Between;
-                Ok(Some(Step::End))
-            }
+    fn step<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, SegmentError> {
+        if matches!(self.part, FpduPart::Between | FpduPart::Header) {
+            return self.read_header(input);
         }
-    }
-
-    /// Fast path: most headers arrive whole, followed by at least the longest header's bytes. No FPDU is shorter.
-    // Not in line: so the other steps, which are short, can be.
-    #[inline(never)]
-    fn head<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
-        if self.part == Part::Between
-            && let Some(header) = input.first_chunk::<HEADER>()
-            && let Ok(Some((segment, len, used))) = Segment::decode(header)
-        {
-            self.header = *header;
-            self.filled = HEADER;
-            *input = &input[used..];
-            return Ok(Some(self.begin(segment, len, used)));
+        let (bytes, rest) = input.split_at(self.left.min(input.len()));
+        *input = rest;
+        if self.part == FpduPart::Payload {
+            self.taken(bytes.len());
+            return Ok((!bytes.is_empty()).then_some(Step::Payload(bytes)));
         }
-        self.split_head(input)
-    }
-
-    /// Handles a header that arrives in parts, or is invalid.
-    #[cold]
-    fn split_head<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
-        if input.is_empty() && self.part == Part::Between {
+        self.left -= bytes.len();
+        if self.left > 0 {
             return Ok(None);
         }
-        let before = if self.part == Part::Between { 0 } else { self.filled };
-        self.part = Part::Header;
+        self.part = FpduPart::Between;
+        Ok(Some(Step::End))
+    }
+
+    /// Reads length and header, which may arrive in parts. The bytes behind a short header are read again.
+    // Not in line: so the other steps, which are short, can be.
+    #[inline(never)]
+    fn read_header<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, SegmentError> {
+        if self.part == FpduPart::Between {
+            if input.is_empty() {
+                return Ok(None);
+            }
+            (self.part, self.filled) = (FpduPart::Header, 0);
+        }
+        let before = self.filled;
         self.filled = HEADER.min(before + input.len());
         self.header[before..self.filled].copy_from_slice(&input[..self.filled - before]);
         let decoded = Segment::decode(&self.header[..self.filled]);
         let used = if let Ok(Some((.., used))) = decoded { used } else { self.filled };
         *input = &input[used - before..];
-        Ok(decoded?.map(|(segment, len, used)| self.begin(segment, len, used)))
-    }
-
-    /// Starts a segment whose header took `used` bytes.
-    #[inline]
-    fn begin(&mut self, segment: Segment, len: usize, used: usize) -> Step<'static> {
-        self.trailer = trailer(used - LENGTH + len);
-        (self.part, self.left) = if len > 0 { (Part::Payload, len) } else { (Part::Trailer, self.trailer) };
-        Step::Segment { segment, len }
+        let Some((segment, len, used)) = decoded? else { return Ok(None) };
+        (self.part, self.left, self.trailer) = (FpduPart::Payload, len, trailer(used - LENGTH + len));
+        self.taken(0);
+        Ok(Some(Step::Segment { segment, len }))
     }
 
     /// Counts `n` bytes of the payload as taken.
@@ -236,64 +207,19 @@ impl Framer {
     fn taken(&mut self, n: usize) {
         self.left -= n;
         if self.left == 0 {
-            (self.part, self.left) = (Part::Trailer, self.trailer);
+            (self.part, self.left) = (FpduPart::Trailer, self.trailer);
         }
     }
 }
 
-/// FPDUs read whole and checked before any report.
-#[derive(Debug, Default)]
-struct Checked {
-    /// The received part of a split FPDU; room for one, once needed.
-    kept: Vec<u8>,
-    /// Reported bytes of it. None before it is whole.
-    told: usize,
-}
-
-impl Checked {
-    fn is_told(&self) -> bool {
-        self.told == self.kept.len()
-    }
-
-    /// Whether the next FPDU is complete and correct. It is in `kept`, or if that is empty, at the start of the input.
-    fn begin(&mut self, input: &mut &[u8]) -> Result<bool, WireError> {
-        if self.is_told() {
-            self.kept.clear();
-            self.told = 0;
-            if let Some(fpdu) = length(input).and_then(|len| input.get(..len)) {
-                return check(fpdu).map(|()| true);
-            }
-        }
-        loop {
-            let wanted = length(&self.kept).unwrap_or(LENGTH);
-            let missing = wanted - self.kept.len();
-            if missing == 0 {
-                return check(&self.kept).map(|()| true);
-            }
-            if input.is_empty() {
-                return Ok(false);
-            }
-            let (part, rest) = input.split_at(missing.min(input.len()));
-            self.kept.reserve_exact(missing);
-            self.kept.extend_from_slice(part);
-            *input = rest;
-        }
-    }
-}
-
-/// Bytes of the FPDU that the bytes begin with.
-fn length(bytes: &[u8]) -> Option<usize> {
+/// Bytes of the FPDU that these bytes begin with.
+fn fpdu_len_of(bytes: &[u8]) -> Option<usize> {
     bytes.first_chunk().map(|len| fpdu_len(usize::from(u16::from_be_bytes(*len))))
 }
 
-/// Whether the CRC of a whole FPDU is right.
-fn check(fpdu: &[u8]) -> Result<(), WireError> {
+/// True, or the error of a whole FPDU's CRC.
+fn check(fpdu: &[u8]) -> Result<bool, SegmentError> {
     let (covered, found) = fpdu.split_last_chunk().expect("an FPDU has a CRC");
-    let mut crc = Crc::new();
-    crc.update(covered);
-    let computed = crc.finish();
-    if *found == computed {
-        return Ok(());
-    }
-    Err(WireError::Crc { found: u32::from_le_bytes(*found), computed: u32::from_le_bytes(computed) })
+    let (found, computed) = (u32::from_le_bytes(*found), crc32c(covered));
+    if found == computed { Ok(true) } else { Err(SegmentError::Crc { found, computed }) }
 }

@@ -104,7 +104,7 @@ impl Opcode {
 pub enum Place {
     /// Into exposed memory of the receiver.
     Tagged {
-        /// Its name.
+        /// The steering tag that names the memory.
         stag: u32,
         /// Offset of the payload's first byte, relative to the STag.
         offset: u64,
@@ -125,15 +125,15 @@ pub enum Place {
 pub struct Segment {
     /// The message that it is part of.
     pub opcode: Opcode,
-    /// It is the last one of its message.
+    /// Whether it is the last of its message.
     pub last: bool,
     /// The payload's destination: tagged or untagged, by the opcode.
     pub place: Place,
 }
 
-/// Errors of a header. The stream ends with it.
+/// Errors of a segment. The stream ends with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum HeaderError {
+pub enum SegmentError {
     /// The length leaves no room for the header.
     #[error("a DDP segment of {ulpdu} bytes, which is shorter than its header")]
     Short {
@@ -154,23 +154,25 @@ pub enum HeaderError {
         /// The received value.
         version: u8,
     },
-    /// An unknown message.
-    #[error("unknown RDMAP opcode {opcode}")]
+    /// An unknown message, a tagged segment of an untagged message, or the reverse.
+    #[error("invalid RDMAP opcode {opcode} in {} DDP segment", if *.tagged { "a tagged" } else { "an untagged" })]
     Opcode {
         /// The received value.
-        opcode: u8,
-    },
-    /// A tagged segment of an untagged message, or the reverse.
-    #[error("RDMAP opcode {opcode} in {} DDP segment", if *.tagged { "a tagged" } else { "an untagged" })]
-    Model {
-        /// The message's opcode.
         opcode: u8,
         /// Whether the segment is tagged.
         tagged: bool,
     },
+    /// The CRC of an FPDU.
+    #[error("CRC {found:#010x} of an FPDU that has {computed:#010x}")]
+    Crc {
+        /// The CRC at the FPDU's end.
+        found: u32,
+        /// The correct value.
+        computed: u32,
+    },
 }
 
-impl HeaderError {
+impl SegmentError {
     /// The Terminate fault for this error.
     pub const fn fault(self) -> Fault {
         match self {
@@ -179,7 +181,8 @@ impl HeaderError {
             Self::DdpVersion { tagged: true, .. } => Fault::TaggedVersion,
             Self::DdpVersion { tagged: false, .. } => Fault::UntaggedVersion,
             Self::RdmapVersion { .. } => Fault::RdmapVersion,
-            Self::Opcode { .. } | Self::Model { .. } => Fault::UnexpectedOpcode,
+            Self::Opcode { .. } => Fault::UnexpectedOpcode,
+            Self::Crc { .. } => Fault::Crc,
         }
     }
 }
@@ -191,30 +194,24 @@ impl Segment {
     pub fn encode(&self, payload: usize) -> ArrayVec<u8, HEADER> {
         let mut out = ArrayVec::from([0; HEADER]);
         let (opcode, invalidate) = self.opcode.code();
-        let mut control = DDP_VERSION;
-        if self.last {
-            control |= LAST;
-        }
-        let header = match self.place {
+        debug_assert_eq!(is_tagged(opcode), matches!(self.place, Place::Tagged { .. }), "{self:?}");
+        let (tagged, header) = match self.place {
             Place::Tagged { stag, offset } => {
-                debug_assert!(is_tagged(opcode), "{self:?}");
-                control |= TAGGED;
                 out[4..8].copy_from_slice(&stag.to_be_bytes());
                 out[8..16].copy_from_slice(&offset.to_be_bytes());
-                TAGGED_HEADER
+                (TAGGED, TAGGED_HEADER)
             }
             Place::Untagged { queue, msn, offset } => {
-                debug_assert!(!is_tagged(opcode), "{self:?}");
                 out[4..8].copy_from_slice(&invalidate.to_be_bytes());
                 out[8..12].copy_from_slice(&queue.to_be_bytes());
                 out[12..16].copy_from_slice(&msn.to_be_bytes());
                 out[16..20].copy_from_slice(&offset.to_be_bytes());
-                UNTAGGED_HEADER
+                (0, UNTAGGED_HEADER)
             }
         };
         debug_assert!(header + payload <= MAX_ULPDU, "a segment with {payload} bytes of payload");
         out[..2].copy_from_slice(&((header + payload) as u16).to_be_bytes());
-        out[2] = control;
+        out[2] = DDP_VERSION | tagged | if self.last { LAST } else { 0 };
         out[3] = RDMAP_VERSION << RDMAP_VERSION_SHIFT | opcode;
         out.truncate(LENGTH + header);
         out
@@ -224,31 +221,27 @@ impl Segment {
     /// header; `None` if more are needed. An error is reported as soon as the bytes show it. Reserved bits are ignored
     /// (RFC 5041 §4.1, RFC 5040 §4.1).
     #[inline]
-    pub fn decode(header: &[u8]) -> Result<Option<(Self, usize, usize)>, HeaderError> {
+    pub fn decode(header: &[u8]) -> Result<Option<(Self, usize, usize)>, SegmentError> {
         let Some(&[l0, l1]) = header.first_chunk() else { return Ok(None) };
         let ulpdu = usize::from(u16::from_be_bytes([l0, l1]));
-        if ulpdu < TAGGED_HEADER {
-            return Err(HeaderError::Short { ulpdu });
-        }
-        let Some(&ddp) = header.get(2) else { return Ok(None) };
-        let tagged = ddp & TAGGED != 0;
-        let len = header_len(ddp);
+        let ddp = header.get(2);
+        // Until its control octet has come, the header may be the shorter one.
+        let len = ddp.map_or(TAGGED_HEADER, |ddp| header_len(*ddp));
         if ulpdu < len {
-            return Err(HeaderError::Short { ulpdu });
+            return Err(SegmentError::Short { ulpdu });
         }
+        let Some(&ddp) = ddp else { return Ok(None) };
+        let tagged = ddp & TAGGED != 0;
         if ddp & DDP_VERSION_MASK != DDP_VERSION {
-            return Err(HeaderError::DdpVersion { version: ddp & DDP_VERSION_MASK, tagged });
+            return Err(SegmentError::DdpVersion { version: ddp & DDP_VERSION_MASK, tagged });
         }
         let Some(&rdmap) = header.get(3) else { return Ok(None) };
         if rdmap >> RDMAP_VERSION_SHIFT != RDMAP_VERSION {
-            return Err(HeaderError::RdmapVersion { version: rdmap >> RDMAP_VERSION_SHIFT });
+            return Err(SegmentError::RdmapVersion { version: rdmap >> RDMAP_VERSION_SHIFT });
         }
         let opcode = rdmap & OPCODE_MASK;
-        if opcode > TERMINATE {
-            return Err(HeaderError::Opcode { opcode });
-        }
-        if is_tagged(opcode) != tagged {
-            return Err(HeaderError::Model { opcode, tagged });
+        if opcode > TERMINATE || is_tagged(opcode) != tagged {
+            return Err(SegmentError::Opcode { opcode, tagged });
         }
         let Some(&[_, _, _, _, a, b, c, d, e, f, g, h, i, j, k, l]) = header.first_chunk() else { return Ok(None) };
         // The STag, or the STag to revoke.

@@ -12,35 +12,22 @@ use thiserror::Error;
 use super::read_request::ReadRequest;
 use super::segment::{HEADER, whole_header};
 
-/// Declares the faults, one row each: layer, error type, error code, text.
+/// Declares the faults, one row each: layer, error type and error code as one number; text.
 macro_rules! faults {
-    ($( $Name:ident = $layer:literal, $etype:literal, $code:literal, $text:literal; )+) => {
-        /// The cause of a stream's end: layer, error type, error code.
+    ($( $Name:ident = $number:literal, $text:literal; )+) => {
+        /// The cause of a stream's end: layer (4 bits), error type (4 bits), error code (8 bits).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
         pub enum Fault {
             $(
-                #[doc = concat!($text, ": layer ", $layer, ", error type ", $etype, ", error code ", $code, ".")]
-                $Name,
+                #[doc = concat!($text, ": number ", stringify!($number), ".")]
+                $Name = $number,
             )+
         }
 
         impl Fault {
             /// Every row of the table.
             pub const ALL: &[Self] = &[$( Self::$Name ),+];
-
-            /// Layer, error type and error code.
-            pub const fn codes(self) -> (u8, u8, u8) {
-                match self { $( Self::$Name => ($layer, $etype, $code), )+ }
-            }
-
-            /// The row with these numbers. A local catastrophic error of RDMAP has any code.
-            pub const fn from_codes(layer: u8, etype: u8, code: u8) -> Option<Self> {
-                let any_code = matches!((layer, etype), (RDMAP, CATASTROPHIC));
-                match (layer, etype, if any_code { 0 } else { code }) {
-                    $( ($layer, $etype, $code) => Some(Self::$Name), )+
-                    _ => None,
-                }
-            }
         }
 
         impl fmt::Display for Fault {
@@ -52,60 +39,75 @@ macro_rules! faults {
 }
 
 faults! {
-    LocalCatastrophic = 0, 0, 0x00, "RDMAP: local catastrophic error";
-    InvalidStag = 0, 1, 0x00, "RDMAP: invalid STag";
-    Bounds = 0, 1, 0x01, "RDMAP: base or bounds violation";
-    AccessRights = 0, 1, 0x02, "RDMAP: access rights violation";
-    NotAssociated = 0, 1, 0x03, "RDMAP: STag not associated with the stream";
-    OffsetWrap = 0, 1, 0x04, "RDMAP: tagged offset wraps";
-    CannotInvalidate = 0, 1, 0x09, "RDMAP: STag cannot be invalidated";
-    ProtectionUnspecified = 0, 1, 0xFF, "RDMAP: unspecified remote protection error";
-    RdmapVersion = 0, 2, 0x05, "RDMAP: invalid version";
-    UnexpectedOpcode = 0, 2, 0x06, "RDMAP: unexpected opcode";
-    StreamCatastrophic = 0, 2, 0x07, "RDMAP: catastrophic error of the stream";
-    GlobalCatastrophic = 0, 2, 0x08, "RDMAP: catastrophic error of the device";
-    OperationCannotInvalidate = 0, 2, 0x09, "RDMAP: operation on an STag that cannot be invalidated";
-    OperationUnspecified = 0, 2, 0xFF, "RDMAP: unspecified remote operation error";
-    DdpCatastrophic = 1, 0, 0x00, "DDP: local catastrophic error";
-    TaggedInvalidStag = 1, 1, 0x00, "DDP: invalid STag";
-    TaggedBounds = 1, 1, 0x01, "DDP: base or bounds violation";
-    TaggedNotAssociated = 1, 1, 0x02, "DDP: STag not associated with the stream";
-    TaggedOffsetWrap = 1, 1, 0x03, "DDP: tagged offset wraps";
-    TaggedVersion = 1, 1, 0x04, "DDP: invalid version in a tagged segment";
-    InvalidQueue = 1, 2, 0x01, "DDP: invalid queue number";
-    NoBuffer = 1, 2, 0x02, "DDP: no buffer for this message";
-    MsnRange = 1, 2, 0x03, "DDP: message sequence number out of range";
-    InvalidOffset = 1, 2, 0x04, "DDP: invalid message offset";
-    TooLong = 1, 2, 0x05, "DDP: message too long for its buffer";
-    UntaggedVersion = 1, 2, 0x06, "DDP: invalid version in an untagged segment";
-    ConnectionLost = 2, 0, 0x01, "MPA: TCP connection closed, terminated or lost";
-    Crc = 2, 0, 0x02, "MPA: CRC does not match";
-    Marker = 2, 0, 0x03, "MPA: marker and length do not agree";
-    InvalidSetup = 2, 0, 0x04, "MPA: invalid Request or Reply Frame";
-    MpaCatastrophic = 2, 0, 0x05, "MPA: local catastrophic error";
-    InsufficientIrd = 2, 0, 0x06, "MPA: insufficient IRD resources";
-    NoRtrOption = 2, 0, 0x07, "MPA: no matching ready-to-receive option";
+    LocalCatastrophic = 0x0000, "RDMAP: local catastrophic error";
+    InvalidStag = 0x0100, "RDMAP: invalid STag";
+    Bounds = 0x0101, "RDMAP: base or bounds violation";
+    AccessRights = 0x0102, "RDMAP: access rights violation";
+    NotAssociated = 0x0103, "RDMAP: STag not associated with the stream";
+    OffsetWrap = 0x0104, "RDMAP: tagged offset wraps";
+    CannotInvalidate = 0x0109, "RDMAP: STag cannot be invalidated";
+    ProtectionUnspecified = 0x01FF, "RDMAP: unspecified remote protection error";
+    RdmapVersion = 0x0205, "RDMAP: invalid version";
+    UnexpectedOpcode = 0x0206, "RDMAP: unexpected opcode";
+    StreamCatastrophic = 0x0207, "RDMAP: catastrophic error of the stream";
+    GlobalCatastrophic = 0x0208, "RDMAP: catastrophic error of the device";
+    OperationCannotInvalidate = 0x0209, "RDMAP: operation on an STag that cannot be invalidated";
+    OperationUnspecified = 0x02FF, "RDMAP: unspecified remote operation error";
+    DdpCatastrophic = 0x1000, "DDP: local catastrophic error";
+    TaggedInvalidStag = 0x1100, "DDP: invalid STag";
+    TaggedBounds = 0x1101, "DDP: base or bounds violation";
+    TaggedNotAssociated = 0x1102, "DDP: STag not associated with the stream";
+    TaggedOffsetWrap = 0x1103, "DDP: tagged offset wraps";
+    TaggedVersion = 0x1104, "DDP: invalid version in a tagged segment";
+    InvalidQueue = 0x1201, "DDP: invalid queue number";
+    NoBuffer = 0x1202, "DDP: no buffer for this message";
+    MsnRange = 0x1203, "DDP: message sequence number out of range";
+    InvalidOffset = 0x1204, "DDP: invalid message offset";
+    TooLong = 0x1205, "DDP: message too long for its buffer";
+    UntaggedVersion = 0x1206, "DDP: invalid version in an untagged segment";
+    ConnectionLost = 0x2001, "MPA: TCP connection closed, terminated or lost";
+    Crc = 0x2002, "MPA: CRC does not match";
+    Marker = 0x2003, "MPA: marker and length do not agree";
+    InvalidSetup = 0x2004, "MPA: invalid Request or Reply Frame";
+    MpaCatastrophic = 0x2005, "MPA: local catastrophic error";
+    InsufficientIrd = 0x2006, "MPA: insufficient IRD resources";
+    NoRtrOption = 0x2007, "MPA: no matching ready-to-receive option";
 }
 
-/// The headers that a fault may carry (RFC 5040 §4.8, Figure 10).
+const RDMAP: u8 = 0;
+const DDP: u8 = 1;
+const CATASTROPHIC: u8 = 0;
+/// Error type of both layers.
+const PROTECTION: u8 = 1;
+
 impl Fault {
-    /// The header of the segment at fault.
-    const fn has_header(self) -> bool {
-        let (layer, etype, _) = self.codes();
-        layer < LLP && !(layer == RDMAP && etype == CATASTROPHIC)
+    /// Layer, error type and error code.
+    pub const fn codes(self) -> (u8, u8, u8) {
+        let [kind, code] = (self as u16).to_be_bytes();
+        (kind >> 4, kind & 0xF, code)
     }
 
-    /// The Read Request that the segment was.
+    /// The row with these numbers. A local catastrophic error of RDMAP has any code.
+    pub fn from_codes(layer: u8, etype: u8, code: u8) -> Option<Self> {
+        let code = if (layer, etype) == (RDMAP, CATASTROPHIC) { 0 } else { code };
+        Self::ALL.iter().copied().find(|fault| fault.codes() == (layer, etype, code))
+    }
+
+    /// Whether a key, a bound or a right was violated.
+    pub(in crate::iwarp) fn is_access(self) -> bool {
+        matches!(self.codes(), (RDMAP | DDP, PROTECTION, _)) && self != Self::TaggedVersion
+    }
+
+    /// Whether it is reported with the header of the segment at fault (RFC 5040 §4.8, Figure 10).
+    const fn has_header(self) -> bool {
+        matches!(self.codes(), (RDMAP, 1.., _) | (DDP, ..))
+    }
+
+    /// Whether it is reported with the Read Request at fault (RFC 5040 §4.8, Figure 10).
     const fn has_read(self) -> bool {
         matches!(self.codes(), (RDMAP, PROTECTION, _))
     }
 }
-
-const RDMAP: u8 = 0;
-const CATASTROPHIC: u8 = 0;
-const PROTECTION: u8 = 1;
-/// The layer below DDP.
-const LLP: u8 = 2;
 
 /// Bytes of Terminate Control with its reserved part.
 const CONTROL: usize = 4;
@@ -131,7 +133,7 @@ pub struct Terminate {
     pub read: Option<ReadRequest>,
 }
 
-/// Bytes that are no Terminate Header.
+/// Too few bytes for a Terminate Header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a Terminate of {len} bytes, of which the least has {CONTROL}")]
 pub struct TerminateError {
@@ -183,7 +185,7 @@ impl Terminate {
     }
 
     /// The reason, if it is known.
-    pub const fn fault(&self) -> Option<Fault> {
+    pub fn fault(&self) -> Option<Fault> {
         Fault::from_codes(self.layer, self.etype, self.code)
     }
 }

@@ -58,9 +58,7 @@ fn fpdu(segment: &Segment, payload: &[u8]) -> Vec<u8> {
     let mut out = segment.encode(payload.len()).to_vec();
     out.extend_from_slice(payload);
     out.resize(out.len() + pad(out.len() - 2), 0);
-    let mut crc = Crc::new();
-    crc.update(&out);
-    out.extend_from_slice(&crc.finish());
+    out.extend_from_slice(&crc32c(&out).to_le_bytes());
     out
 }
 
@@ -172,7 +170,7 @@ proptest! {
         // Enough bytes follow for an FPDU of maximum length.
         wrong.resize(wrong.len() + fpdu_len(MAX_ULPDU), 0);
         let (found, all) = (read(&wrong, true, &cuts, false), events(&segments));
-        let is_found = matches!(found.last(), Some(Event::Error(WireError::Crc { .. })));
+        let is_found = matches!(found.last(), Some(Event::Error(SegmentError::Crc { .. })));
         prop_assert!(is_found);
         // Nothing of the FPDU was reported, and all in front of it.
         let mut end = 0;

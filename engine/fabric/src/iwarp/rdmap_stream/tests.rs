@@ -1,4 +1,4 @@
-//! Pairs of endpoints, and endpoints with a hostile peer, without a socket.
+//! Pairs of streams, and streams with a hostile peer, without a socket.
 
 use std::ops::Range;
 
@@ -6,23 +6,31 @@ use proptest::prelude::*;
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 use super::*;
-use crate::iwarp::wire::{Opcode as Message, Place, ReadRequest, Reader, Segment, Step, Terminate, fpdu_len};
+use crate::iwarp::wire::{Opcode as Message, Place, ReadRequest, Segment, fpdu_len};
 use crate::{Opcode, RemoteMemory, Source, WindowId, WorkRequest};
 
 const RECEIVE: usize = 4096;
 
 /// One end of a connection, with its memory.
 struct Side {
-    endpoint: Endpoint,
-    shared: Shared,
+    stream: RdmapStream,
+    shared: SharedResources,
     pool: Pool,
     done: Vec<Completion>,
     /// Reason of its end.
     failure: Option<Failure>,
 }
 
+/// Parameters of [`RdmapStream::begin`].
+#[derive(Clone, Copy)]
+struct Terms {
+    crc: bool,
+    waits: bool,
+    max_ulpdu: usize,
+}
+
 fn terms() -> Terms {
-    Terms { crc: false, max_ulpdu: 1000, max_message: 64 << 10, ord: 2, ird: 2, waits: false }
+    Terms { crc: false, waits: false, max_ulpdu: 1000 }
 }
 
 impl Side {
@@ -30,14 +38,15 @@ impl Side {
         let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let classes = vec![Class { size: RECEIVE, count: 128 }, Class { size: 64 << 10, count: 16 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
-        let mut regions = Regions::default();
-        regions.add(pool.arena().id(), Access::REMOTE).expect("it is new");
-        let shared = Shared { regions, receives: Receives::new(64), stats: FabricStats::default() };
-        let limits = Limits { send_queue_depth: 64, own_receive_queue: None, windows: 8, rnr_retry };
+        let mut arenas = Arenas::default();
+        arenas.add(pool.arena().id(), Access::REMOTE).expect("it is new");
+        let shared = SharedResources { arenas, receives: Receives::new(64), stats: FabricStats::default() };
+        let params = ConnectParams { send_queue_depth: 64, windows: 8, rnr_retry, ..ConnectParams::default() };
         let id = QpId { slot: 3, generation: 1 };
-        let mut endpoint = Endpoint::new(id, limits, 0xabcd_ef01);
-        endpoint.begin(terms);
-        Self { endpoint, shared, pool, done: Vec::new(), failure: None }
+        let mut stream = RdmapStream::new(id, &params, 0xabcd_ef01);
+        let agreed = Negotiated { crc: terms.crc, ord: 2, ird: 2, rtr: false, is_ours: true };
+        stream.begin(&agreed, terms.waits, terms.max_ulpdu, 64 << 10);
+        Self { stream, shared, pool, done: Vec::new(), failure: None }
     }
 
     fn receives(&mut self, n: usize) {
@@ -53,7 +62,7 @@ impl Side {
 
     fn post(&mut self, wr_id: u64, wr: WorkRequest) {
         let mut chain = vec![Posting { wr_id, signalled: true, wr }];
-        self.endpoint.post(&mut self.shared, &mut chain).expect("it is posted");
+        self.stream.post(&mut self.shared, &mut chain).expect("it is posted");
         assert!(chain.is_empty());
     }
 
@@ -69,8 +78,8 @@ impl Side {
     }
 
     fn expose_part(&mut self, mem: &Lent, part: Range<usize>, access: Access) -> (WindowId, RemoteMemory) {
-        let window = self.endpoint.alloc_window().expect("a window");
-        let rkey = self.endpoint.next_rkey(window.index).expect("a key");
+        let window = self.stream.alloc_window().expect("a window");
+        let rkey = self.stream.windows.keys.next(window.index).expect("a key");
         let (offset, len) = (part.start, part.len());
         let remote = RemoteMemory { rkey, address: (mem.offset() + offset) as u64 };
         self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset, len, access });
@@ -82,36 +91,35 @@ impl Side {
     fn say(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
-            if let Err(failure) = self.endpoint.produce() {
+            if let Err(failure) = self.stream.produce() {
                 self.failure = Some(failure);
             }
-            let bytes = self.endpoint.unsent(usize::MAX);
+            let bytes = self.stream.outbound.buffer.bytes(usize::MAX);
             if bytes.is_empty() {
                 break;
             }
-            self.endpoint.sent(bytes.len());
+            self.stream.outbound.buffer.advance(bytes.len());
             all.extend(bytes);
         }
-        self.endpoint.reap(&mut self.done);
+        self.stream.reap(&mut self.done);
         all
     }
 
     /// Consumes bytes of the peer; returns the waiting rest.
     fn hear(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         if self.failure.is_none() {
-            match self.endpoint.take(&mut self.shared, &mut bytes, &mut self.done, usize::MAX) {
+            match self.stream.consume(&mut self.shared, &mut bytes, &mut self.done, usize::MAX) {
                 Ok(_) => {}
                 Err(failure) => self.failure = Some(failure),
             }
-            self.endpoint.reap(&mut self.done);
+            self.stream.reap(&mut self.done);
         }
         bytes.to_vec()
     }
 
     /// The reason of the Terminate that it wants to send.
     fn fault(&self) -> Option<Fault> {
-        let bytes = self.failure.as_ref()?.terminate.as_ref()?;
-        Terminate::decode(bytes).expect("a Terminate").fault()
+        self.failure.as_ref()?.terminate.as_ref()?.fault()
     }
 
     fn take(&mut self, opcode: Opcode) -> Option<Completion> {
@@ -182,7 +190,7 @@ proptest! {
         let terms = Terms { crc, max_ulpdu, ..terms() };
         let (mut a, mut b) = (Side::new(terms, 0), Side::new(Terms { waits: true, ..terms }, 0));
         b.receives(sizes.len());
-        a.endpoint.send_empty_write();
+        a.stream.outbound.send_empty_write();
         talk(&mut a, &mut b, &cuts);
         let pattern = |n: usize, len: usize| (0..len).map(|i| (i * 7 + n) as u8).collect::<Vec<_>>();
         let place = b.lent(&vec![0; 60_000]);
@@ -399,8 +407,8 @@ fn violations_are_reported_by_name() {
         assert_eq!(stats.peer_violations + stats.access_refused, 1, "{what}");
         // Its memory returns: two Receives, and the memory.
         let mut ended = Vec::new();
-        side.endpoint.flush(Status::Flushed, &mut ended);
-        drop((ended, side.done, side.endpoint, side.shared));
+        side.stream.flush(Status::Flushed, &mut ended);
+        drop((ended, side.done, side.stream, side.shared));
         assert!(one.reclaim().is_ok() && two.reclaim().is_ok(), "{what}");
         side.pool.close().expect(what);
     }
@@ -431,8 +439,8 @@ fn respond(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
 fn message_numbers_wrap() {
     let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
     b.receives(3);
-    a.endpoint.outbound.send_msn = u32::MAX;
-    b.endpoint.inbound.placement.send_msn = u32::MAX;
+    a.stream.outbound.send_msn = u32::MAX - 1;
+    b.stream.placement.send_msn = u32::MAX - 1;
     for n in 0..3 {
         a.send(n, &[n as u8], None, false);
     }
@@ -537,7 +545,7 @@ fn a_responder_is_silent_until_it_is_spoken_to() {
     a.receives(1);
     b.send(1, b"may I?", None, false);
     assert!(b.say().is_empty());
-    a.endpoint.send_empty_write();
+    a.stream.outbound.send_empty_write();
     talk(&mut a, &mut b, &[3]);
     assert!(a.take(Opcode::Recv).is_some() && b.done.len() == 1);
 }
@@ -556,11 +564,11 @@ fn memory_that_is_read_comes_home_behind_its_last_byte() {
         source_offset: remote.address,
     };
     b.hear(&fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
-    b.endpoint.produce().expect("an answer");
-    assert!(b.endpoint.has_bytes());
+    b.stream.produce().expect("an answer");
+    assert!(b.stream.outbound.buffer.len() > 0);
     b.post(9, WorkRequest::LocalInvalidate { window });
-    b.endpoint.produce().expect("nothing new");
-    b.endpoint.reap(&mut b.done);
+    b.stream.produce().expect("nothing new");
+    b.stream.reap(&mut b.done);
     assert!(b.take(Opcode::LocalInvalidate).is_none(), "its bytes are not sent");
     b.say();
     assert!(b.take(Opcode::LocalInvalidate).is_some());
@@ -570,7 +578,7 @@ fn memory_that_is_read_comes_home_behind_its_last_byte() {
     let (_, remote) = b.expose(&place, Access::REMOTE_READ);
     let ask = ReadRequest { source_stag: remote.rkey, source_offset: remote.address, ..ask };
     b.hear(&fpdu(Message::ReadRequest, true, untagged(1, 2, 0), &ask.encode()));
-    b.endpoint.produce().expect("an answer");
+    b.stream.produce().expect("an answer");
     let opcode = Message::Send { invalidate: Some(remote.rkey), solicited: false };
     b.hear(&fpdu(opcode, true, untagged(0, 1, 0), b"gone"));
     assert_eq!(b.fault(), Some(Fault::CannotInvalidate));
@@ -585,14 +593,14 @@ fn segments_of_a_message_are_contiguous() {
         let (src, remote) = (Source::Frozen(buf.freeze()), RemoteMemory { rkey: 7, address: 0 });
         side.post(wr_id, WorkRequest::Write { src, offset: 0, len: 64 << 10, remote });
     }
-    side.endpoint.produce().expect("all is well");
-    side.endpoint.send_empty_write();
+    side.stream.produce().expect("all is well");
+    side.stream.outbound.send_empty_write();
     assert!(!of_nothing(&side.say()), "in the middle of a Write");
-    side.endpoint.send_empty_write();
+    side.stream.outbound.send_empty_write();
     assert!(of_nothing(&side.say()), "between messages");
-    side.endpoint.terminate(b"over");
+    side.stream.outbound.terminate(&Terminate::new(Fault::LocalCatastrophic, None, None));
     side.say();
-    side.endpoint.send_empty_write();
+    side.stream.outbound.send_empty_write();
     assert!(side.say().is_empty(), "behind a Terminate");
 }
 
@@ -611,7 +619,7 @@ fn a_message_waits_for_a_receive_as_often_as_it_may() {
     let patient = |retries| {
         let mut side = Side::new(terms(), retries);
         let rest = side.hear(&[fpdu(SEND, true, untagged(0, 1, 0), b"one"), vec![0, 1]].concat());
-        assert!(side.failure.is_none() && side.endpoint.waits_for_receive());
+        assert!(side.failure.is_none() && side.stream.waits_for_receive());
         (side, rest)
     };
     let (mut side, rest) = patient(7);
@@ -637,7 +645,7 @@ fn a_message_that_its_later_segments_make_too_long_ends_its_receive_so() {
     assert_eq!(b.fault(), Some(Fault::TooLong));
     let ended = b.take(Opcode::Recv).expect("the Receive that it has begun to fill");
     assert_eq!((ended.status, ended.buf.as_deref()), (Status::LocalLength, Some(&[][..])));
-    b.endpoint.flush(Status::Flushed, &mut b.done);
+    b.stream.flush(Status::Flushed, &mut b.done);
     assert!(b.take(Opcode::Recv).is_none(), "no other Receive was taken");
 }
 
@@ -656,7 +664,7 @@ fn a_terminate_ends_requests_by_its_error() {
         let failure = side.failure.take().expect("the end");
         assert!(failure.terminate.is_none());
         assert_eq!((failure.status, failure.cause), (status, cause));
-        side.endpoint.flush(failure.status, &mut side.done);
+        side.stream.flush(failure.status, &mut side.done);
         assert_eq!(side.done.iter().map(|c| (c.wr_id, c.status)).collect::<Vec<_>>(), [(4, status)]);
     }
 }

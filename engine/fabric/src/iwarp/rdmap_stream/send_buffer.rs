@@ -1,0 +1,190 @@
+//! Bytes of a connection that are not sent yet: FPDUs, with long payloads left in place.
+
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, feature = "testing"))]
+#[path = "../../../tests/harness/iwarp_stream.rs"]
+mod testing;
+
+use std::collections::VecDeque;
+
+use crc32c::{crc32c, crc32c_append};
+
+use crate::Source;
+use crate::iwarp::sys::Slices;
+use crate::iwarp::wire::{Segment, pad};
+
+/// Longest payload to copy behind its header, which is cheaper than another vector element.
+pub(super) const STAGE: usize = 1024;
+/// Sent bytes at the front of `staged` from which on their space is reclaimed.
+const COMPACT: usize = 64 << 10;
+/// Bytes of memory read at a time for a CRC.
+const CRC_SLICE: usize = 4096;
+
+/// The payload of a segment.
+pub(super) enum Payload<'a> {
+    /// Bytes to be copied.
+    Bytes(&'a [u8]),
+    /// Memory by offset and length. A long payload is sent from there, and held until then.
+    Memory(&'a Source, usize, usize),
+}
+
+/// A stretch of the bytes to send.
+#[derive(Debug)]
+enum Span {
+    /// So many of the staged bytes.
+    Staged(usize),
+    /// Bytes in their place.
+    Memory { of: Source, offset: usize, len: usize },
+}
+
+/// The bytes of a connection that are not sent yet.
+#[derive(Debug, Default)]
+pub(in crate::iwarp) struct SendBuffer {
+    staged: Vec<u8>,
+    /// The first staged byte that is not sent.
+    first: usize,
+    spans: VecDeque<Span>,
+    /// Bytes that were put in, and that were sent, since the connection began.
+    end: u64,
+    sent: u64,
+}
+
+impl SendBuffer {
+    /// Bytes to send.
+    #[inline]
+    pub(in crate::iwarp) fn len(&self) -> usize {
+        (self.end - self.sent) as usize
+    }
+
+    /// Position of the next byte to put in.
+    #[inline]
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Position of the next byte to send.
+    #[inline]
+    pub(in crate::iwarp) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    #[inline]
+    fn stage(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.staged.extend_from_slice(bytes);
+        self.end += bytes.len() as u64;
+        match self.spans.back_mut() {
+            Some(Span::Staged(len)) => *len += bytes.len(),
+            _ => self.spans.push_back(Span::Staged(bytes.len())),
+        }
+    }
+
+    /// Puts in one FPDU.
+    #[inline]
+    pub(super) fn push_fpdu(&mut self, segment: Segment, payload: Payload<'_>, crc: bool) {
+        let len = match &payload {
+            Payload::Bytes(bytes) => bytes.len(),
+            Payload::Memory(_, _, len) => *len,
+        };
+        let header = segment.encode(len);
+        let padding = &[0; 3][..pad(header.len() - 2 + len)];
+        // The CRC field exists even without a CRC (RFC 5044 §4.4).
+        let crc = if crc { checksum(&header, &payload, padding) } else { [0; 4] };
+        self.stage(&header);
+        match payload {
+            Payload::Bytes(bytes) => self.stage(bytes),
+            Payload::Memory(of, offset, len) if len <= STAGE => {
+                let mut bytes = [0; STAGE];
+                copy(of, offset, &mut bytes[..len]);
+                self.stage(&bytes[..len]);
+            }
+            Payload::Memory(of, offset, len) => {
+                self.end += len as u64;
+                self.spans.push_back(Span::Memory { of: of.clone(), offset, len });
+            }
+        }
+        self.stage(padding);
+        self.stage(&crc);
+    }
+
+    /// Adds the next bytes to send to a vectored write, as many as it holds.
+    #[inline]
+    pub(in crate::iwarp) fn slices<'a>(&'a self, to: &mut Slices<'a>) {
+        let mut at = self.first;
+        for span in &self.spans {
+            let has_room = match span {
+                Span::Staged(len) => {
+                    at += len;
+                    to.bytes(&self.staged[at - len..at])
+                }
+                Span::Memory { of: Source::Frozen(frozen), offset, len } => to.bytes(&frozen[*offset..*offset + *len]),
+                Span::Memory { of: Source::Lent(lent), offset, len } => to.lent(lent, *offset, *len),
+            };
+            if !has_room {
+                break;
+            }
+        }
+    }
+
+    /// Counts `n` bytes as sent.
+    #[inline]
+    pub(in crate::iwarp) fn advance(&mut self, mut n: usize) {
+        self.sent += n as u64;
+        while n > 0
+            && let Some(span) = self.spans.front_mut()
+        {
+            let (Span::Staged(left) | Span::Memory { len: left, .. }) = span;
+            let part = n.min(*left);
+            *left -= part;
+            n -= part;
+            let is_sent = *left == 0;
+            match span {
+                Span::Staged(_) => self.first += part,
+                Span::Memory { offset, .. } => *offset += part,
+            }
+            if is_sent {
+                self.spans.pop_front();
+            }
+        }
+        if self.first == self.staged.len() || self.first >= COMPACT {
+            self.staged.drain(..self.first);
+            self.first = 0;
+        }
+    }
+
+    /// Discards unsent bytes and releases their memory.
+    pub(super) fn clear(&mut self) {
+        *self = Self { end: self.sent, sent: self.sent, ..Self::default() };
+    }
+}
+
+/// Copies from a payload in place. Posted payloads were checked, so all bytes exist.
+fn copy(of: &Source, offset: usize, to: &mut [u8]) {
+    match of {
+        Source::Frozen(frozen) => to.copy_from_slice(&frozen[offset..offset + to.len()]),
+        Source::Lent(lent) => {
+            let exists = lent.read_at(offset, to);
+            debug_assert!(exists, "a payload outside of its buffer");
+        }
+    }
+}
+
+#[cold]
+fn checksum(header: &[u8], payload: &Payload<'_>, padding: &[u8]) -> [u8; 4] {
+    let mut crc = crc32c(header);
+    match payload {
+        Payload::Bytes(bytes) => crc = crc32c_append(crc, bytes),
+        Payload::Memory(of, offset, len) => {
+            let mut space = [0; CRC_SLICE];
+            for at in (0..*len).step_by(CRC_SLICE) {
+                let slice = &mut space[..(*len - at).min(CRC_SLICE)];
+                copy(of, offset + at, slice);
+                crc = crc32c_append(crc, slice);
+            }
+        }
+    }
+    crc32c_append(crc, padding).to_le_bytes()
+}
