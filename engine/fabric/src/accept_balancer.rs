@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Waker;
@@ -22,8 +21,8 @@ impl<T> Default for AcceptBalancer<T> {
 /// The load of one fabric, which the others read.
 #[derive(Debug)]
 struct Load<T> {
-    /// Connections of the fabric, requests included.
-    connections: Arc<AtomicUsize>,
+    /// Each connection of the fabric holds a clone, requests included.
+    connections: ConnectionCount,
     /// Connections that other fabrics have accepted for this one.
     handed_over: Mutex<VecDeque<Accepted<T>>>,
     waker: Waker,
@@ -37,22 +36,7 @@ pub(crate) struct Accepted<T> {
 }
 
 /// Counts one connection of a fabric until it is dropped.
-#[derive(Debug)]
-pub(crate) struct ConnectionCount(Arc<AtomicUsize>);
-
-impl ConnectionCount {
-    fn new<T>(load: &Load<T>) -> Self {
-        // It counts, and orders nothing.
-        load.connections.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(&load.connections))
-    }
-}
-
-impl Drop for ConnectionCount {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+pub(crate) type ConnectionCount = Arc<()>;
 
 /// The membership of one fabric in a balancer, until it is dropped.
 #[derive(Debug)]
@@ -78,10 +62,10 @@ impl<T> BalancerMember<T> {
             let others = all.iter().filter(|load| lock(&load.handed_over).len() < most);
             let fewest = others.min_by_key(|load| {
                 let own = Arc::ptr_eq(load, &self.own);
-                (load.connections.load(Ordering::Relaxed), !own)
+                (Arc::strong_count(&load.connections), !own)
             });
             let load = fewest.unwrap_or(&self.own);
-            (Arc::clone(load), ConnectionCount::new(load))
+            (Arc::clone(load), Arc::clone(&load.connections))
         };
         let accepted = Accepted { request, count };
         if Arc::ptr_eq(&load, &self.own) {
@@ -107,11 +91,10 @@ impl<T> Drop for BalancerMember<T> {
     fn drop(&mut self) {
         let mut all = lock(&self.balancer.0);
         all.retain(|load| !Arc::ptr_eq(load, &self.own));
-        for Accepted { request, count } in self.take_handed_over() {
+        for Accepted { request, .. } in self.take_handed_over() {
             // Without another fabric, the peer sees that the listener is closed.
-            if let Some(next) = all.iter().min_by_key(|load| load.connections.load(Ordering::Relaxed)) {
-                drop(count);
-                next.hand_over(Accepted { request, count: ConnectionCount::new(next) });
+            if let Some(next) = all.iter().min_by_key(|load| Arc::strong_count(&load.connections)) {
+                next.hand_over(Accepted { request, count: Arc::clone(&next.connections) });
             }
         }
     }

@@ -16,7 +16,7 @@ pub struct Arrival {
 }
 
 impl From<Arrival> for Completion {
-    #[inline(always)]
+    #[inline]
     fn from(arrival: Arrival) -> Self {
         let Arrival { qp, buf, invalidated } = arrival;
         Self { wr_id: 0, qp, opcode: Opcode::Recv, status: Status::Success, buf: Some(buf), invalidated }
@@ -33,7 +33,7 @@ pub enum Found {
 }
 
 impl Found {
-    /// `count` completions were appended: a message that is alone is taken back out.
+    /// The result of a poll that has appended `count` completions. A lone message is removed from them again.
     #[inline]
     pub(crate) fn of_last(out: &mut Vec<Completion>, count: usize) -> Self {
         match out.pop_if(|last| count == 1 && last.status.is_ok() && last.buf.is_some()) {

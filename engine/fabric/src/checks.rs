@@ -16,19 +16,19 @@ pub(crate) fn field(fabric: &str, ok: bool, field: &str, got: usize, rule: &str)
     if ok { Ok(()) } else { Err(FabricError::misuse(format!("{fabric} fabric: {field} = {got}: {rule}"))) }
 }
 
-/// A work request names memory that is registered.
+/// Checks that a work request names registered memory.
 #[inline]
 pub(crate) fn known(registered: bool) -> Result<(), &'static str> {
     if registered { Ok(()) } else { Err(FOREIGN) }
 }
 
-/// Whether a buffer of `all` bytes has `len` bytes from `offset` on.
+/// Checks that a buffer of `all` bytes has `len` bytes from `offset` on.
 #[inline]
 pub(crate) fn inside(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
     if offset.checked_add(len).is_some_and(|end| end <= all) { Ok(()) } else { Err(BOUNDS) }
 }
 
-/// The same for at least one byte: memory for a window.
+/// Checks the memory for a window: at least one byte of a buffer of `all` bytes.
 #[inline]
 pub(crate) fn inside_some(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
     if len == 0 { Err(BOUNDS) } else { inside(offset, len, all) }

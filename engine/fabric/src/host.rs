@@ -14,7 +14,7 @@ pub const DEFAULT_PORT: u16 = 20049;
 /// The RDMA device of an address, with an optional GID index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDevice {
-    /// As `rdma link` has it, such as `mlx5_0`.
+    /// The name that `rdma link` shows, such as `mlx5_0`.
     pub name: String,
     /// `None`: the GID of the route, or of the listening address.
     pub gid_index: Option<u32>,
@@ -89,7 +89,7 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
         )
     })?;
     let found = found.next().ok_or_else(|| error(format!("{host:?} has no address")))?;
-    if matches!(found.ip(), IpAddr::V6(ip) if is_link_local(ip)) {
+    if matches!(found.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) {
         return Err(error(
             "it is link-local, which names no host for certain; give the interface a global or a unique local address \
              (ip addr add fd00::1/64 dev NETDEV), and use that"
@@ -97,10 +97,6 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
         ));
     }
     Ok(found)
-}
-
-fn is_link_local(ip: Ipv6Addr) -> bool {
-    ip.segments()[0] & 0xFFC0 == 0xFE80
 }
 
 fn split(text: &str) -> Result<(&str, u16), &'static str> {

@@ -17,7 +17,7 @@ pub(crate) fn index_of(rkey: u32, limit: u32) -> u32 {
     (rkey >> 8) & (limit.next_power_of_two() - 1)
 }
 
-/// The same window's key after one more bind.
+/// The key of a window after one more bind.
 fn following(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
@@ -45,7 +45,7 @@ pub(crate) struct Keys {
 struct Key {
     /// Key of the last executed bind.
     current: u32,
-    /// Of the last bind that was posted; may be ahead.
+    /// Key of the last posted bind; may be ahead of `current`.
     posted: u32,
     /// Whether the window will be bound once everything posted is carried out.
     posted_bound: bool,
@@ -83,21 +83,21 @@ impl Keys {
         self.windows.get(index as usize).map(|key| following(key.posted))
     }
 
-    /// Notes that a bind is posted; false if the window is not free.
+    /// Records that a bind is posted; false if the window is not free.
     pub(crate) fn post_bind(&mut self, index: u32) -> bool {
         let Some(key) = self.windows.get_mut(index as usize).filter(|key| !key.posted_bound) else { return false };
         (key.posted, key.posted_bound) = (following(key.posted), true);
         true
     }
 
-    /// Notes that an invalidation is posted; false if the window is free.
+    /// Records that an invalidation is posted; false if the window is free.
     pub(crate) fn post_invalidate(&mut self, index: u32) -> bool {
         let Some(key) = self.windows.get_mut(index as usize).filter(|key| key.posted_bound) else { return false };
         key.posted_bound = false;
         true
     }
 
-    /// A bind is carried out; the key that is valid by that.
+    /// Records that a posted bind is carried out; returns the key that is valid by that.
     pub(crate) fn bound(&mut self, index: u32) -> Option<u32> {
         let key = self.windows.get_mut(index as usize)?;
         key.current = following(key.current);
@@ -105,14 +105,15 @@ impl Keys {
         Some(key.current)
     }
 
-    /// Records that the window is unbound.
-    pub(crate) fn revoked(&mut self, index: u32) {
-        if let Some(key) = self.windows.get_mut(index as usize) {
-            key.bound = false;
-        }
+    /// Records that the window is unbound; returns the key that is invalid by that.
+    pub(crate) fn revoked(&mut self, index: u32) -> Option<u32> {
+        let key = self.windows.get_mut(index as usize)?;
+        key.bound = false;
+        Some(key.current)
     }
 
-    /// Whether the peer requested it: no local invalidation follows. (A bind that was posted behind stays.)
+    /// Records that the peer has requested the invalidation, so that none of ours follows. A bind that was posted after
+    /// it stays.
     pub(crate) fn invalidated(&mut self, index: u32) {
         if let Some(key) = self.windows.get_mut(index as usize) {
             key.posted_bound = key.posted != key.current && key.posted_bound;

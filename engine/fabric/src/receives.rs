@@ -20,41 +20,38 @@ impl Completion {
 #[derive(Debug)]
 pub(crate) struct Receives {
     bufs: Vec<Buf>,
+    /// Receives that were posted before a fence: they are used before the others.
+    fenced: Vec<Buf>,
     depth: usize,
-    /// Receives at the front behind a fence: the others go first.
-    fenced: Option<usize>,
 }
 
 impl Receives {
     /// An empty queue of `depth` places.
     pub(crate) fn new(depth: usize) -> Self {
-        Self { bufs: Vec::with_capacity(depth), depth, fenced: None }
+        Self { bufs: Vec::with_capacity(depth), fenced: Vec::new(), depth }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.bufs.is_empty()
+        self.bufs.is_empty() && self.fenced.is_empty()
     }
 
     /// Takes the next one.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Buf> {
-        self.bufs.pop()
+        self.fenced.pop().or_else(|| self.bufs.pop())
     }
 
     /// Places that are free.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.depth.saturating_sub(self.bufs.len())
+        self.depth.saturating_sub(self.bufs.len() + self.fenced.len())
     }
 
     /// Adds receives, at most as many as there is [`room`](Self::room) for.
     #[inline]
     pub(crate) fn post(&mut self, bufs: impl Iterator<Item = Buf>) {
-        if self.fenced.is_none() {
-            return self.bufs.extend(bufs);
-        }
-        self.post_behind(bufs);
+        self.bufs.extend(bufs);
     }
 
     /// Posts the first of `bufs`, of known arenas, while there is room; returns their number. A queue pair that is
@@ -70,7 +67,7 @@ impl Receives {
         let room = bufs.len().min(self.room());
         let n = bufs[..room].iter().take_while(|buf| known(buf.arena())).count();
         match over {
-            None if n == bufs.len() && self.fenced.is_none() => self.bufs.append(bufs),
+            None if n == bufs.len() => self.bufs.append(bufs),
             None => self.post(bufs.drain(..n)),
             Some(qp) => ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(qp, Status::Flushed, buf))),
         }
@@ -79,33 +76,18 @@ impl Receives {
 
     /// Makes present receives precede later ones.
     pub(crate) fn fence(&mut self) {
-        self.fenced = Some(0);
+        self.bufs.append(&mut self.fenced);
+        std::mem::swap(&mut self.bufs, &mut self.fenced);
     }
 
-    /// Adds Receives behind a fence, which ends with those before it.
-    #[cold]
-    fn post_behind(&mut self, bufs: impl Iterator<Item = Buf>) {
-        match self.fenced {
-            Some(behind) if self.bufs.len() > behind => {
-                let before = self.bufs.len();
-                self.bufs.splice(behind..behind, bufs);
-                self.fenced = Some(behind + self.bufs.len() - before);
-            }
-            _ => {
-                self.fenced = None;
-                self.bufs.extend(bufs);
-            }
-        }
-    }
-
-    /// All of them.
+    /// All posted receives.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Buf> {
-        self.bufs.iter()
+        self.bufs.iter().chain(&self.fenced)
     }
 
-    /// Takes all of them.
+    /// Takes all posted receives.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Buf> + '_ {
-        self.bufs.drain(..)
+        self.fenced.drain(..).chain(self.bufs.drain(..))
     }
 }

@@ -1,4 +1,4 @@
-//! Sleep until a descriptor has news, or another thread wakes the sleeper.
+//! Sleeping until a descriptor has news, or another thread wakes the sleeper.
 
 #![forbid(unsafe_code)]
 
@@ -81,8 +81,5 @@ impl Sleeper {
 
 /// The shorter of two times, of which either may be without end.
 pub(crate) fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
+    [a, b].into_iter().flatten().min()
 }

@@ -63,28 +63,20 @@ impl<Qp> Table<Qp> {
 
     #[inline]
     pub(super) fn get(&mut self, id: QpId) -> Option<&mut Qp> {
-        let slot = self.slots.get_mut(id.slot as usize)?;
-        if slot.generation != id.generation {
-            return None;
-        }
-        slot.qp.as_deref_mut()
+        self.slots.get_mut(id.slot as usize).filter(|slot| slot.generation == id.generation)?.qp.as_deref_mut()
     }
 
     /// The queue pair of this name.
     ///
     /// # Errors
-    /// There is none.
+    /// No queue pair has this name.
     pub(super) fn find(&mut self, id: QpId) -> Result<&mut Qp, FabricError> {
         self.get(id).ok_or_else(|| FabricError::misuse(format_args!("{id:?} is unknown")))
     }
 
     #[inline]
     pub(super) fn peek(&self, id: QpId) -> Option<&Qp> {
-        let slot = self.slots.get(id.slot as usize)?;
-        if slot.generation != id.generation {
-            return None;
-        }
-        slot.qp.as_deref()
+        self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation)?.qp.as_deref()
     }
 
     /// The current queue pair of a slot.
