@@ -1,6 +1,6 @@
 //! Socket files of mode 0600. They replace those of dead processes and are removed at the end.
 
-mod turn;
+mod bind_lock;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::FabricError;
 use crate::error::failed;
-use turn::Turn;
+use bind_lock::BindLock;
 
-/// A socket file that is ours: dropped, it is removed.
+/// A socket file of this process; its drop removes the file.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -24,17 +24,17 @@ pub struct SocketFile {
 impl SocketFile {
     /// Binds a Unix socket to a file of mode 0600 and listens. `backlog` is the kernel's queue of connections.
     ///
-    /// Meanwhile a lock file `.NAME.rpcrdma-lock` exists beside it. So of several processes that find a dead one's
-    /// file, one replaces it.
+    /// Meanwhile a lock file `.NAME.rpcrdma-lock` exists beside it. So one of several processes that find the file of a
+    /// dead one replaces it.
     ///
     /// # Errors
-    /// The path and owner, if another process listens there or the file is not a socket. The same if the lock file is
-    /// another user's and cannot be removed. Otherwise the failed call.
+    /// Names the path and the owner if another process listens there, if the file is not a socket, or if the lock file
+    /// is another user's and cannot be removed. Otherwise it names the failed call.
     pub fn listen(socket: BorrowedFd<'_>, path: &Path, backlog: i32) -> Result<Self, FabricError> {
         let name = path.display().to_string();
         let too_long = |_| FabricError::address(&name, "too long: names of Unix sockets end at 107 bytes");
         let place = SocketAddrUnix::new(path).map_err(too_long)?;
-        let _turn = Turn::take(&name, path)?;
+        let _lock = BindLock::acquire(&name, path)?;
         // The file gets the mode of its socket. No path is used that another user could redirect.
         rustix::fs::fchmod(socket, Mode::RUSR | Mode::WUSR).map_err(|e| failed(&format!("fchmod 0600 {name}"), e))?;
         let mut bound = rustix::net::bind(socket, &place);
@@ -45,7 +45,7 @@ impl SocketFile {
         }
         bound.map_err(|e| file_error(&name, path, e))?;
         let inode = std::fs::symlink_metadata(path).map_err(|e| failed(&format!("stat {name}"), e))?.ino();
-        // Listening before the turn ends: else the next process would take this file for a stale one.
+        // Listening before the lock ends: else the next process would take this file for a stale one.
         rustix::net::listen(socket, backlog).map_err(|e| bind_error(&name, e))?;
         Ok(Self { path: path.into(), inode })
     }
@@ -70,7 +70,7 @@ pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
     }
 }
 
-/// The same of a socket file, with its owner.
+/// Error of a socket file that cannot be bound, with the owner of the present file.
 fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
     match found(path) {
         Some(found) if error == Errno::ADDRINUSE && no_socket(path).is_some() => {

@@ -12,35 +12,35 @@ use super::found;
 use crate::FabricError;
 use crate::error::failed;
 
-/// Longest wait for a lock. A turn takes some system calls.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait for a lock. It is held for some system calls.
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for a lock of another user.
-const RESPECT: Duration = Duration::from_millis(200);
+const FOREIGN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Excludes other processes while a socket file of this name is replaced. Dropping it ends the turn.
+/// Excludes other processes while a socket file of this name is replaced, until it is dropped.
 ///
-/// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which exists only during the turn. A lock that
+/// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which exists only meanwhile. A lock that
 /// others can hold would let any user of the host block the start of servers. So the file must belong to this user,
 /// with mode 0600 and no second name. Any other file in its place is removed, if this user may. A directory that only
 /// the server's user can write to has none.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct BindLock {
     file: File,
     path: PathBuf,
 }
 
-impl Turn {
-    /// Waits for the turn to bind `path`, for [`PATIENCE`] at most. `name` is the socket's, for messages.
+impl BindLock {
+    /// Waits for the lock to bind `path`, for [`TIMEOUT`] at most. `name` is the socket's, for messages.
     ///
     /// # Errors
     /// The directory is missing or not writable. Or the lock file is another user's, or held for longer: with its path
     /// and owner.
-    pub(super) fn take(name: &str, path: &Path) -> Result<Self, FabricError> {
+    pub(super) fn acquire(name: &str, path: &Path) -> Result<Self, FabricError> {
         let lock = beside(path);
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < TIMEOUT {
             let file = match open(&lock) {
                 Ok(file) => file,
                 // Another process has just created it.
@@ -62,9 +62,11 @@ impl Turn {
                 // The previous holder has removed the file: create a new one.
                 Ok(()) if !is_at(&file, &lock) => {}
                 Ok(()) if ours => return Ok(Self { file, path: lock }),
-                // Another user's server was killed in its turn, or an attacker created the file.
+                // Another user's server was killed while it held the lock, or an attacker created the file.
                 Ok(()) => displace(name, &lock)?,
-                Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < RESPECT => std::thread::sleep(PAUSE),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < FOREIGN_TIMEOUT => {
+                    std::thread::sleep(PAUSE);
+                }
                 // Other processes of this user wait for the same: the first one's file stays.
                 Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => displace(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
@@ -72,12 +74,12 @@ impl Turn {
             }
         }
         let (shown, whose) = (lock.display(), found(&lock).unwrap_or_default());
-        let detail = format!("{shown}, {whose}, is locked (flock) for longer than {PATIENCE:?}");
+        let detail = format!("{shown}, {whose}, is locked (flock) for longer than {TIMEOUT:?}");
         Err(FabricError::address(name, format!("{detail}; `fuser -v {shown}` tells by whom")))
     }
 }
 
-impl Drop for Turn {
+impl Drop for BindLock {
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
             // While it is locked no other process has this one. A file that cannot be removed is reused.
@@ -103,13 +105,13 @@ fn open(lock: &Path) -> Result<File, Errno> {
     rustix::fs::open(lock, flags, Mode::empty()).or_else(made).map(File::from)
 }
 
-/// No other user can hold a lock on it.
+/// Whether no other user can hold a lock on it.
 fn is_ours(file: &File) -> bool {
     let user = rustix::process::geteuid().as_raw();
     file.metadata().is_ok_and(|m| m.is_file() && m.uid() == user && m.mode() & 0o077 == 0 && m.nlink() <= 1)
 }
 
-/// It is still the file of this name.
+/// Whether it is still the file of this name.
 fn is_at(file: &File, path: &Path) -> bool {
     let there = std::fs::symlink_metadata(path);
     file.metadata().is_ok_and(|own| there.is_ok_and(|m| (m.dev(), m.ino()) == (own.dev(), own.ino())))
@@ -199,7 +201,7 @@ mod tests {
             (hold(directory.path()), hold(&lock))
         });
         drop(listen(&path).expect("root may remove it"));
-        // The same for other than files, or one of ours that others may open.
+        // Other kinds of files in the lock file's place, and a file of ours that others may open.
         as_user(NOBODY, || symlink("/etc/hostname", &lock).expect("all may"));
         drop(listen(&path).expect("a link"));
         as_user(NOBODY, || std::fs::create_dir(&lock).expect("all may"));
