@@ -11,8 +11,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `sockets` | the watched descriptors; listeners, with a pause after a failed accept |
-//! | `requests` | connections that peers have started, with shares by host |
-//! | `dials` | connections that this side has started |
+//! | `manager` | connections that peers have started, with shares by host; connections that this side has started |
 //! | `expiring` | a queue of expiring values |
 //!
 //! A transport of plain TCP, such as ONC RPC with record marking, is another [`Handshake`], whose request and answer
@@ -22,40 +21,29 @@
 
 #![forbid(unsafe_code)]
 
-mod dials;
 mod expiring;
-mod requests;
+mod manager;
 mod sockets;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt::{Arguments, Debug, Display};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, Shutdown};
+use rustix::net::RecvFlags;
 
-use self::dials::{Dial, Dialed};
-use self::expiring::Expiring;
-use self::requests::Request;
+pub(crate) use self::manager::{ConnectionManager, Request};
+use self::manager::{Dial, Dialed};
 #[cfg(test)]
 pub(crate) use self::sockets::EVENTS;
 pub(crate) use self::sockets::{Listen, Sockets, Token};
-use crate::accept_balancer::Accepted;
-use crate::keys::Randoms;
 use crate::log_limit::ClockedLog;
 use crate::sleeper::shorter;
 use crate::{ControlEvent, FabricAddress, FabricError, QpId};
 
 /// Longest sleep while something is due that no descriptor announces.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
-/// Most expired entries of each kind dropped per pass.
-const EXPIRIES: usize = 64;
-/// Closed connections whose peers have not closed them yet. Beyond that the oldest are reset.
-const CLOSING: usize = 1024;
-/// Bytes of a closed connection discarded per read.
-const SCRATCH: usize = 16 << 10;
 
 /// The handshake of a fabric: what its two ends exchange before a connection is established. The fabric's shared state
 /// implements it.
@@ -198,138 +186,6 @@ impl Control {
         self.attention.retain(|&slot| slot != id.slot);
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
-}
-
-/// The connections of a fabric that are not, or no longer, a queue pair's. A pass costs the same for any number: only
-/// sockets with news are read, and the oldest expire first.
-#[derive(Debug)]
-pub(crate) struct ConnectionManager<H: Handshake> {
-    pub(crate) sockets: Sockets<H::Listener>,
-    pub(crate) limits: Limits,
-    /// Accepted connections that have not been read.
-    unread: VecDeque<Accepted<(OwnedFd, H::Peer)>>,
-    /// Incomplete requests of peers, each for the handshake's time.
-    pub(crate) incomplete: Expiring<Request<H>>,
-    /// Complete requests, by the same numbers. They wait for the owner without a limit.
-    pub(crate) complete: BTreeMap<u64, Request<H>>,
-    /// Unanswered connections of this side, each for the handshake's time.
-    dials: Expiring<Dial<H>>,
-    /// Sockets that this side has shut down. Later input of their peers is discarded: a TCP socket that is closed with
-    /// input unread is reset, and its peer then loses what it has not read.
-    pub(crate) closing: Expiring<OwnedFd>,
-    pub(crate) randoms: Randoms,
-}
-
-impl<H: Handshake> ConnectionManager<H> {
-    pub(crate) fn new(limits: Limits) -> Result<Self, FabricError> {
-        Ok(Self {
-            sockets: Sockets::new()?,
-            limits,
-            unread: VecDeque::new(),
-            incomplete: Expiring::default(),
-            complete: BTreeMap::new(),
-            dials: Expiring::default(),
-            closing: Expiring::default(),
-            randoms: Randoms::default(),
-        })
-    }
-
-    /// Forgets the dial of a queue pair that is destroyed.
-    pub(crate) fn forget_dial(&mut self, qp: QpId) {
-        if let Some((Dial { socket: Some(socket), .. }, _)) = self.give_up(qp) {
-            self.close(socket);
-        }
-    }
-
-    /// Closes a socket. Where peers could lose unread data by that, it stays open until its peer has read everything,
-    /// for `linger` at most.
-    pub(crate) fn close(&mut self, socket: OwnedFd) {
-        let _ = rustix::net::shutdown(&socket, Shutdown::Write);
-        let token = Token::Closing(self.closing.next);
-        if !H::LINGERS || self.sockets.sleeper.add(&socket, token, EventFlags::IN | EventFlags::RDHUP).is_err() {
-            // Without a watch the peer's end would go unnoticed: it is cut off.
-            return;
-        }
-        if self.closing.len() >= CLOSING {
-            self.closing.remove_oldest(|_| true);
-        }
-        self.closing.insert(Instant::now() + self.limits.linger, socket);
-    }
-
-    /// Waits until the hosts of the peers of closed connections have everything, within the sockets' time.
-    /// `unacknowledged` returns the bytes that a host has not acknowledged.
-    pub(crate) fn finish_closing(&mut self, unacknowledged: impl Fn(BorrowedFd<'_>) -> Result<usize, Errno>) {
-        loop {
-            let now = Instant::now();
-            while self.closing.pop_due(now).is_some() {}
-            // A reset socket acknowledges nothing.
-            let is_busy = |socket: &OwnedFd| unacknowledged(socket.as_fd()).is_ok_and(|bytes| bytes > 0);
-            self.closing.retain(|socket| is_busy(socket) && !has_ended(socket));
-            if self.closing.is_empty() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Waits for sockets up to `timeout`. Serves listeners, requests and closed connections, and returns all tokens.
-    /// `None` if it was interrupted.
-    fn wait(&mut self, fabric: &mut H, timeout: Option<Duration>) -> Option<impl Iterator<Item = Token> + use<H>> {
-        let tokens = self.sockets.wait(timeout)?;
-        // Requests beyond their number wait, since calls of other connections wait meanwhile. The owner then polls
-        // again at once, and unread input stays readable. Accepted connections come first: new ones may arrive without
-        // end.
-        let mut left = H::REQUESTS;
-        for token in tokens.clone() {
-            if let Token::Request(id) = token
-                && left > 0
-            {
-                left -= usize::from(self.read_request(id, fabric));
-            }
-        }
-        self.unread.extend(self.sockets.take_handed_over());
-        left -= self.read_accepted(left, fabric);
-        for token in tokens.clone() {
-            match token {
-                Token::Listener if left > 0 => {
-                    self.accept(fabric);
-                    left -= self.read_accepted(left, fabric);
-                }
-                Token::Closing(id) if self.closing.get_mut(id).is_some_and(|socket| has_ended(socket)) => {
-                    self.closing.remove(id);
-                }
-                _ => {}
-            }
-        }
-        Some(tokens)
-    }
-
-    /// Ends what has expired; the rest is due at the next pass. Returns a dial that has ended.
-    fn expire(&mut self, fabric: &mut H, now: Instant) -> Option<Dialed<H>> {
-        for _ in 0..EXPIRIES {
-            let (incomplete, closing) = (self.incomplete.pop_due(now), self.closing.pop_due(now));
-            if incomplete.is_none() && closing.is_none() {
-                break;
-            }
-        }
-        self.tend_dials(fabric, now)
-    }
-
-    /// Longest sleep: until something expires, or is due without an announcement. `None` if nothing can.
-    pub(crate) fn longest_wait(&self) -> Option<Duration> {
-        let deadlines = [self.incomplete.next_deadline(), self.closing.next_deadline(), self.dials.next_deadline()];
-        let next = deadlines.into_iter().flatten().min();
-        let expiry = next.map(|next| next.saturating_duration_since(Instant::now()));
-        let unread = (!self.unread.is_empty()).then_some(Duration::ZERO);
-        let tick = self.dials.iter().any(|dial| dial.socket.is_none()).then_some(TICK);
-        [expiry, unread, tick, self.sockets.resumes_in()].into_iter().flatten().min()
-    }
-}
-
-/// Discards input of a closed connection; true if its peer has ended.
-fn has_ended(socket: &OwnedFd) -> bool {
-    // Once: the set reports the rest again.
-    !matches!(receive(socket, &mut [0; SCRATCH]), Ok(1..) | Err(Errno::AGAIN | Errno::INTR))
 }
 
 /// A fabric whose connections a [`ConnectionManager`] sets up.

@@ -30,15 +30,6 @@ pub(crate) trait Listen: Clone + Debug {
     fn accept(&self) -> Result<Result<Self::Accepted, String>, Errno>;
 }
 
-/// The cause of a connection that was not accepted.
-#[derive(Debug)]
-pub(crate) enum NotAccepted {
-    /// It was closed, and why.
-    Refused(String),
-    /// The system call failed.
-    Failed(Errno),
-}
-
 /// A descriptor with news.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Token {
@@ -145,15 +136,15 @@ impl<L: Listen> Sockets<L> {
     }
 
     /// Accepts connections of the listeners, up to a number from each. Each shard has a maximum of unanswered ones;
-    /// this shard's are returned. Pauses when the system denies one.
+    /// this shard's are returned. Pauses when a system call fails, and returns its error unless it did so before.
     pub(super) fn accept(
         &mut self,
         count: usize,
         most: usize,
-        mut not: impl FnMut(NotAccepted),
-    ) -> Vec<Accepted<L::Accepted>> {
+        mut refuse: impl FnMut(String),
+    ) -> (Vec<Accepted<L::Accepted>>, Option<Errno>) {
         let mut accepted = Vec::new();
-        let mut denied = None;
+        let mut failed = None;
         for (listener, member) in &self.listeners {
             // Bounded, refusals included: a storm of connections leaves time for established ones.
             for _ in 0..most.min(count) {
@@ -162,24 +153,22 @@ impl<L: Listen> Sockets<L> {
                         self.accept_error = None;
                         accepted.extend(member.assign(connection, most));
                     }
-                    Ok(Err(why)) => not(NotAccepted::Refused(why)),
-                    Err(Errno::CONNABORTED) => not(NotAccepted::Refused("it has gone again".to_owned())),
+                    Ok(Err(why)) => refuse(why),
+                    Err(Errno::CONNABORTED) => refuse("the peer closed it before it was accepted".to_owned()),
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => break,
                     Err(error) => {
-                        denied = Some(error);
+                        failed = Some(error);
                         break;
                     }
                 }
             }
         }
-        if let Some(error) = denied {
-            if self.accept_error.replace(error) != denied {
-                not(NotAccepted::Failed(error));
-            }
+        if let Some(error) = failed {
             self.pause_accepts();
+            failed = failed.filter(|_| self.accept_error.replace(error) != Some(error));
         }
-        accepted
+        (accepted, failed)
     }
 
     /// Takes the connections that other fabrics of a shared listener have handed over.
@@ -255,10 +244,12 @@ mod tests {
         let mut reports = Vec::new();
         let mut accept = |sockets: &mut Sockets<Failing>, timeout| {
             let news = sockets.wait(timeout).into_iter().flatten().any(|token| token == Token::Listener);
-            let mut accept = |sockets: &mut Sockets<_>| {
-                sockets.accept(16, 16, |why| reports.push(matches!(why, NotAccepted::Failed(Errno::MFILE))))
-            };
-            if news { accept(sockets).len() } else { 0 }
+            if !news {
+                return 0;
+            }
+            let (accepted, failed) = sockets.accept(16, 16, |why| panic!("{why}"));
+            reports.extend(failed);
+            accepted.len()
         };
         // A shard that polls.
         for _ in 0..2000 {
@@ -276,7 +267,7 @@ mod tests {
         failing.works.set(true);
         while accept(&mut sockets, None) == 0 {}
         assert_eq!(sockets.resumes_in(), None);
-        assert_eq!(reports, [true], "one report");
+        assert_eq!(reports, [Errno::MFILE], "one report");
     }
 
     #[test]
