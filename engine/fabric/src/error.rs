@@ -162,7 +162,7 @@ impl FabricError {
     }
 
     /// Memory mapped by the application cannot be exposed on the software fabric, since peers must map it.
-    pub(crate) fn not_showable(arena: ArenaId) -> Self {
+    pub(crate) fn not_exposable(arena: ArenaId) -> Self {
         let text = format_args!(
             "arena {arena} was mapped by the application, and peers of the software fabric must map it (use \
              `ArenaConfig::build`, or register it with `Access::LOCAL`)"
@@ -170,7 +170,7 @@ impl FabricError {
         Self::new(FabricErrorKind::Unsupported, text)
     }
 
-    /// A queue pair has all the windows that it may have.
+    /// A queue pair has as many windows as it may have.
     pub(crate) fn all_windows(qp: QpId, limit: u32) -> Self {
         Self::misuse(format_args!("{qp:?} has all the {limit} windows of its ConnectParams"))
     }

@@ -191,7 +191,7 @@ impl Access {
     /// The peer may do both.
     pub const REMOTE: Self = Self { remote_read: true, remote_write: true };
 
-    /// These rights are among them.
+    /// Whether these rights include those of `access`.
     pub(crate) fn permits(self, access: Self) -> bool {
         (self.remote_read || !access.remote_read) && (self.remote_write || !access.remote_write)
     }
@@ -321,13 +321,18 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// The request succeeded: its memory is returned. Most are Sends, whose buffers need no check of other memory.
-    #[inline(always)]
+    /// Returns the memory of a request that has succeeded. Most are Sends, whose buffers need no check of other memory.
+    #[inline]
     pub(crate) fn finish(self) {
         match self.wr {
             WorkRequest::Send { buf, .. } => drop(buf),
             other => drop(other),
         }
+    }
+
+    /// Returns the memory of a request that is flushed, and its completion.
+    pub(crate) fn flushed(self, qp: QpId) -> Completion {
+        Completion::ended(qp, self.wr_id, self.wr.opcode(), Status::Flushed)
     }
 }
 
@@ -351,7 +356,7 @@ pub enum Opcode {
 /// The status of a completion. Names follow `ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// It was done.
+    /// The request succeeded.
     Success,
     /// A message exceeded its Receive.
     LocalLength,
@@ -446,7 +451,7 @@ with_defaults! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u64);
 
-/// Something happened to a connection.
+/// An event of a connection or of the device.
 #[derive(Debug)]
 pub enum ControlEvent {
     /// A peer requests a connection; accept or reject it.
@@ -486,7 +491,7 @@ pub enum ControlEvent {
         qp: QpId,
         /// The side or failure that ended it.
         cause: Disconnect,
-        /// The same in words, for a log.
+        /// The cause in words, for a log.
         reason: String,
     },
     /// Something happened to the device. Connections that end for it have their own events.
@@ -640,7 +645,7 @@ pub trait Fabric: Sized {
     /// Appends up to `max` completions; returns how many. Never blocks. Makes system calls where nothing else reports
     /// news. Over TCP these are a bounded few per turn; idle connections are polled only in every 16th turn.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
-    /// As `poll_cq`, but returns a lone message directly. That is the common case of a conversation.
+    /// Polls as [`poll_cq`](Self::poll_cq) does, but returns a lone message, the common case of a conversation.
     #[inline]
     fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found {
         let count = self.poll_cq(out, max);

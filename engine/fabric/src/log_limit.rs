@@ -58,12 +58,11 @@ impl<S: Subject> LogLimit<S> {
 
     /// Writes or counts a line. `what` is its kind, in words that fit behind "17 more: ".
     #[cold]
-    #[inline(never)]
     pub fn log(&mut self, now: u64, level: Level, what: &'static str, line: Arguments<'_>) {
         self.log_of(now, level, (what, None), line);
     }
 
-    /// As [`log`](Self::log), of a kind that has a subject.
+    /// Writes or counts a line of a kind that has a subject.
     #[cold]
     #[inline(never)]
     pub fn log_of(&mut self, now: u64, level: Level, (what, of): (&'static str, Option<S>), line: Arguments<'_>) {
@@ -102,16 +101,14 @@ impl<S: Subject> LogLimit<S> {
         self.kinds.iter().filter(|kind| kind.of.is_some()).count()
     }
 
-    /// As [`log`](Self::log), a warning.
+    /// Writes or counts a warning; see [`log`](Self::log).
     #[cold]
-    #[inline(never)]
     pub fn warn(&mut self, now: u64, what: &'static str, line: Arguments<'_>) {
         self.log(now, Level::Warn, what, line);
     }
 
-    /// As [`log`](Self::log), an error.
+    /// Writes or counts an error; see [`log`](Self::log).
     #[cold]
-    #[inline(never)]
     pub fn error(&mut self, now: u64, what: &'static str, line: Arguments<'_>) {
         self.log(now, Level::Error, what, line);
     }
@@ -152,9 +149,8 @@ impl ClockedLog {
         Self { limit: LogLimit::new(target), made: Instant::now() }
     }
 
-    /// As [`LogLimit::warn`].
+    /// Writes or counts a warning; see [`LogLimit::log`].
     #[cold]
-    #[inline(never)]
     pub fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
         self.limit.warn(self.now(), what, line);
     }
@@ -169,7 +165,7 @@ impl ClockedLog {
         self.warn("failures of accept", line);
     }
 
-    /// As [`LogLimit::sum_up`].
+    /// Reports counted lines of kinds whose interval has ended; see [`LogLimit::sum_up`].
     #[inline]
     pub fn sum_up(&mut self) {
         if self.limit.holds_any() {
@@ -191,7 +187,7 @@ impl<S: Subject> Drop for LogLimit<S> {
 }
 
 impl<S: Subject> Kind<S> {
-    /// One line for all that were counted; how many they were.
+    /// Reports all counted lines in one; returns their number.
     fn sum_up(&mut self, target: &str) -> u64 {
         let held = std::mem::take(&mut self.held);
         if held != 0 {
@@ -211,7 +207,7 @@ pub(crate) mod tests {
     use super::*;
 
     thread_local! {
-        static HEARD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+        static LOGGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
     /// Keeps the lines of each thread at `Warn` and above.
@@ -225,7 +221,7 @@ pub(crate) mod tests {
         fn log(&self, record: &log::Record<'_>) {
             if self.enabled(record.metadata()) {
                 let line = format!("{} {}", record.level(), record.args());
-                HEARD.with_borrow_mut(|lines| lines.push(line));
+                LOGGED.with_borrow_mut(|lines| lines.push(line));
             }
         }
 
@@ -233,93 +229,93 @@ pub(crate) mod tests {
     }
 
     /// Lines written by this thread since the last call.
-    pub(crate) fn heard() -> Vec<String> {
+    pub(crate) fn logged() -> Vec<String> {
         // Another test may have been first with the same.
         let _ = log::set_logger(&Listener);
         log::set_max_level(log::LevelFilter::Warn);
-        HEARD.take()
+        LOGGED.take()
     }
 
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
     fn a_flood_of_lines_is_a_few_and_a_number() {
-        heard();
+        logged();
         let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..1000 {
             limit.warn(5 * SECOND + n, "storms", format_args!("storm {n}"));
         }
-        let lines = heard();
+        let lines = logged();
         assert_eq!(lines.len(), LINES as usize, "{lines:?}");
         assert_eq!((lines[0].as_str(), lines[7].as_str()), ("WARN storm 0", "WARN storm 7"));
         assert!(limit.holds_any());
         limit.sum_up(15 * SECOND - 1);
-        assert_eq!(heard(), [""; 0], "the interval is not over");
+        assert_eq!(logged(), [""; 0], "the interval is not over");
         limit.sum_up(15 * SECOND);
-        assert_eq!(heard(), ["WARN 992 more: storms"]);
+        assert_eq!(logged(), ["WARN 992 more: storms"]);
         assert!(!limit.holds_any());
         limit.sum_up(30 * SECOND);
         drop(limit);
-        assert_eq!(heard(), [""; 0], "it is told once");
+        assert_eq!(logged(), [""; 0], "it is reported once");
     }
 
     #[test]
     fn each_kind_of_line_has_its_own_share() {
-        heard();
+        logged();
         let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..100 {
             limit.warn(n, "storms", format_args!("storm {n}"));
         }
         limit.error(100, "fires", format_args!("a fire"));
-        let lines = heard();
+        let lines = logged();
         assert_eq!(lines.len(), LINES as usize + 1);
         assert_eq!(lines[LINES as usize], "ERROR a fire");
     }
 
     #[test]
     fn a_subject_with_many_lines_does_not_hide_those_of_another() {
-        heard();
+        logged();
         let mut limit = LogLimit::new(module_path!());
         for n in 0..100 {
             limit.log_of(n, Level::Warn, ("storms", Some(1)), format_args!("storm {n}"));
         }
         limit.log_of(100, Level::Warn, ("storms", Some(2)), format_args!("another"));
-        let lines = heard();
+        let lines = logged();
         assert_eq!((lines.len(), lines[LINES as usize].as_str()), (LINES as usize + 1, "WARN another"));
         limit.sum_up(INTERVAL);
-        assert_eq!(heard(), ["WARN 92 more: storms: 1"]);
+        assert_eq!(logged(), ["WARN 92 more: storms: 1"]);
     }
 
     #[test]
     fn subjects_are_bounded_and_the_rest_share_a_limit() {
-        heard();
+        logged();
         let mut limit = LogLimit::new(module_path!());
         for subject in 0..10_000 {
             limit.log_of(subject, Level::Warn, ("storms", Some(subject)), format_args!("a storm"));
         }
         assert_eq!(limit.kinds.len(), MAX_SUBJECTS + 1);
-        assert_eq!(heard().len(), MAX_SUBJECTS + LINES as usize);
+        assert_eq!(logged().len(), MAX_SUBJECTS + LINES as usize);
         limit.log_of(3 * INTERVAL, Level::Warn, ("storms", Some(77_777)), format_args!("a late storm"));
-        assert_eq!(limit.subjects(), 1, "those of the past have left");
+        assert_eq!(limit.subjects(), 1, "subjects of the past were dropped");
         let more = 10_000 - MAX_SUBJECTS - LINES as usize;
-        assert_eq!(heard(), [format!("WARN {more} more: storms"), "WARN a late storm".into()]);
+        assert_eq!(logged(), [format!("WARN {more} more: storms"), "WARN a late storm".into()]);
     }
 
     #[test]
     fn the_next_interval_begins_with_the_sum_of_the_last() {
-        heard();
+        logged();
         let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..20 {
             limit.warn(n, "storms", format_args!("storm {n}"));
         }
-        heard();
+        logged();
         for n in 0..20 {
             limit.warn(INTERVAL + n, "storms", format_args!("storm {n}"));
         }
-        let lines = heard();
+        let lines = logged();
         assert_eq!(lines.len(), 1 + LINES as usize);
         assert_eq!((lines[0].as_str(), lines[1].as_str()), ("WARN 12 more: storms", "WARN storm 0"));
         drop(limit);
-        assert_eq!(heard(), ["WARN 12 more: storms"], "what was counted is told at the end");
+        assert_eq!(logged(), ["WARN 12 more: storms"], "counted lines are reported at the end");
     }
 }

@@ -165,13 +165,13 @@ impl<'t, 'd> Story<'t, 'd> {
 
     /// The peer breaks the rules.
     fn spoil(&mut self, part: Part) {
-        if part != Part::Shown {
+        if part != Part::Exposed {
             self.honest = None;
         }
     }
 
     fn poke(&mut self, with: u8) {
-        let part = [Part::Rings, Part::Table, Part::Ours, Part::Shown][usize::from(with & 3)];
+        let part = [Part::Rings, Part::Table, Part::Ours, Part::Exposed][usize::from(with & 3)];
         let at = usize::from(self.byte()) << (with >> 2 & 3) << 3;
         let len = usize::from(self.byte() & 63);
         let bytes = self.bytes(len);

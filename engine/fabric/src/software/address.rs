@@ -1,8 +1,7 @@
 //! Names, and the Unix sockets behind them.
 //!
 //! `soft:NAME` is an abstract socket, `rpcrdma/UID/NAME`; with a `/` in the name it is a socket file of mode
-//! 0600. Both ends check the other's credentials: only the same user, or root, is served, and only their services are
-//!       used.
+//! 0600. Both ends check the other's credentials: they refuse processes of other users, except root.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,7 +28,7 @@ pub struct SoftwareListener(Arc<Bound>);
 struct Bound {
     /// The admission check: [`check_peer`], except in tests.
     admit: Admit,
-    // Before the socket: while the file exists, a process listens.
+    // Dropped before the socket: while the file exists, a process listens.
     #[expect(dead_code, reason = "held for its end, which removes it")]
     file: Option<SocketFile>,
     socket: OwnedFd,
@@ -42,18 +41,15 @@ impl SoftwareListener {
         Self::bind_for(address, check_peer)
     }
 
-    /// The same with another admission check.
+    /// Binds and listens with this admission check.
     pub(super) fn bind_for(address: &FabricAddress, admit: Admit) -> Result<Self, FabricError> {
         let place = Place::parse(address)?;
         let socket = new_socket()?;
-        let file = match &place.file {
-            None => {
-                rustix::net::bind(&socket, &place.socket).map_err(|e| bind_error(&address.0, e))?;
-                rustix::net::listen(&socket, BACKLOG).map_err(|e| bind_error(&address.0, e))?;
-                None
-            }
-            Some(path) => Some(SocketFile::listen(socket.as_fd(), path, BACKLOG)?),
-        };
+        let file = place.file.map(|path| SocketFile::listen(socket.as_fd(), &path, BACKLOG)).transpose()?;
+        if file.is_none() {
+            let bound = rustix::net::bind(&socket, &place.socket);
+            bound.and_then(|()| rustix::net::listen(&socket, BACKLOG)).map_err(|e| bind_error(&address.0, e))?;
+        }
         Ok(Self(Arc::new(Bound { admit, socket, file, balancer: Arc::default() })))
     }
 }
@@ -126,25 +122,23 @@ impl Place {
 pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, FabricError> {
     let place = Place::parse(address)?;
     let socket = new_socket()?;
-    match rustix::net::connect(&socket, &place.socket) {
-        Ok(()) => {}
+    let error = match rustix::net::connect(&socket, &place.socket) {
+        Ok(()) => match check_peer(socket.as_fd()) {
+            Ok(_) => return Ok(ConnectProgress::Connected(socket)),
+            Err(detail) => return Err(FabricError::unreachable(&address.0, detail)),
+        },
         Err(Errno::AGAIN | Errno::INTR) => return Ok(ConnectProgress::QueueFull),
-        Err(error) => {
-            let detail = match (error, place.file.as_deref().and_then(no_socket)) {
-                (Errno::CONNREFUSED, Some(what)) => format!("there is {what}, no socket; check the name"),
-                (Errno::CONNREFUSED | Errno::NOENT, _) => {
-                    format!("connect: {error}; start the server, or check its name and user")
-                }
-                (Errno::ACCESS, _) => format!("connect: {error}; the socket file belongs to another user"),
-                _ => format!("connect: {error}"),
-            };
-            return Err(FabricError::unreachable(&address.0, detail));
+        Err(error) => error,
+    };
+    let detail = match (error, place.file.as_deref().and_then(no_socket)) {
+        (Errno::CONNREFUSED, Some(what)) => format!("there is {what}, no socket; check the name"),
+        (Errno::CONNREFUSED | Errno::NOENT, _) => {
+            format!("connect: {error}; start the server, or check its name and user")
         }
-    }
-    match check_peer(socket.as_fd()) {
-        Ok(_) => Ok(ConnectProgress::Connected(socket)),
-        Err(detail) => Err(FabricError::unreachable(&address.0, detail)),
-    }
+        (Errno::ACCESS, _) => format!("connect: {error}; the socket file belongs to another user"),
+        _ => format!("connect: {error}"),
+    };
+    Err(FabricError::unreachable(&address.0, detail))
 }
 
 /// Refuses peers that are neither our user nor root.

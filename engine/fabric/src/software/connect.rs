@@ -12,17 +12,19 @@ use rustix::net::Shutdown;
 use super::SoftwareFabric;
 use super::address::{self, Peer, SoftwareListener};
 use super::common::Common;
-use super::config::{MAX_WINDOWS, RING_BYTES, SoftwareConfig};
+use super::config::{MAX_WINDOWS, RING_BYTES};
 use super::memory::{Layout, Side};
 use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Opening};
-use super::qp::{NewQp, Qp, State};
-use super::region::{self, Places};
+use super::qp::{Qp, State};
+use super::region::{self, ExposedMemory, Places};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
 use crate::connection_manager::{
-    Answer, ConnectProgress, ConnectionManager, Control, Handshake, ManagedFabric, Received, TICK, Token,
+    Answer, ConnectProgress, ConnectionManager, Control, Handshake, ManagedFabric, Received, Request, TICK, Token,
 };
 use crate::error::failed;
-use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
+use crate::{
+    ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, FabricErrorKind, QpId, RequestId, Status,
+};
 
 /// Longest sleep while a queue pair has work that no bell announces.
 const SHORT_TICK: Duration = Duration::from_micros(100);
@@ -36,7 +38,7 @@ pub(crate) struct Offer {
     hello: Opening,
     ring: PeerMapping,
     table: PeerMapping,
-    /// Of its mappings, our own table of windows included.
+    /// Mappings of the connection, our own table of windows included.
     places: Places,
 }
 
@@ -50,7 +52,7 @@ impl Offer {
         if max_message == 0 || max_message > ring_bytes / 2 {
             return Err(format!("messages of {max_message} bytes in rings of {ring_bytes}"));
         }
-        let (all, table_bytes) = (Layout::new(ring_bytes).bytes(), table_bytes(windows)?);
+        let (all, table_bytes) = (Layout { side: Side::Acceptor, ring_bytes }.bytes(), table_bytes(windows)?);
         let (mapped, most) = ((all + table_bytes) as u64, common.config.max_mapped_per_peer);
         if mapped > most {
             return Err(format!("{mapped} bytes to map; max_mapped_per_peer is {most}"));
@@ -141,23 +143,7 @@ impl Handshake for Common {
     }
 }
 
-const OUT_OF_TURN: &str = "a message out of turn";
-
-/// A destroyed queue pair during a copy of its peer. Its memory is not reusable yet.
-#[derive(Debug)]
-pub(super) struct ClosingQp {
-    socket: Option<OwnedFd>,
-    windows: OwnWindows,
-    deadline: Instant,
-}
-
-impl ClosingQp {
-    /// Whether the peer can no longer touch the memory, or timed out. Afterwards it reaches only its own.
-    fn is_over(&mut self, now: Instant) -> bool {
-        let gone = self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
-        gone || self.deadline <= now || self.windows.revoke_all()
-    }
-}
+const OUT_OF_TURN: &str = "an unexpected message";
 
 /// Bytes of a table of windows: whole pages, at least one.
 pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
@@ -175,78 +161,74 @@ pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), F
     })
 }
 
-/// The opening message of this side.
-fn opening(config: &SoftwareConfig, ring_bytes: u32, max_message: u32, params: &ConnectParams) -> Opening {
-    let (windows, private_data) = (params.windows, params.private_data.clone());
-    Opening { may_sleep: config.may_sleep, ring_bytes, max_message, windows, private_data }
-}
-
 impl SoftwareFabric {
-    /// Common parameters of both ends of a new connection.
-    fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
-        if params.private_data.len() > MAX_PRIVATE_DATA {
-            let got = params.private_data.len();
+    /// The opening message of this side, with its window table: the table's descriptor and bytes.
+    fn open_side(
+        &mut self,
+        layout: Layout,
+        max_message: u32,
+        params: &ConnectParams,
+    ) -> Result<(Opening, OwnWindows, OwnedFd, u64), FabricError> {
+        let ConnectParams { private_data, windows, send_queue_depth, .. } = params;
+        if private_data.len() > MAX_PRIVATE_DATA {
+            let got = private_data.len();
             return Err(FabricError::misuse(format!("{got} bytes of private data; at most {MAX_PRIVATE_DATA} fit")));
         }
         let max = self.capabilities.max_send_wr;
-        if params.send_queue_depth > max {
-            return Err(FabricError::misuse(format!("send_queue_depth {}; at most {max}", params.send_queue_depth)));
+        if *send_queue_depth > max {
+            return Err(FabricError::misuse(format!("send_queue_depth {send_queue_depth}; at most {max}")));
         }
-        let bytes = table_bytes(params.windows).map_err(FabricError::misuse)?;
+        let bytes = table_bytes(*windows).map_err(FabricError::misuse)?;
         let (mapping, fd) = make(bytes, "rpcrdma-windows")?;
-        Ok((OwnWindows::new(mapping, params.windows, self.connections.randoms.next()), fd, bytes as u64))
+        let (may_sleep, private_data) = (self.common.config.may_sleep, private_data.clone());
+        let opening =
+            Opening { may_sleep, ring_bytes: layout.ring_bytes, max_message, windows: *windows, private_data };
+        Ok((opening, OwnWindows::new(mapping, *windows, self.connections.randoms.next()), fd, bytes as u64))
     }
 
     pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let config = &self.common.config;
-        let layout = Layout::new(config.ring_bytes as u32);
-        let max_message = config.max_message as u32;
-        let hello = Message::Hello(opening(config, config.ring_bytes as u32, max_message, params));
+        let (ring_bytes, max_message) = (self.common.config.ring_bytes as u32, self.common.config.max_message as u32);
+        let layout = Layout { side: Side::Connector, ring_bytes };
         let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
         let places = places.map_err(|why| FabricError::system("mmap", why))?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
-        let (windows, table_fd, table_bytes) = self.own_windows(params)?;
-        let mapped = (layout.bytes() as u64 + table_bytes, places);
-        let ring = layout.rings(ring, Side::Connector).map_err(FabricError::misuse)?;
+        let (opening, windows, table_fd, table_bytes) = self.open_side(layout, max_message, params)?;
+        let exposed = ExposedMemory::new(layout.bytes() as u64 + table_bytes, places);
+        let ring = layout.rings(ring).map_err(FabricError::misuse)?;
         // Last, so that the opening follows at once: the acceptor soon closes a silent connection.
         let progress = address::connect(to)?;
-        let id = self.table.insert(|id| {
-            Qp::new(NewQp { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
-        });
-        let hello = Some((hello, [ring_fd, table_fd]));
+        let id = self.table.insert(|id| Qp::new(id, layout, ring, windows, params, max_message, exposed));
+        let hello = Some((Message::Hello(opening), [ring_fd, table_fd]));
         self.connections.dial(&mut self.common, id, (to, progress), hello).map(|()| id).inspect_err(|_| {
             self.table.remove(id);
         })
     }
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let request = self.connections.take_request(request)?;
-        let socket = request.socket;
-        let (windows, table, table_bytes) = self.own_windows(params).inspect_err(|error| {
-            Common::send_refusal(socket.as_fd(), error.to_string());
-        })?;
-        let Some(offer) = request.incoming else { return Err(FabricError::misuse("an incomplete request")) };
+        let Request { socket, incoming, count, .. } = self.connections.take_request(request)?;
+        let Some(offer) = incoming else { return Err(FabricError::misuse("an incomplete request")) };
         let Offer { hello, ring, table: peer_table, places } = offer;
         let config = &self.common.config;
         // Of longer rings only our length is used.
-        let layout = Layout::new(hello.ring_bytes.min(config.ring_bytes as u32));
+        let ring_bytes = hello.ring_bytes.min(config.ring_bytes as u32);
+        let layout = Layout { side: Side::Acceptor, ring_bytes };
         let max_message = hello.max_message.min(config.max_message as u32);
-        let answer = Message::Accept(opening(config, layout.ring_bytes, max_message, params));
-        let mapped = (layout.bytes() as u64 + table_bytes + peer_table.len() as u64, places);
-        let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::peer)?;
-        let id = self.table.insert(|id| {
-            Qp::new(NewQp { id, side: Side::Acceptor, layout, ring, windows, params, max_message, mapped })
-        });
-        let sent = answer.send(socket.as_fd(), &[table.as_fd()]);
+        let opened = self.open_side(layout, max_message, params);
+        let (opening, windows, table, table_bytes) = opened.inspect_err(|error| {
+            Common::send_refusal(socket.as_fd(), error.to_string());
+        })?;
+        let mapped = layout.bytes() as u64 + table_bytes + peer_table.len() as u64;
+        let exposed = ExposedMemory::new(mapped, places);
+        let ring = layout.rings(ring).map_err(FabricError::peer)?;
+        let id = self.table.insert(|id| Qp::new(id, layout, ring, windows, params, max_message, exposed));
+        let sent = Message::Accept(opening).send(socket.as_fd(), &[table.as_fd()]);
         let sent = sent.map_err(|e| FabricError::closed(format!("sendmsg(Accept): {e}")));
         let peer_windows = PeerWindows::new(peer_table, hello.windows);
         if let Err(error) = sent.and_then(|()| self.connect_qp(id, socket, peer_windows, hello.may_sleep)) {
             self.table.remove(id);
             return Err(error);
         }
-        if let Some(qp) = self.table.get(id) {
-            qp.count = Some(request.count);
-        }
+        self.table.find(id)?.count = Some(count);
         self.common.control.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
         Ok(id)
     }
@@ -260,34 +242,12 @@ impl SoftwareFabric {
         may_sleep: bool,
     ) -> Result<(), FabricError> {
         self.connections.sockets.sleeper.add(&socket, Token::Qp(id), EventFlags::IN | EventFlags::RDHUP)?;
-        if let Some(qp) = self.table.get(id) {
-            qp.socket = Some(socket);
-            qp.peer_windows = Some(windows);
-            qp.peer_may_sleep = may_sleep;
-            qp.state = State::Up;
-        }
+        let qp = self.table.find(id)?;
+        qp.socket = Some(socket);
+        qp.peer_windows = Some(windows);
+        qp.peer_may_sleep = may_sleep;
+        qp.state = State::Up;
         Ok(())
-    }
-
-    /// Frees a destroyed queue pair, and its memory once the peer cannot touch it.
-    pub(super) fn forget(&mut self, qp: Qp) {
-        let Qp { mut windows, socket, .. } = qp;
-        if let Some(socket) = &socket {
-            self.connections.sockets.sleeper.remove(socket);
-            let _ = rustix::net::shutdown(socket, Shutdown::Write);
-        }
-        if !windows.revoke_all() {
-            let deadline = Instant::now() + self.common.config.linger;
-            self.closing.push(ClosingQp { socket, windows, deadline });
-        }
-    }
-
-    /// Frees the memory of destroyed queue pairs that their peers cannot touch any more.
-    pub(super) fn tend_closing(&mut self) {
-        if !self.closing.is_empty() {
-            let now = Instant::now();
-            self.closing.retain_mut(|qp| !qp.is_over(now));
-        }
     }
 }
 
@@ -306,14 +266,12 @@ impl ManagedFabric for SoftwareFabric {
         (opening, mut fds): (Opening, Descriptors),
     ) -> Result<Vec<u8>, FabricError> {
         let Opening { may_sleep, ring_bytes, max_message, windows, private_data } = opening;
-        let table = match (fds.pop(), fds.is_empty(), table_bytes(windows)) {
-            (Some(fd), true, Ok(bytes)) => region::map(fd, bytes),
-            (_, _, Err(why)) => Err(why),
-            _ => Err("an answer without its descriptor".to_owned()),
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(FabricError::peer("an answer without its descriptor"));
         };
-        let table = table.map_err(FabricError::peer)?;
+        let table = table_bytes(windows).and_then(|bytes| region::map(fd, bytes)).map_err(FabricError::peer)?;
         let qp = self.table.find(id)?;
-        qp.take_rings(ring_bytes, max_message).map_err(FabricError::peer)?;
+        qp.set_sizes(ring_bytes, max_message).map_err(FabricError::peer)?;
         self.connect_qp(id, socket, PeerWindows::new(table, windows), may_sleep)?;
         Ok(private_data)
     }
@@ -321,21 +279,34 @@ impl ManagedFabric for SoftwareFabric {
     fn fail_dial(&mut self, id: QpId, socket: Option<OwnedFd>) {
         if let Some(qp) = self.table.get(id) {
             qp.socket = socket;
-            qp.fail(&mut self.common, Disconnect::Local, String::new());
+            qp.fail(&mut self.common, Disconnect::Local, String::new(), None);
         }
     }
 
     fn start_polling(&mut self, slot: u32) {
-        self.warm(slot);
+        if let Some(qp) = self.table.at(slot) {
+            qp.idle = 0;
+            qp.cold = false;
+            qp.disarm();
+            // After an `arm`, a queue pair without a bell precludes a sleep before the next poll.
+            self.common.rung = true;
+            self.hot.push(slot);
+            // All of them may turn cold, and none of that allocates.
+            self.cold.reserve(self.hot.len());
+        }
     }
 
     fn read_connected(&mut self, id: QpId) -> bool {
         let Some(qp) = self.table.get(id) else { return true };
         match qp.read_socket(&mut self.common) {
             // The peer has rung or exposed memory: a message has arrived, or arrives soon.
-            Ok(true) if qp.cold => self.warm_up(id.slot),
+            Ok(true) if qp.cold => {
+                self.cold.retain(|&cold| cold != id.slot);
+                self.start_polling(id.slot);
+            }
             Ok(true) => {}
-            Err(fault) => qp.end_for(&mut self.common, fault),
+            Err(error) if error.kind() == FabricErrorKind::Peer => qp.violation(&mut self.common, error.detail()),
+            Err(error) => qp.fail(&mut self.common, Disconnect::Failure, error.to_string(), None),
             Ok(false) => {
                 // Its socket stays readable, so it is no longer watched.
                 if let Some(socket) = qp.socket() {
@@ -363,7 +334,8 @@ impl ManagedFabric for SoftwareFabric {
                 if waited.is_none_or(|waited| waited < limit) {
                     return waited.is_some();
                 }
-                qp.not_taken(&mut self.common);
+                let reason = format!("the peer takes no sent message for longer than {limit:?} (retry_timeout)");
+                qp.fail(&mut self.common, Disconnect::Failure, reason, Some(Status::RnrRetryExceeded));
             }
             State::Closing => {
                 if qp.pending.is_empty()
@@ -372,18 +344,18 @@ impl ManagedFabric for SoftwareFabric {
                     // The peer sees the end of the connection behind all published messages.
                     let _ = rustix::net::shutdown(socket, Shutdown::Write);
                 }
-                let honest = qp.settle_reported();
+                let honest = qp.acknowledge_reported();
                 let done = qp.pending.is_empty() && qp.tx.is_idle();
                 if !done && !late && honest {
                     return true;
                 }
-                qp.fail(&mut self.common, Disconnect::Local, "disconnected".to_owned());
+                qp.fail(&mut self.common, Disconnect::Local, "disconnected".to_owned(), None);
             }
             State::Draining => {
                 if !late && qp.rx.peek(&qp.ring.rx()) != 0 {
                     return true;
                 }
-                qp.fail(&mut self.common, Disconnect::Peer, "the peer closed the connection".to_owned());
+                qp.fail(&mut self.common, Disconnect::Peer, "the peer closed the connection".to_owned(), None);
             }
             State::Error => {}
         }

@@ -11,7 +11,7 @@
 //! sees the word and rings. If S1 is later, it has acquired all that P2 released, including the news of P1, and S2
 //! finds it. No fence is needed. Without a sleeper, the line stays in the sender's cache: 2 ns.
 
-use super::memory::{Lines, Word};
+use super::memory::Word;
 
 /// The news that a sleeper waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,37 +23,37 @@ pub(super) enum Waits {
     Anything = 2,
 }
 
-/// One side's bell: the first word of its own cache line.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Doorbell(pub(super) usize);
+/// One side's doorbell: the first word of its own cache line.
+#[derive(Debug)]
+pub(super) struct Doorbell<'a, W>(pub(super) &'a W);
 
-impl Doorbell {
+impl<W: Word> Doorbell<'_, W> {
     /// S1: the sleeper requests a wake-up. It must check for news once more before it sleeps.
     #[inline]
-    pub(super) fn set(self, lines: &impl Lines, waits: Waits) {
+    pub(super) fn set(self, waits: Waits) {
         // Pairs with `take` and `take_if_anything`.
-        lines.words(self.0).0.exchange(waits as u64);
+        self.0.exchange(waits as u64);
     }
 
-    /// The sleeper is awake.
+    /// Withdraws the request: the sleeper is awake.
     #[inline]
-    pub(super) fn clear(self, lines: &impl Lines) {
+    pub(super) fn clear(self) {
         // An exchange and no plain store: the next `set` acquires the release of an earlier `take`.
-        lines.words(self.0).0.exchange(0);
+        self.0.exchange(0);
     }
 
     /// P2, behind a message: whether to ring.
     #[inline]
-    pub(super) fn take(self, lines: &impl Lines) -> bool {
+    pub(super) fn take(self) -> bool {
         // Pairs with `set`.
-        lines.words(self.0).0.exchange(0) != 0
+        self.0.exchange(0) != 0
     }
 
     /// P2, behind a report of consumption: whether to ring.
     #[inline]
-    pub(super) fn take_if_anything(self, lines: &impl Lines) -> bool {
-        // Pairs with `set`. An exchange for itself: the word must stay for the next message if only that is
-        // waited for.
-        lines.words(self.0).0.newest() == Waits::Anything as u64 && lines.words(self.0).0.exchange(0) != 0
+    pub(super) fn take_if_anything(self) -> bool {
+        // Pairs with `set`. The word is exchanged for itself, because a sleeper that waits for messages only still
+        // needs it.
+        self.0.newest() == Waits::Anything as u64 && self.0.exchange(0) != 0
     }
 }

@@ -3,9 +3,8 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
-use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings, prefetch};
+use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings};
 
-use super::doorbell::Doorbell;
 use super::ring::{Consumer, Producer};
 
 /// A word that another process maps too.
@@ -27,15 +26,7 @@ pub(super) trait Word {
     fn settle();
 }
 
-/// The lines in front of the rings, counted around.
-pub(super) trait Lines {
-    /// The word type.
-    type Word: Word;
-    /// The first two words of a line.
-    fn words(&self, line: usize) -> (&Self::Word, &Self::Word);
-}
-
-/// A ring in such memory. Positions count its bytes since the beginning, and wrap; words are aligned to 8.
+/// A ring in shared memory. Positions count its bytes since the beginning, and wrap; words are aligned to 8.
 pub(super) trait RingMemory {
     /// The word type.
     type Word: Word;
@@ -47,87 +38,70 @@ pub(super) trait RingMemory {
     /// Copies bytes in. False, with nothing copied, if the ring is shorter.
     #[must_use = "false means that nothing was copied"]
     fn write(&self, position: u64, from: &[u8]) -> bool;
-    /// Has the line at a position fetched.
-    fn prefetch(&self, position: u64);
 }
 
 impl Word for AtomicU64 {
-    #[inline(always)]
+    #[inline]
     fn acquire(&self) -> u64 {
         self.load(Acquire)
     }
 
-    #[inline(always)]
+    #[inline]
     fn get(&self) -> u64 {
         self.load(Relaxed)
     }
 
-    #[inline(always)]
+    #[inline]
     fn set(&self, value: u64) {
         self.store(value, Relaxed);
     }
 
-    #[inline(always)]
+    #[inline]
     fn publish(&self, value: u64) {
         self.store(value, Release);
     }
 
-    #[inline(always)]
+    #[inline]
     fn exchange(&self, value: u64) -> u64 {
         self.swap(value, AcqRel)
     }
 
-    #[inline(always)]
+    #[inline]
     fn newest(&self) -> u64 {
         self.fetch_and(u64::MAX, AcqRel)
     }
 
-    #[inline(always)]
+    #[inline]
     fn settle() {
         fence(SeqCst);
-    }
-}
-
-impl Lines for PeerRings {
-    type Word = AtomicU64;
-
-    #[inline(always)]
-    fn words(&self, line: usize) -> (&AtomicU64, &AtomicU64) {
-        let [first, second, ..] = self.line(line);
-        (first, second)
     }
 }
 
 impl RingMemory for PeerRing<'_> {
     type Word = AtomicU64;
 
-    #[inline(always)]
+    #[inline]
     fn word(&self, position: u64) -> &AtomicU64 {
         PeerRing::word(self, position)
     }
 
-    #[inline(always)]
+    #[inline]
     fn read(&self, position: u64, to: &mut [u8]) -> bool {
         PeerRing::read(self, position, to)
     }
 
-    #[inline(always)]
+    #[inline]
     fn write(&self, position: u64, from: &[u8]) -> bool {
         PeerRing::write(self, position, from)
-    }
-
-    #[inline(always)]
-    fn prefetch(&self, position: u64) {
-        prefetch::<1, _>(PeerRing::word(self, position));
     }
 }
 
 /// The two sides of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Side {
-    /// Made the rings.
+    /// Creates the rings.
     Connector,
-    /// Maps them.
+    /// Maps the connector's rings.
     Acceptor,
 }
 
@@ -138,19 +112,26 @@ const FIRST_BYTES: u32 = 2048;
 /// Distance of lines with different writers: processors fetch lines in pairs.
 const APART: usize = 2;
 
-/// Memory layout of a connection: page of lines, connector's ring, acceptor's ring.
+/// A connection's memory as one side sees it: page of lines, connector's ring, acceptor's ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
+    pub(super) side: Side,
+    /// Bytes that each ring may grow to, a power of two.
     pub(super) ring_bytes: u32,
 }
 
-impl Layout {
-    /// With rings that grow up to this size, a power of two.
-    pub(super) fn new(ring_bytes: u32) -> Self {
-        Self { ring_bytes }
-    }
+/// Numbers of the lines before the rings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lines {
+    pub(super) peer_bell: usize,
+    pub(super) own_bell: usize,
+    /// This side's progress in the other's ring, and its refusal of a record.
+    pub(super) own_report: usize,
+    pub(super) peer_report: usize,
+}
 
-    /// Size of it all.
+impl Layout {
+    /// Bytes of the lines and both rings.
     pub(super) fn bytes(self) -> usize {
         LINES + 2 * self.ring_bytes as usize
     }
@@ -161,54 +142,36 @@ impl Layout {
     }
 
     /// Start of the ring that this side sends into.
-    pub(super) fn ring(self, from: Side) -> usize {
-        LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
+    pub(super) fn tx_ring(self) -> usize {
+        LINES + self.side as usize * self.ring_bytes as usize
     }
 
-    /// Lays out the ring of a sending side, with its initial bytes. False if it does not fit.
-    pub(super) fn lay_tx(self, rings: &mut PeerRings, of: Side, bytes: u32) -> bool {
-        rings.lay_tx(self.ring(of), bytes as usize)
+    /// Start of the ring that this side receives from.
+    pub(super) fn rx_ring(self) -> usize {
+        LINES + (1 - self.side as usize) * self.ring_bytes as usize
     }
 
-    /// The same of the ring that it takes from.
-    pub(super) fn lay_rx(self, rings: &mut PeerRings, of: Side, bytes: u32) -> bool {
-        rings.lay_rx(self.ring(of.other()), bytes as usize)
-    }
-
-    /// This side's rings of this layout, before they have grown.
-    pub(super) fn rings(self, memory: PeerMapping, of: Side) -> Result<PeerRings, String> {
+    /// This side's rings, before they have grown.
+    pub(super) fn rings(self, memory: PeerMapping) -> Result<PeerRings, String> {
         let len = memory.len();
-        let fits = self.bytes() <= len;
-        let rings = PeerRings::new(memory, self.ring(of), self.ring(of.other()), self.first_bytes() as usize);
-        rings
-            .filter(|_| fits)
+        PeerRings::new(memory, self.tx_ring(), self.rx_ring(), self.first_bytes() as usize)
+            .filter(|_| self.bytes() <= len)
             .ok_or_else(|| format!("rings of {} bytes do not fit memory of {len} bytes", self.ring_bytes))
     }
 
-    /// The end that sends into such a ring.
+    /// The sending end of a new ring.
     pub(super) fn producer(self) -> Producer {
         Producer::new(self.first_bytes(), self.ring_bytes)
     }
 
-    /// The end that takes from it messages up to this length.
+    /// The receiving end of a new ring, for messages up to this length.
     pub(super) fn consumer(self, max_message: u32) -> Consumer {
         Consumer::new(self.first_bytes(), self.ring_bytes, max_message)
     }
 
-    /// The line for this side's progress in the other's ring, and its refusal of a record.
-    pub(super) fn report(self, by: Side) -> usize {
-        if by == Side::Connector { 0 } else { APART }
-    }
-
-    /// This side's bell.
-    pub(super) fn bell(self, of: Side) -> Doorbell {
-        Doorbell(if of == Side::Connector { 2 * APART } else { 3 * APART })
-    }
-}
-
-impl Side {
-    /// The other one.
-    pub(super) fn other(self) -> Self {
-        if self == Self::Connector { Self::Acceptor } else { Self::Connector }
+    pub(super) fn lines(self) -> Lines {
+        let (own, peer) = (self.side as usize, 1 - self.side as usize);
+        let [own_report, peer_report, own_bell, peer_bell] = [own, peer, 2 + own, 2 + peer].map(|line| line * APART);
+        Lines { peer_bell, own_bell, own_report, peer_report }
     }
 }

@@ -64,41 +64,34 @@ pub(crate) struct Opening {
     pub(super) private_data: Vec<u8>,
 }
 
+impl Opening {
+    fn flags(&self) -> u8 {
+        u8::from(self.may_sleep) * MAY_SLEEP
+    }
+
+    fn numbers(&self) -> [u32; 3] {
+        [self.ring_bytes, self.max_message, self.windows]
+    }
+}
+
 /// Descriptors received with a message.
 pub(crate) type Descriptors = ArrayVec<OwnedFd, MAX_DESCRIPTORS>;
 
 impl Message {
     pub(super) fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
-        let (kind, flags) = match self {
-            Self::Hello(opening) => (1, u8::from(opening.may_sleep) * MAY_SLEEP),
-            Self::Accept(opening) => (2, u8::from(opening.may_sleep) * MAY_SLEEP),
-            Self::Reject { .. } => (3, 0),
-            Self::Region { .. } => (4, 0),
-            Self::Bell => (5, 0),
-            Self::Refused { .. } => (6, 0),
+        // Every body is a few numbers, and private data or text behind them.
+        let (kind, flags, numbers, rest): (u8, u8, &[u32], &[u8]) = match self {
+            Self::Hello(opening) => (1, opening.flags(), &opening.numbers(), &opening.private_data),
+            Self::Accept(opening) => (2, opening.flags(), &opening.numbers(), &opening.private_data),
+            Self::Reject { private_data } => (3, 0, &[], private_data),
+            Self::Region { id, bytes } => (4, 0, &[*id, 0, *bytes as u32, (*bytes >> 32) as u32], &[]),
+            Self::Bell => (5, 0, &[], &[]),
+            Self::Refused { reason } => (6, 0, &[], &reason.as_bytes()[..reason.len().min(MAX_PRIVATE_DATA)]),
         };
-        let mut out = ArrayVec::new();
-        let mut put = |bytes: &[u8]| out.extend(bytes.iter().copied());
-        put(&MAGIC.to_le_bytes());
-        put(&VERSION.to_le_bytes());
-        put(&[kind, flags]);
-        match self {
-            Self::Hello(Opening { ring_bytes, max_message, windows, private_data, .. })
-            | Self::Accept(Opening { ring_bytes, max_message, windows, private_data, .. }) => {
-                put(&ring_bytes.to_le_bytes());
-                put(&max_message.to_le_bytes());
-                put(&windows.to_le_bytes());
-                put(private_data);
-            }
-            Self::Reject { private_data } => put(private_data),
-            Self::Refused { reason } => put(&reason.as_bytes()[..reason.len().min(MAX_PRIVATE_DATA)]),
-            Self::Region { id, bytes } => {
-                put(&id.to_le_bytes());
-                put(&[0; 4]);
-                put(&bytes.to_le_bytes());
-            }
-            Self::Bell => {}
-        }
+        let mut out: ArrayVec<u8, MAX_MESSAGE> = MAGIC.to_le_bytes().into_iter().chain(VERSION.to_le_bytes()).collect();
+        out.extend([kind, flags]);
+        out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        out.extend(rest.iter().copied());
         out
     }
 
@@ -121,13 +114,10 @@ impl Message {
             1 => Self::Hello(rest.opening(may_sleep)?),
             2 => Self::Accept(rest.opening(may_sleep)?),
             3 => Self::Reject { private_data: rest.private_data()? },
-            4 => {
-                let id = rest.u32()?;
-                if rest.u32()? != 0 {
-                    return Err("reserved bytes are not zero");
-                }
-                Self::Region { id, bytes: u64::from_le_bytes(rest.take()?) }
-            }
+            4 => match (rest.u32()?, rest.u32()?) {
+                (id, 0) => Self::Region { id, bytes: u64::from_le_bytes(rest.take()?) },
+                _ => return Err("reserved bytes are not zero"),
+            },
             5 => Self::Bell,
             6 => Self::Refused { reason: String::from_utf8_lossy(&rest.private_data()?).escape_debug().to_string() },
             _ => return Err("unknown kind of message"),
@@ -144,13 +134,8 @@ impl Message {
             return Err(Errno::TOOBIG);
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        loop {
-            match rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags) {
-                Err(Errno::INTR) => {}
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
+        let send = || rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags);
+        rustix::io::retry_on_intr(send).map(drop)
     }
 
     /// Reads one message. Descriptors of a message that is refused are closed.
@@ -160,24 +145,18 @@ impl Message {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = loop {
-            match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Received::Pending,
-                Err(_) => return Received::Closed,
-                Ok(got) => break got,
-            }
+        let receive = || rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+        let got = match rustix::io::retry_on_intr(receive) {
+            Ok(got) => got,
+            Err(Errno::AGAIN) => return Received::Pending,
+            Err(_) => return Received::Closed,
         };
         let mut descriptors = Descriptors::new();
         let mut foreign = false;
         for message in control.drain() {
+            // The space admits no more than fit; an extra one is closed by dropping it.
             match message {
-                // The space admits no more than fit; an extra one would be closed by dropping it.
-                RecvAncillaryMessage::ScmRights(fds) => {
-                    for fd in fds {
-                        foreign |= descriptors.try_push(fd).is_err();
-                    }
-                }
+                RecvAncillaryMessage::ScmRights(fds) => fds.for_each(|fd| foreign |= descriptors.try_push(fd).is_err()),
                 _ => foreign = true,
             }
         }
@@ -185,8 +164,7 @@ impl Message {
         // fit.
         if got.flags.contains(ReturnFlags::CTRUNC) && !foreign && descriptors.len() < MAX_DESCRIPTORS {
             // The message is lost.
-            let error = failed("recvmsg of a message with descriptors", Errno::MFILE);
-            return Received::Failed(error);
+            return Received::Failed(failed("recvmsg of a message with descriptors", Errno::MFILE));
         }
         if got.flags.contains(ReturnFlags::CTRUNC) || foreign {
             return Received::violation("unexpected control data");

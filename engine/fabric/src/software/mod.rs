@@ -5,8 +5,8 @@
 //!
 //! # Design
 //! - A connection is a Unix socket (`address`, `message`) and shared memory with one ring per direction (`memory`,
-//!   `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer can harm another
-//!   one's.
+//!   `ring`). The connector creates this memory and passes its descriptor. It belongs to one queue pair, so no peer can
+//!   harm the connection of another.
 //! - A post copies the Send into the ring. A poll of the peer copies it into a Receive. Its buffer is free after the
 //!   post.
 //! - Exposed memory has its descriptor at the peer, and an entry in a table of windows (`window`). The side that posts
@@ -50,17 +50,19 @@ mod window;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::Shutdown;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::SoftwareListener;
 use self::common::Common;
 pub use self::config::SoftwareConfig;
-use self::connect::ClosingQp;
+use self::message::Message;
 use self::qp::{Polled, Qp, State};
 use self::region::{PROCESS, PeerMemory, Regions};
-use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric};
+use self::window::OwnWindows;
+use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Received};
 use super::forward::over_sockets;
 use super::receives::Receives;
 use super::table::Table;
@@ -72,12 +74,28 @@ use super::{
 /// Cold queue pairs checked per poll, and as many again after one with work. So one turn takes a burst from all.
 /// Otherwise it takes half as many turns, each longer than the last, as found ones turn hot.
 const COLD_POLLS: usize = 2;
-/// The same after a full poll: the owner may be busy with its messages, so polls are rare.
+/// Cold queue pairs checked in the poll after a full one: the owner may be busy with its messages, so polls are rare.
 const COLD_POLLS_OF_BUSY: usize = 16;
 
 /// Prefetch distances: queue pairs ahead of the polled one, and messages ahead.
 const FAR_AHEAD: usize = 8;
 const AHEAD: usize = 4;
+
+/// A destroyed queue pair during a copy of its peer. Its memory is not reusable yet.
+#[derive(Debug)]
+struct ClosingQp {
+    socket: Option<OwnedFd>,
+    windows: OwnWindows,
+    deadline: Instant,
+}
+
+impl ClosingQp {
+    /// Whether the peer can no longer touch the memory, or timed out. Afterwards it reaches only its own.
+    fn is_over(&mut self, now: Instant) -> bool {
+        let gone = self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
+        gone || self.deadline <= now || self.windows.revoke_all()
+    }
+}
 
 /// One shard's device of the software fabric; see the module documentation.
 #[derive(Debug)]
@@ -142,13 +160,21 @@ impl SoftwareFabric {
         })
     }
 
-    /// A lone message is returned, if nothing else was appended.
+    #[inline(always)]
+    fn poll_slot(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) -> Result<Arrival, Polled> {
+        match self.table.at(slot) {
+            Some(qp) => qp.poll(&mut self.common, out, end),
+            None => Err(Polled::Dead),
+        }
+    }
+
+    /// Polls the hot queue pairs. Returns a lone message, if nothing else was appended.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) -> Option<Arrival> {
         let start = out.len();
         let mut left = self.hot.len();
         let many = left > FAR_AHEAD;
-        while left > 0 {
+        while left > 0 && out.len() < end {
             left -= 1;
             if self.turn >= self.hot.len() {
                 self.turn = 0;
@@ -157,37 +183,19 @@ impl SoftwareFabric {
                 self.look_ahead();
             }
             let Some(&slot) = self.hot.get(self.turn) else { break };
-            let Some(qp) = self.table.at(slot) else {
-                self.hot.swap_remove(self.turn);
-                continue;
-            };
-            match qp.poll(&mut self.common, out, end) {
+            match self.poll_slot(slot, out, end) {
                 Ok(message) => {
                     self.turn += 1;
                     if left == 0 && out.len() == start {
                         return Some(message);
                     }
                     out.push(message.into());
-                    if out.len() >= end {
-                        break;
-                    }
                 }
-                Err(Polled::Quiet) => self.turn += 1,
-                Err(Polled::Active) => {
-                    self.turn += 1;
-                    if out.len() >= end {
-                        break;
-                    }
-                }
-                Err(Polled::Idle) => {
-                    qp.cold = true;
+                Err(Polled::Quiet | Polled::Active) => self.turn += 1,
+                Err(polled) => {
                     self.hot.swap_remove(self.turn);
-                    self.cold.push(slot);
-                }
-                Err(Polled::Dead) => {
-                    self.hot.swap_remove(self.turn);
-                    if out.len() >= end {
-                        break;
+                    if polled == Polled::Idle {
+                        self.cold.push(slot);
                     }
                 }
             }
@@ -207,59 +215,36 @@ impl SoftwareFabric {
         }
     }
 
+    /// Polls some of the cold queue pairs, in turn. One with work is hot from then on.
     #[inline(never)]
     fn poll_cold(&mut self, out: &mut Vec<Completion>, end: usize) {
         let mut looks = self.cold.len().min(std::mem::replace(&mut self.cold_polls, COLD_POLLS));
-        while looks > 0 {
+        while looks > 0 && out.len() < end {
             looks -= 1;
             if self.cold_turn >= self.cold.len() {
                 self.cold_turn = 0;
             }
             let Some(&slot) = self.cold.get(self.cold_turn) else { return };
-            let polled = match self.table.at(slot).map(|qp| qp.poll(&mut self.common, out, end)) {
-                Some(Ok(message)) => {
-                    out.push(message.into());
-                    Polled::Active
-                }
-                Some(Err(polled)) => polled,
-                None => Polled::Dead,
-            };
-            match polled {
-                Polled::Quiet | Polled::Idle => self.cold_turn += 1,
-                Polled::Active => {
+            match self.poll_slot(slot, out, end) {
+                Err(Polled::Quiet | Polled::Idle) => self.cold_turn += 1,
+                Err(Polled::Dead) => {
                     self.cold.swap_remove(self.cold_turn);
-                    self.warm(slot);
+                }
+                active => {
+                    out.extend(active.ok().map(Completion::from));
+                    self.cold.swap_remove(self.cold_turn);
+                    self.start_polling(slot);
                     looks = looks.max(COLD_POLLS);
                 }
-                Polled::Dead => {
-                    self.cold.swap_remove(self.cold_turn);
-                }
-            }
-            if out.len() >= end {
-                return;
             }
         }
     }
 
-    /// Warms up a cold queue pair.
-    fn warm_up(&mut self, slot: u32) {
-        if let Some(at) = self.cold.iter().position(|&cold| cold == slot) {
-            self.cold.swap_remove(at);
-        }
-        self.warm(slot);
-    }
-
-    /// Polls this queue pair in every turn from now on.
-    fn warm(&mut self, slot: u32) {
-        if let Some(qp) = self.table.at(slot) {
-            qp.idle = 0;
-            qp.cold = false;
-            qp.disarm();
-            // After an `arm`, one without a bell precludes a sleep before the next poll.
-            self.common.rung = true;
-            self.hot.push(slot);
-            // All of them may turn cold, and none of that allocates.
-            self.cold.reserve(self.hot.len());
+    fn for_each_hot(&mut self, mut act: impl FnMut(&mut Qp)) {
+        for &slot in &self.hot {
+            if let Some(qp) = self.table.at(slot) {
+                act(qp);
+            }
         }
     }
 }
@@ -309,20 +294,30 @@ impl Fabric for SoftwareFabric {
         if gone.state == State::Connecting {
             self.connections.forget_dial(qp);
         }
-        gone.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned());
+        gone.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned(), None);
         self.common.control.forget(qp);
-        self.forget(*gone);
+        let Qp { mut windows, socket, .. } = *gone;
+        if let Some(socket) = &socket {
+            self.connections.sockets.sleeper.remove(socket);
+            let _ = rustix::net::shutdown(socket, Shutdown::Write);
+        }
+        // The memory is free once the peer cannot touch it.
+        if !windows.revoke_all() {
+            let deadline = Instant::now() + self.common.config.linger;
+            self.closing.push(ClosingQp { socket, windows, deadline });
+        }
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
         self.poll_events(events);
-        self.tend_closing();
+        let now = Instant::now();
+        self.closing.retain_mut(|qp| !qp.is_over(now));
         // An owner that polls rarely takes long for the empty polls after which progress is reported.
-        for &slot in &self.hot {
-            if let Some(qp) = self.table.at(slot).filter(|qp| qp.rx.untold() != 0) {
+        self.for_each_hot(|qp| {
+            if qp.rx.unreported() != 0 {
                 qp.report();
             }
-        }
+        });
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
@@ -382,13 +377,11 @@ impl Fabric for SoftwareFabric {
         if !self.common.ready.is_empty() {
             Completion::hand_out(&mut self.common.ready, out, end);
         }
-        // Before those that may fill every poll: one with input is hot from then on.
-        if !self.cold.is_empty() && out.len() < end {
+        // Cold queue pairs come before the hot ones, which may fill every poll.
+        if !self.cold.is_empty() {
             self.poll_cold(out, end);
         }
-        if out.len() < end
-            && let Some(message) = self.poll_hot(out, end)
-        {
+        if let Some(message) = self.poll_hot(out, end) {
             if out.len() == start {
                 return Found::Message(message);
             }
@@ -410,25 +403,17 @@ impl Fabric for SoftwareFabric {
                 at += 1;
             } else {
                 self.cold.swap_remove(at);
-                self.warm(slot);
+                self.start_polling(slot);
             }
         }
-        for &slot in &self.hot {
-            if let Some(qp) = self.table.at(slot) {
-                qp.arm();
-            }
-        }
+        self.for_each_hot(Qp::arm);
         self.common.rung = false;
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         // A message and a control event wake it the same way.
         let news = self.sleep(timeout);
-        for &slot in &self.hot {
-            if let Some(qp) = self.table.at(slot) {
-                qp.disarm();
-            }
-        }
+        self.for_each_hot(Qp::disarm);
         news
     }
 }

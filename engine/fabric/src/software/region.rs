@@ -18,7 +18,7 @@ use crate::{Access, FabricError};
 #[derive(Debug)]
 pub(super) struct Region {
     arena: ArenaId,
-    access: Access,
+    pub(super) access: Access,
     bytes: u64,
     /// Its number at peers.
     pub(super) id: u32,
@@ -27,12 +27,7 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// Whether all these rights were registered.
-    pub(super) fn permits(&self, access: Access) -> bool {
-        self.access.permits(access)
-    }
-
-    /// Descriptor and size, to expose it to a peer.
+    /// Descriptor and size, to expose the memory to a peer.
     pub(super) fn exposable(&self) -> Option<(BorrowedFd<'_>, u64)> {
         self.descriptor.as_ref().map(|d| (d.as_fd(), self.bytes))
     }
@@ -53,13 +48,11 @@ impl Regions {
         let Err(at) = self.find(arena.id()) else {
             return Err(FabricError::misuse(format!("{:?} is registered already", arena.id())));
         };
-        let remote = access.remote_read || access.remote_write;
-        let descriptor = if remote {
-            let fd = arena.fd().ok_or(FabricError::not_showable(arena.id()))?.try_clone_to_owned();
-            Some(fd.map_err(|e| failed("dup of an arena's descriptor", e))?)
-        } else {
-            None
-        };
+        let mut descriptor = None;
+        if access != Access::LOCAL {
+            let fd = arena.fd().ok_or_else(|| FabricError::not_exposable(arena.id()))?.try_clone_to_owned();
+            descriptor = Some(fd.map_err(|e| failed("dup of an arena's descriptor", e))?);
+        }
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         self.first.get_or_insert(arena.id());
@@ -77,12 +70,7 @@ impl Regions {
     /// Whether memory of this arena may be used in work requests. On the path of every message.
     #[inline]
     pub(super) fn contains(&self, arena: ArenaId) -> bool {
-        self.first == Some(arena) || self.is_further_down(arena)
-    }
-
-    #[inline(never)]
-    fn is_further_down(&self, arena: ArenaId) -> bool {
-        self.find(arena).is_ok()
+        self.first == Some(arena) || self.find(arena).is_ok()
     }
 
     pub(super) fn get(&self, arena: ArenaId) -> Option<&Region> {
@@ -90,7 +78,7 @@ impl Regions {
     }
 
     /// Place of the arena, or the place to insert it.
-    #[inline]
+    #[inline(never)]
     fn find(&self, arena: ArenaId) -> Result<usize, usize> {
         self.list.binary_search_by_key(&arena, |r| r.arena)
     }
@@ -110,7 +98,7 @@ pub(super) struct Budget {
     used: AtomicUsize,
 }
 
-/// Shared by all fabrics of the process. The other half is for everything else.
+/// The budget of the process, shared by its fabrics: half of the mappings that the kernel permits.
 pub(super) static PROCESS: LazyLock<Budget> = LazyLock::new(|| {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let limit = limit.and_then(|text| text.trim().parse().ok()).unwrap_or(65530usize);
@@ -130,17 +118,16 @@ impl Budget {
 
     /// Takes `count` places, until they are dropped.
     pub(super) fn take(&'static self, count: usize) -> Result<Places, String> {
-        // Taken first, so that concurrent fabrics do not exceed the budget.
+        // Taken before the check, so that concurrent fabrics do not exceed the budget. An error returns them.
         let places = Places { budget: self, count };
-        if self.used.fetch_add(count, Ordering::Relaxed) + count > self.most {
-            // Gives them back.
-            drop(places);
-            return Err(format!(
-                "{} memory mappings of connections are all that this process may have: raise vm.max_map_count (sysctl), which is twice that",
-                self.most
-            ));
+        if self.used.fetch_add(count, Ordering::Relaxed) + count <= self.most {
+            return Ok(places);
         }
-        Ok(places)
+        Err(format!(
+            "{} memory mappings of connections are all that this process may have: raise vm.max_map_count (sysctl), \
+             which is twice that",
+            self.most
+        ))
     }
 }
 
@@ -157,36 +144,29 @@ impl Drop for Places {
     }
 }
 
-/// Mapped memory of a peer. Only `drop` takes it.
+/// Mapped memory of a peer. Only `drop` takes it: the memory is unmapped first, then its place is free.
 #[derive(Debug)]
-pub(super) struct Mapped(Option<Mapping>);
-
-/// Unmapped by dropping; its place is free behind that.
-#[derive(Debug)]
-struct Mapping {
-    mapping: PeerMapping,
-    _place: Places,
-}
+pub(super) struct Mapping(Option<(PeerMapping, Places)>);
 
 /// Unmaps long mappings, so that no shard waits for it. When many wait, shards unmap themselves.
-static UNMAPPER: Reaper<Mapping> = Reaper::new("rpcrdma-unmap", 8, 256);
+static UNMAPPER: Reaper<(PeerMapping, Places)> = Reaper::new("rpcrdma-unmap", 8, 256);
 
-impl Deref for Mapped {
+impl Deref for Mapping {
     type Target = PeerMapping;
 
     #[inline]
     fn deref(&self) -> &PeerMapping {
-        &self.0.as_ref().expect("present until dropped").mapping
+        &self.0.as_ref().expect("present until dropped").0
     }
 }
 
-impl Drop for Mapped {
+impl Drop for Mapping {
     fn drop(&mut self) {
         if self.len() > LONG
             && !UNMAPPER.is_full()
-            && let Some(whole) = self.0.take()
+            && let Some(mapping) = self.0.take()
         {
-            UNMAPPER.dispose(whole);
+            UNMAPPER.dispose(mapping);
         }
     }
 }
@@ -194,7 +174,7 @@ impl Drop for Mapped {
 /// All mapped memory of peers. Connections that expose the same memory share one mapping.
 #[derive(Debug)]
 pub(super) struct PeerMemory {
-    by_inode: HashMap<(u64, u64), Weak<Mapped>>,
+    by_inode: HashMap<(u64, u64), Weak<Mapping>>,
     /// Number of entries that triggers a search for dead ones.
     prune_at: usize,
     pub(super) budget: &'static Budget,
@@ -206,7 +186,7 @@ impl PeerMemory {
     }
 
     /// Maps a peer's memory of exactly `bytes`; checks that it cannot shrink.
-    pub(super) fn map(&mut self, fd: OwnedFd, bytes: u64) -> Result<Rc<Mapped>, String> {
+    pub(super) fn map(&mut self, fd: OwnedFd, bytes: u64) -> Result<Rc<Mapping>, String> {
         let stat = rustix::fs::fstat(&fd).map_err(|e| format!("fstat: {e}"))?;
         if stat.st_size as u64 != bytes {
             return Err(format!("memory of {} bytes was announced as {bytes}", stat.st_size));
@@ -223,7 +203,7 @@ impl PeerMemory {
         let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
         // Only our own user and root get this far: they could kill us in other ways than by taking hugetlb pages back.
         let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
-        let mapping = Rc::new(Mapped(Some(Mapping { mapping, _place: place })));
+        let mapping = Rc::new(Mapping(Some((mapping, place))));
         self.by_inode.insert(key, Rc::downgrade(&mapping));
         Ok(mapping)
     }
@@ -233,7 +213,7 @@ impl PeerMemory {
 pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
     let mapping = PeerMapping::map(fd, bytes).map_err(|e| e.to_string())?;
     if mapping.len() != bytes {
-        return Err(format!("memory of {} bytes where {bytes} were announced", mapping.len()));
+        return Err(format!("memory of {} bytes instead of {bytes}", mapping.len()));
     }
     Ok(mapping)
 }
@@ -241,9 +221,9 @@ pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
 /// Exposed memory of one connection's peer.
 #[derive(Debug)]
 pub(super) struct ExposedMemory {
-    list: Vec<(u32, Rc<Mapped>)>,
+    list: Vec<(u32, Rc<Mapping>)>,
     bytes: u64,
-    /// Those of the connection itself.
+    /// The connection's own mappings.
     _places: Places,
 }
 
@@ -264,19 +244,19 @@ impl ExposedMemory {
     ) -> Result<(), String> {
         let total = self.bytes.saturating_add(bytes);
         if total > config.max_mapped_per_peer {
-            return Err(format!("it shows {total} bytes; max_mapped_per_peer is {}", config.max_mapped_per_peer));
+            return Err(format!("it exposes {total} bytes; max_mapped_per_peer is {}", config.max_mapped_per_peer));
         }
         // No connection takes the last ones, but for its first.
         let share = (memory.budget.left() / SHARE).max(1);
         if self.list.len() >= config.max_regions_per_peer.min(share) {
             return Err(format!(
-                "it shows {} pieces of memory; max_regions_per_peer is {}, its share of what vm.max_map_count leaves is {share}",
+                "it exposes {} regions; max_regions_per_peer is {}, its share of vm.max_map_count is {share}",
                 self.list.len() + 1,
                 config.max_regions_per_peer
             ));
         }
         if self.get(id).is_some() {
-            return Err(format!("region {id} is shown twice"));
+            return Err(format!("region {id} is exposed twice"));
         }
         self.list.push((id, memory.map(fd, bytes)?));
         self.bytes = total;
@@ -284,7 +264,7 @@ impl ExposedMemory {
     }
 
     #[inline]
-    pub(super) fn get(&self, id: u32) -> Option<&Rc<Mapped>> {
+    pub(super) fn get(&self, id: u32) -> Option<&Rc<Mapping>> {
         self.list.iter().find(|(i, _)| *i == id).map(|(_, m)| m)
     }
 }

@@ -21,8 +21,6 @@ use super::memory::{RingMemory, Word};
 
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
-/// Prefetched lines of the next record: the lines of a short one.
-const NEXT_LINES: u64 = 3;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
 
@@ -54,7 +52,7 @@ impl Header {
         Self { first: Self::GROWTH | Self::PRESENT, second: u64::from(bytes) }
     }
 
-    /// As they lie in memory.
+    /// The two words as they lie in memory.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn words(self) -> (u64, u64) {
         (self.first, self.second)
@@ -84,7 +82,7 @@ impl Header {
         self.first & (Self::UNKNOWN | Self::GROWTH | Self::PRESENT) == Self::PRESENT && self.len() <= longest
     }
 
-    /// Of a marker: how many bytes the ring has from here on.
+    /// Bytes that the ring has behind this marker; `None` for another record.
     fn grows_to(self) -> Option<u32> {
         let bytes = self.second as u32;
         (self == Self::growth(bytes)).then_some(bytes)
@@ -164,8 +162,8 @@ impl Producer {
         self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes) || self.has_new_room(len)
     }
 
-    /// Whether it fits after the marker nevertheless. Until the consumer reaches the marker, its remaining records may
-    /// count for more than their length.
+    /// Whether a record fits behind the marker of a ring that has grown. Until the consumer reaches the marker, its
+    /// remaining records may count for more than their length.
     #[cold]
     fn has_new_room(&self, len: u32) -> bool {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
@@ -173,14 +171,14 @@ impl Producer {
 
     /// Writes the payload of the next record. The caller has checked [`has_room`](Self::has_room). False, and nothing
     /// is written, if the payload exceeds the ring.
-    #[inline(always)]
+    #[inline]
     #[must_use = "false means that nothing was written"]
     pub(super) fn write(&self, memory: &impl RingMemory, payload: &[u8]) -> bool {
         memory.write(self.sent + HEADER as u64, payload)
     }
 
     /// Publishes the record of a [written](Self::write) payload of the header's length.
-    #[inline(always)]
+    #[inline]
     pub(super) fn publish(&mut self, memory: &impl RingMemory, header: Header) {
         let at = self.sent;
         self.sent += record_bytes(header.len());
@@ -190,7 +188,7 @@ impl Producer {
         memory.word(at).publish(header.first);
     }
 
-    /// Both in one.
+    /// Writes and publishes a record.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) -> bool {
         let written = self.write(memory, payload);
@@ -211,7 +209,7 @@ impl Producer {
         Some(if bytes < self.most / 2 { bytes } else { self.most })
     }
 
-    /// Leaves the marker. `memory` has the size of [`larger`](Self::larger) by now.
+    /// Writes a marker and enlarges the ring. `memory` has the size of [`larger`](Self::larger) by now.
     #[cold]
     pub(super) fn grow(&mut self, memory: &impl RingMemory, bytes: u32) {
         // Its position in the smaller ring, whose places are the first ones of this ring.
@@ -222,7 +220,7 @@ impl Producer {
         let header = Header::growth(bytes);
         memory.word(self.sent).set(0);
         memory.word(marker + 8).set(header.second);
-        // As in `publish`.
+        // Pairs with the load in `Consumer::peek`.
         memory.word(marker).publish(header.first);
     }
 
@@ -250,13 +248,13 @@ pub(super) struct Consumer {
     /// Most bytes of a correct message in the ring as it is now.
     longest: u32,
     head: u64,
-    told: u64,
+    reported: u64,
 }
 
 impl Consumer {
     /// A ring of `bytes` that may grow, for messages up to a length.
     pub(super) fn new(bytes: u32, most: u32, max_message: u32) -> Self {
-        Self { bytes, most, max_message, longest: longest(bytes).min(max_message), head: 0, told: 0 }
+        Self { bytes, most, max_message, longest: longest(bytes).min(max_message), head: 0, reported: 0 }
     }
 
     /// Whether a correct producer may have written this message header, with the present ring.
@@ -270,12 +268,6 @@ impl Consumer {
     pub(super) fn peek(&self, memory: &impl RingMemory) -> u64 {
         // Pairs with the publication in `Producer::publish`.
         memory.word(self.head).acquire()
-    }
-
-    /// Has the place of the next record fetched, if it is short.
-    #[inline]
-    pub(super) fn prefetch(&self, memory: &impl RingMemory) {
-        (0..NEXT_LINES).for_each(|line| memory.prefetch(self.head + line * u64::from(LINE)));
     }
 
     /// The header of the record that `peek` has found.
@@ -308,28 +300,28 @@ impl Consumer {
         Some(bytes)
     }
 
-    /// Its progress, for reports to the producer.
+    /// The consumer's progress, which the caller reports to the producer now.
     #[inline]
     pub(super) fn report(&mut self) -> u64 {
-        self.told = self.head;
+        self.reported = self.head;
         self.head
     }
 
-    /// Bytes taken.
+    /// Bytes taken so far: the position of the next record.
     pub(super) fn taken(&self) -> u64 {
         self.head
     }
 
     /// Bytes taken but not reported to the producer.
     #[inline]
-    pub(super) fn untold(&self) -> u64 {
-        self.head - self.told
+    pub(super) fn unreported(&self) -> u64 {
+        self.head - self.reported
     }
 
     /// Whether the producer may run out of room without a report.
     #[inline]
     pub(super) fn owes_report(&self) -> bool {
-        self.untold() > u64::from(self.bytes) / 4
+        self.unreported() > u64::from(self.bytes) / 4
     }
 }
 
@@ -343,20 +335,21 @@ mod tests {
     use super::*;
 
     /// Both ends of a ring, with the sending side's rings and the other's.
-    struct Ends {
+    struct RingEnds {
         tx: Producer,
         rx: Consumer,
         rings: [rpcrdma_mempool::PeerRings; 2],
         layout: Layout,
     }
 
-    impl Ends {
+    impl RingEnds {
         fn new(bytes: u32) -> Self {
-            let layout = Layout::new(bytes);
+            let layout = Layout { side: Side::Connector, ring_bytes: bytes };
             let memory = SharedMapping::create(layout.bytes(), "ring").expect("memory");
             let rings = [Side::Connector, Side::Acceptor].map(|side| {
                 let fd = memory.fd().try_clone_to_owned().expect("dup");
-                layout.rings(PeerMapping::map(fd, layout.bytes()).expect("map"), side).expect("they fit")
+                let memory = PeerMapping::map(fd, layout.bytes()).expect("map");
+                Layout { side, ..layout }.rings(memory).expect("they fit")
             });
             Self { tx: layout.producer(), rx: layout.consumer(1 << 20), rings, layout }
         }
@@ -367,7 +360,7 @@ mod tests {
             if !self.tx.has_room(len)
                 && let Some(bytes) = self.tx.larger(len)
             {
-                assert!(self.layout.lay_tx(&mut self.rings[0], Side::Connector, bytes));
+                assert!(self.rings[0].lay_tx(self.layout.tx_ring(), bytes as usize));
                 self.tx.grow(&self.rings[0].tx(), bytes);
                 assert!(self.tx.has_room(len), "{len} at {:?}", self.tx);
             }
@@ -393,7 +386,7 @@ mod tests {
                     return Some(payload);
                 }
                 let bytes = self.rx.grow(header).expect("a marker");
-                assert!(self.layout.lay_rx(&mut self.rings[1], Side::Acceptor, bytes));
+                assert!(self.rings[1].lay_rx(self.layout.tx_ring(), bytes as usize));
             }
         }
     }
@@ -402,7 +395,7 @@ mod tests {
     fn whenever_a_ring_grows_all_records_arrive_whole_and_in_order() {
         for seed in 1..=200u64 {
             let mut random = crate::testing::random::Xorshift::new(seed);
-            let mut ends = Ends::new(16 << 10);
+            let mut ends = RingEnds::new(16 << 10);
             let mut sent = VecDeque::new();
             // The batch size grows too, so the ring grows from any position.
             for turn in 0..400u64 {
@@ -436,7 +429,7 @@ mod tests {
         for most in [4 << 10, 8 << 10, 64 << 10] {
             for len in [0, 100, 500, 1000, 3000, 8000, 20_000].into_iter().filter(|len| 2 * len <= most as usize) {
                 for sent in 0.. {
-                    let mut ends = Ends::new(most);
+                    let mut ends = RingEnds::new(most);
                     assert!((0..sent).all(|_| ends.send(&vec![7; len])), "{most}: {sent} of {len} bytes");
                     if ends.tx.bytes == most {
                         assert!(sent > 0);
@@ -450,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_ring_stays_as_small_as_its_traffic() {
-        let mut ends = Ends::new(1 << 18);
+        let mut ends = RingEnds::new(1 << 18);
         for _ in 0..1000 {
             for _ in 0..4 {
                 assert!(ends.send(&[7; 100]));
@@ -460,7 +453,7 @@ mod tests {
         }
         assert_eq!(ends.tx.bytes, ends.layout.first_bytes());
         // At first, immediate sends find room at once.
-        let mut ends = Ends::new(1 << 18);
+        let mut ends = RingEnds::new(1 << 18);
         let (records, all) = ((0..10_000).take_while(|_| ends.send(&[7; 100])).count(), (1 << 18) / 128);
         assert!((all - 10..all).contains(&records), "{records} of {all}");
     }

@@ -22,7 +22,7 @@ use super::ring::Header;
 use super::window::{BUSY, ENTRY};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
 use crate::connection_manager::{ConnectProgress, Listen, Received};
-use crate::log_limit::{LINES, tests::heard};
+use crate::log_limit::{LINES, tests::logged};
 use crate::{
     Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, Opcode, Posting, QpId,
     RemoteMemory, Source, Status, WorkRequest,
@@ -30,7 +30,12 @@ use crate::{
 
 const RING: u32 = 16 << 10;
 const WINDOWS: u32 = 4;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A hostile client's view of its rings.
+fn layout(ring_bytes: u32) -> Layout {
+    Layout { side: Side::Connector, ring_bytes }
+}
 
 /// A server, and an honest client whose messages must always arrive.
 struct Cluster {
@@ -65,7 +70,7 @@ fn config() -> SoftwareConfig {
 
 /// Of a client that is not slow, though its host may be.
 fn honest() -> SoftwareConfig {
-    SoftwareConfig { handshake_timeout: 10 * PATIENCE, ..config() }
+    SoftwareConfig { handshake_timeout: 10 * TIMEOUT, ..config() }
 }
 
 fn params() -> ConnectParams {
@@ -84,7 +89,7 @@ impl Cluster {
         let listener = SoftwareFabric::bind(&address).expect("bind");
         server.listen(&listener).expect("listen");
         let placeholder = QpId::NONE;
-        let mut town = Self {
+        let mut cluster = Self {
             address,
             server,
             client,
@@ -96,12 +101,12 @@ impl Cluster {
             sent: 0,
             _listener: listener,
         };
-        let c = town.client.connect(&town.address.clone(), &params()).expect("connect");
-        let s = town.accept();
-        town.honest = (c, s);
-        town.receives(8);
-        town.check();
-        town
+        let c = cluster.client.connect(&cluster.address.clone(), &params()).expect("connect");
+        let s = cluster.accept();
+        cluster.honest = (c, s);
+        cluster.receives(8);
+        cluster.check();
+        cluster
     }
 
     /// Accepts the pending or next connect request.
@@ -135,7 +140,7 @@ impl Cluster {
             if let Some(found) = look(self) {
                 return found;
             }
-            assert!(start.elapsed() < PATIENCE, "{what}: {:?} {:?}", self.done, self.events);
+            assert!(start.elapsed() < TIMEOUT, "{what}: {:?} {:?}", self.done, self.events);
             self.turn();
         }
     }
@@ -178,23 +183,23 @@ impl Cluster {
     }
 
     /// A hostile client with a correct handshake; its queue pair at the server.
-    fn intruder(&mut self) -> (HostilePeer, QpId) {
-        let intruder = HostilePeer::new(&self.address);
+    fn hostile_peer(&mut self) -> (HostilePeer, QpId) {
+        let hostile = HostilePeer::new(&self.address);
         let qp = self.accept();
-        let peer_table = match Message::receive(intruder.socket.as_fd()) {
+        let peer_table = match Message::receive(hostile.socket.as_fd()) {
             Received::Message((Message::Accept(_), mut fds)) => fds.pop().expect("a descriptor"),
             other => panic!("no answer: {other:?}"),
         };
         let bytes = table_bytes(WINDOWS).expect("windows");
         let peer_table = PeerMapping::map(peer_table, bytes).expect("map");
         self.turn();
-        (HostilePeer { peer_table: Some(peer_table), ..intruder }, qp)
+        (HostilePeer { peer_table: Some(peer_table), ..hostile }, qp)
     }
 
-    fn refused(&mut self, what: &str, intruder: &OwnedFd) {
+    fn refused(&mut self, what: &str, hostile: &OwnedFd) {
         let start = Instant::now();
-        while !matches!(Message::receive(intruder.as_fd()), Received::Closed) {
-            assert!(start.elapsed() < PATIENCE, "{what}: it is not refused");
+        while !matches!(Message::receive(hostile.as_fd()), Received::Closed) {
+            assert!(start.elapsed() < TIMEOUT, "{what}: it is not refused");
             self.turn();
         }
         assert!(!self.events.iter().any(|e| matches!(e, ControlEvent::ConnectRequest { .. })), "{what}");
@@ -235,20 +240,20 @@ fn dial(address: &FabricAddress) -> OwnedFd {
 impl HostilePeer {
     fn new(to: &FabricAddress) -> Self {
         let socket = dial(to);
-        let layout = Layout::new(RING);
-        let (ring, ring_fd) = make(layout.bytes(), "intruder").expect("ring");
-        let (table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "intruder").expect("table");
+        let layout = layout(RING);
+        let (ring, ring_fd) = make(layout.bytes(), "hostile").expect("ring");
+        let (table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "hostile").expect("table");
         hello().send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
         Self { socket, ring, table, peer_table: None, layout }
     }
 
     fn at(&self) -> usize {
-        self.layout.ring(Side::Connector)
+        self.layout.tx_ring()
     }
 
     /// The words of its report.
     fn report(&self) -> &Line {
-        self.ring.line(64 * self.layout.report(Side::Connector)).expect("a line")
+        self.ring.line(64 * self.layout.lines().own_report).expect("a line")
     }
 
     fn say(&self, message: &Message, fds: &[BorrowedFd<'_>]) {
@@ -279,6 +284,6 @@ fn raw(socket: &OwnedFd, bytes: &[u8]) {
     rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL).expect("send");
 }
 
-fn lend(town: &Cluster) -> Lent {
-    town.exposed.alloc(4096).expect("buffer").lend().expect("lend")
+fn lend(cluster: &Cluster) -> Lent {
+    cluster.exposed.alloc(4096).expect("buffer").lend().expect("lend")
 }

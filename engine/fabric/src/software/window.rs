@@ -41,24 +41,17 @@ const WRITE: u64 = 1 << 33;
 pub(super) struct OwnWindows {
     table: PeerMapping,
     pub(super) keys: Keys,
-    windows: Vec<Window>,
+    /// Exposed memory by window, while the peer can reach it.
+    windows: Vec<Option<Lent>>,
 }
 
-/// Exposed memory while it is reachable, and its key.
-#[derive(Debug, Default)]
-struct Window {
-    mem: Option<Lent>,
-    rkey: u32,
-}
-
-/// The memory that a bind exposes.
-#[derive(Debug)]
-pub(super) struct Exposure<'a> {
-    pub(super) mem: &'a Lent,
+/// What a bind exposes: the fields of a window's entry beside its key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Exposure {
     pub(super) region: u32,
+    pub(super) access: Access,
     pub(super) address: u64,
     pub(super) len: u64,
-    pub(super) access: Access,
 }
 
 impl OwnWindows {
@@ -70,52 +63,47 @@ impl OwnWindows {
     /// Makes a window, within the limit.
     pub(super) fn add(&mut self) -> Option<u32> {
         let index = self.keys.add()?;
-        self.windows.push(Window::default());
+        self.windows.push(None);
         Some(index)
     }
 
-    /// Carries a bind out. False if the window is still bound.
-    pub(super) fn bind(&mut self, index: u32, what: &Exposure<'_>) -> bool {
-        let Some(window @ Window { mem: None, .. }) = self.windows.get_mut(index as usize) else { return false };
+    /// Binds a window to memory. False if the window is still bound.
+    pub(super) fn bind(&mut self, index: u32, mem: &Lent, exposure: Exposure) -> bool {
+        let Some(window @ None) = self.windows.get_mut(index as usize) else { return false };
         let Some(entry) = Entry::of(&self.table, index as usize) else { return false };
         let Some(rkey) = self.keys.bound(index) else { return false };
-        *window = Window { mem: Some(what.mem.clone()), rkey };
-        let fields = Fields { region: what.region, access: what.access, address: what.address, len: what.len };
-        entry.bind(rkey, fields);
+        *window = Some(mem.clone());
+        entry.bind(rkey, exposure);
         true
     }
 
-    /// Revokes by index, for an invalidation of our own. Repeat it while it returns `Busy`.
+    /// Revokes a window by index, for an invalidation of our own. Repeat it while it returns `Busy`.
     pub(super) fn revoke(&mut self, index: u32) -> Revoked {
-        let Some(window) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
+        let Some(window @ Some(_)) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
         let Some(entry) = Entry::of(&self.table, index as usize) else { return Revoked::NotBound };
-        if window.mem.is_none() {
-            return Revoked::NotBound;
-        }
-        self.keys.revoked(index);
-        if !entry.revoke(window.rkey) {
+        let Some(rkey) = self.keys.revoked(index) else { return Revoked::NotBound };
+        if !entry.revoke(rkey) {
             return Revoked::Busy;
         }
-        window.mem = None;
+        *window = None;
         Revoked::Done
     }
 
-    /// Revokes by key, at the request of a peer's message.
+    /// Revokes a window by key, at the request of a peer's message.
     pub(super) fn revoke_key(&mut self, rkey: u32) -> Revoked {
         let Some(index) = self.keys.find(rkey) else { return Revoked::NotBound };
         self.keys.invalidated(index);
         self.revoke(index)
     }
 
-    /// The arenas of memory that is exposed right now.
+    /// Whether memory of this arena is exposed right now.
     pub(super) fn exposes(&self, arena: ArenaId) -> bool {
-        self.windows.iter().any(|w| w.mem.as_ref().is_some_and(|m| m.arena() == arena))
+        self.windows.iter().flatten().any(|mem| mem.arena() == arena)
     }
 
     /// Revokes all windows. True if the peer is in no copy; otherwise call it again.
     pub(super) fn revoke_all(&mut self) -> bool {
-        let busy = (0..self.windows.len() as u32).filter(|&i| self.revoke(i) == Revoked::Busy).count();
-        busy == 0
+        (0..self.windows.len() as u32).filter(|&index| self.revoke(index) == Revoked::Busy).count() == 0
     }
 }
 
@@ -179,22 +167,13 @@ impl<'a> Entry<'a, AtomicU64> {
     }
 }
 
-/// The fields of an entry beside its key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Fields {
-    region: u32,
-    access: Access,
-    address: u64,
-    len: u64,
-}
-
 impl<W: Word> Entry<'_, W> {
-    fn bind(&self, rkey: u32, fields: Fields) {
-        let rights =
-            if fields.access.remote_read { READ } else { 0 } | if fields.access.remote_write { WRITE } else { 0 };
-        self.0[PLACE].set(u64::from(fields.region) | rights);
-        self.0[ADDRESS].set(fields.address);
-        self.0[LEN].set(fields.len);
+    fn bind(&self, rkey: u32, exposure: Exposure) {
+        let Exposure { region, access, address, len } = exposure;
+        let rights = if access.remote_read { READ } else { 0 } | if access.remote_write { WRITE } else { 0 };
+        self.0[PLACE].set(u64::from(region) | rights);
+        self.0[ADDRESS].set(address);
+        self.0[LEN].set(len);
         // Pairs with the load in `claim`: a load that sees the key also sees the fields.
         self.0[KEY].publish(u64::from(rkey) << 32 | VALID);
     }
@@ -208,7 +187,7 @@ impl<W: Word> Entry<'_, W> {
         self.0[BUSY].acquire() == 0
     }
 
-    fn claim(&self, rkey: u32) -> Option<Fields> {
+    fn claim(&self, rkey: u32) -> Option<Exposure> {
         self.0[BUSY].set(1);
         // Pairs with the fence in `revoke`.
         W::settle();
@@ -218,7 +197,7 @@ impl<W: Word> Entry<'_, W> {
             return None;
         }
         let place = self.0[PLACE].get();
-        Some(Fields {
+        Some(Exposure {
             region: place as u32,
             access: Access { remote_read: place & READ != 0, remote_write: place & WRITE != 0 },
             address: self.0[ADDRESS].get(),
@@ -246,8 +225,8 @@ pub(super) mod model {
             Self(std::array::from_fn(|_| AtomicU64::new(0)))
         }
 
-        fn fields(rkey: u32) -> Fields {
-            Fields { region: rkey, access: Access::REMOTE, address: u64::from(rkey) * 100, len: u64::from(rkey) }
+        fn fields(rkey: u32) -> Exposure {
+            Exposure { region: rkey, access: Access::REMOTE, address: u64::from(rkey) * 100, len: u64::from(rkey) }
         }
 
         pub(in super::super) fn bind(&self, rkey: u32) {

@@ -6,13 +6,15 @@ use std::os::fd::AsFd;
 
 use rpcrdma_mempool::{ArenaId, Buf, Line, PeerMapping, PeerRings, SharedMapping};
 
+use super::SoftwareFabric;
 use super::connect::table_bytes;
 use super::memory::{Layout, Side, Word};
 use super::message::Message;
-use super::qp::{NewQp, Qp, State};
+use super::qp::{Qp, State};
+use super::region::{self, ExposedMemory};
 use super::ring::{Header, Producer};
 use super::window::{OwnWindows, PeerWindows};
-use super::{SoftwareFabric, region};
+use crate::connection_manager::ManagedFabric;
 use crate::{ConnectParams, QpId};
 
 /// Bytes of each ring.
@@ -22,7 +24,7 @@ pub const MAX_MESSAGE: usize = RING / 2;
 /// Windows of each side.
 pub const WINDOWS: u32 = 4;
 /// Bytes of memory that the peer exposes, as region 0.
-pub const SHOWN: usize = 4096;
+pub const EXPOSED: usize = 4096;
 
 /// Checks that a decoded datagram of a connection's socket encodes alike. The text of a refusal is escaped instead,
 /// since it is for logs.
@@ -44,7 +46,7 @@ pub enum Part {
     /// The table of our windows, mapped by the peer too.
     Ours,
     /// Memory that the peer has exposed.
-    Shown,
+    Exposed,
 }
 
 /// The peer's side.
@@ -59,11 +61,11 @@ pub struct Peer {
 impl Peer {
     /// Creates connection memory, reusable for successive connections.
     pub fn new() -> Self {
-        let layout = Layout::new(RING as u32);
+        let layout = Layout { side: Side::Connector, ring_bytes: RING as u32 };
         let table = table_bytes(WINDOWS).expect("not too many");
         let memory =
-            [layout.bytes(), table, table, SHOWN].map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
-        let rings = layout.rings(map(&memory[0]), Side::Connector).expect("they fit");
+            [layout.bytes(), table, table, EXPOSED].map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
+        let rings = layout.rings(map(&memory[0])).expect("they fit");
         Self { memory, rings, producer: layout.producer(), layout }
     }
 
@@ -77,25 +79,24 @@ impl Peer {
         for part in &self.memory {
             assert!(part.write(0, &[0; 4 * RING][..part.len()]));
         }
-        let layout = self.layout;
-        self.producer = layout.producer();
-        self.rings = layout.rings(map(&self.memory[0]), Side::Connector).expect("they fit");
-        let ring = layout.rings(map(&self.memory[0]), Side::Acceptor).expect("they fit");
+        self.producer = self.layout.producer();
+        self.rings = self.layout.rings(map(&self.memory[0])).expect("they fit");
+        let layout = Layout { side: Side::Acceptor, ..self.layout };
+        let ring = layout.rings(map(&self.memory[0])).expect("they fit");
         let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
         let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
-        let (side, max_message, mapped) = (Side::Acceptor, MAX_MESSAGE as u32, (0, places));
-        let id =
-            fabric.table.insert(|id| Qp::new(NewQp { id, side, layout, ring, windows, params, max_message, mapped }));
+        let (max_message, memory) = (MAX_MESSAGE as u32, ExposedMemory::new(0, places));
+        let id = fabric.table.insert(|id| Qp::new(id, layout, ring, windows, params, max_message, memory));
         let region = fabric.common.regions.get(exposed).expect("it is registered").id;
         let qp = fabric.table.get(id).expect("it was just made");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
         qp.state = State::Up;
         // As if its descriptor had been sent already.
         qp.announced.push(region);
-        let shown = self.memory[Part::Shown as usize].fd().try_clone_to_owned().expect("dup");
+        let exposed = self.memory[Part::Exposed as usize].fd().try_clone_to_owned().expect("dup");
         let common = &mut fabric.common;
-        qp.exposed.add(&mut common.peer_memory, 0, shown, SHOWN as u64, &common.config).expect("it fits");
-        fabric.warm(id.slot);
+        qp.exposed.add(&mut common.peer_memory, 0, exposed, EXPOSED as u64, &common.config).expect("it fits");
+        fabric.start_polling(id.slot);
         id
     }
 
@@ -113,14 +114,14 @@ impl Peer {
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
         // It reads our reports, and enlarges its ring, as the fabric does.
         let mut report = [0; 8];
-        assert!(self.peek(Part::Rings, size_of::<Line>() * self.layout.report(Side::Acceptor), &mut report));
+        assert!(self.peek(Part::Rings, size_of::<Line>() * self.layout.lines().peer_report, &mut report));
         let honest = self.producer.acknowledge(u64::from_ne_bytes(report));
         let len = payload.len() as u32;
         if honest
             && !self.producer.has_room(len)
             && let Some(bytes) = self.producer.larger(len)
         {
-            assert!(self.layout.lay_tx(&mut self.rings, Side::Connector, bytes));
+            assert!(self.rings.lay_tx(self.layout.tx_ring(), bytes as usize));
             self.producer.grow(&self.rings.tx(), bytes);
         }
         let room = self.producer.has_room(len);
@@ -138,7 +139,7 @@ impl Peer {
 
     /// The peer's progress word in [`Part::Rings`]. On refusal a non-zero word follows.
     pub fn report(&self) -> usize {
-        size_of::<Line>() * self.layout.report(Side::Connector)
+        size_of::<Line>() * self.layout.lines().own_report
     }
 }
 
@@ -148,7 +149,7 @@ impl SoftwareFabric {
         self.common.receives.iter().map(Buf::capacity).min()
     }
 
-    /// As a hostile peer: announces a message of any length, unwritten.
+    /// Announces a message of any length, unwritten, as a hostile peer may.
     pub fn announce(&mut self, qp: QpId, len: u32) {
         if let Some(qp) = self.table.get(qp) {
             announce(&qp.ring, &qp.tx, len, qp.rx.taken());

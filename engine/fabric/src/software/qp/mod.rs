@@ -12,6 +12,7 @@ mod send;
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use rpcrdma_mempool::{PeerRings, prefetch};
@@ -22,22 +23,28 @@ use self::retire::RetireQueue;
 use super::common::Common;
 use super::config::RING_BYTES;
 use super::doorbell::{Doorbell, Waits};
-use super::memory::{Layout, Lines, Side, Word};
+use super::memory::{Layout, Lines, Word};
 use super::message::Message;
-use super::region::{ExposedMemory, Places};
-use super::ring::{Consumer, Header, Producer};
+use super::region::ExposedMemory;
+use super::ring::{Consumer, LINE, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::accept_balancer::ConnectionCount;
 use crate::connection_manager::Received;
 use crate::receives::Receives;
 use crate::stall_timer::StallTimer;
 use crate::{
-    Completion, ConnectParams, ControlEvent, Disconnect, FabricError, FabricErrorKind, Flow, Posting, QpId, Status,
-    WorkRequest,
+    Completion, ConnectParams, ControlEvent, Disconnect, FabricError, Flow, Posting, QpId, Status, WorkRequest,
 };
 
+/// Prefetched lines of the next record: the lines of a short one.
+const NEXT_LINES: u64 = 3;
 /// The end of a connection whose peer violates the protocol, in front of what it did.
-const VIOLATION: &str = "the peer broke the rules of the fabric";
+const VIOLATION: &str = "the peer violated the fabric's protocol";
+/// Reports of a receiver that does not take a record: it has no Receive, or the record is invalid.
+const NOT_READY: u64 = 1;
+const INVALID_REQUEST: u64 = 2;
+/// The violation of a peer that acknowledges more than was sent.
+const FALSE_HEAD: &str = "it acknowledges a message that was never sent";
 
 /// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +57,7 @@ pub(crate) enum State {
     Closing,
     /// The peer has closed: its sent messages are still taken.
     Draining,
-    /// Over. Everything was flushed.
+    /// The connection has ended, and everything was flushed.
     Error,
 }
 
@@ -64,16 +71,11 @@ pub(crate) struct Qp {
     // Read by every poll.
     pub(crate) ring: PeerRings,
     pub(crate) rx: Consumer,
-    /// The next poll has work even without a message. So it is unless it is up, and nothing that was posted waits or
-    /// has failed.
+    /// The next poll has work even without a message: the queue pair is not up, or posted requests wait or have failed.
     pub(crate) chores: bool,
-    /// Work due at intervals: acknowledgements in either direction.
-    later: bool,
     pub(crate) state: State,
     /// A request has failed: nothing behind it is carried out.
     halted: bool,
-    /// The first request waits for room in the ring, and for nothing else.
-    needs_room: bool,
     pub(crate) peer_may_sleep: bool,
     /// Polls since the last message.
     pub(crate) idle: u32,
@@ -88,21 +90,17 @@ pub(crate) struct Qp {
     pub(crate) pending: VecDeque<Posting>,
     depth: usize,
     pub(crate) own_receives: Option<Receives>,
-    peer_bell: Doorbell,
-    own_bell: Doorbell,
-    own_report: usize,
-    peer_report: usize,
+    lines: Lines,
     // Receiver-not-ready.
     rnr_retry: u8,
     rnr_polls: u32,
-    refused: Option<Refusal>,
     // Memory.
     pub(crate) windows: OwnWindows,
     pub(crate) peer_windows: Option<PeerWindows>,
     pub(crate) exposed: ExposedMemory,
+    /// Regions whose descriptors the peer has.
     pub(crate) announced: Vec<u32>,
     // Connection.
-    side: Side,
     /// The layout of the rings: the connector's, until the acceptor's answer.
     layout: Layout,
     /// Progress of requests that wait for the peer.
@@ -113,75 +111,42 @@ pub(crate) struct Qp {
     pub(crate) count: Option<ConnectionCount>,
 }
 
-/// Why a receiver does not take a record; travels in its report.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u64)]
-enum Refusal {
-    NotReady = 1,
-    InvalidRequest = 2,
-}
-
-impl Refusal {
-    /// The status of the sender's request. The word is the peer's: anything is possible.
-    fn status(code: u64) -> Option<Status> {
-        match code {
-            0 => None,
-            1 => Some(Status::RnrRetryExceeded),
-            2 => Some(Status::RemoteInvalidRequest),
-            _ => Some(Status::RemoteOperation),
-        }
-    }
-}
-
-/// What a new queue pair is made of.
-pub(crate) struct NewQp<'a> {
-    pub(crate) id: QpId,
-    pub(crate) side: Side,
-    pub(crate) layout: Layout,
-    pub(crate) ring: PeerRings,
-    pub(crate) windows: OwnWindows,
-    pub(crate) params: &'a ConnectParams,
-    pub(crate) max_message: u32,
-    /// Bytes mapped for the connection itself, and their places.
-    pub(crate) mapped: (u64, Places),
-}
-
 impl Qp {
-    pub(crate) fn new(new: NewQp<'_>) -> Self {
-        let NewQp { id, side, layout, ring, windows, params, max_message, mapped } = new;
+    pub(crate) fn new(
+        id: QpId,
+        layout: Layout,
+        ring: PeerRings,
+        windows: OwnWindows,
+        params: &ConnectParams,
+        max_message: u32,
+        exposed: ExposedMemory,
+    ) -> Self {
         let depth = params.send_queue_depth.max(1) as usize;
         Self {
             ring,
             rx: layout.consumer(max_message),
             chores: true,
-            later: false,
             state: State::Connecting,
             halted: false,
-            needs_room: false,
             peer_may_sleep: true,
             idle: 0,
             cold: false,
             armed: None,
             id,
             tx: layout.producer(),
-            side,
-            layout,
             max_message,
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
             depth,
             own_receives: params.own_receive_queue.map(|depth| Receives::new(depth as usize)),
-            peer_bell: layout.bell(side.other()),
-            own_bell: layout.bell(side),
-            own_report: layout.report(side),
-            peer_report: layout.report(side.other()),
+            lines: layout.lines(),
             rnr_retry: params.rnr_retry,
             rnr_polls: 0,
-            refused: None,
             windows,
             peer_windows: None,
-            exposed: ExposedMemory::new(mapped.0, mapped.1),
+            exposed,
             announced: Vec::new(),
+            layout,
             stall: StallTimer::default(),
             socket: None,
             deadline: None,
@@ -198,26 +163,27 @@ impl Qp {
         matches!(self.state, State::Up | State::Closing | State::Draining)
     }
 
+    #[inline]
+    fn bell(&self, line: usize) -> Doorbell<'_, AtomicU64> {
+        Doorbell(&self.ring.line(line)[0])
+    }
+
     /// Reports our progress to the peer; wakes it if it waits for that.
     #[inline(never)]
     pub(crate) fn report(&mut self) {
-        // Pair with the loads in `settle_reported` and `refusal` at the other side: a load that sees a refusal also
-        // sees its head.
-        let (head, refusal) = self.ring.words(self.own_report);
-        head.publish(self.rx.report());
-        if let Some(refused) = self.refused {
-            refusal.publish(refused as u64);
-        }
-        if self.peer_may_sleep && self.peer_bell.take_if_anything(&self.ring) {
+        // Pairs with the load in `acknowledge_reported` at the other side.
+        self.ring.line(self.lines.own_report)[0].publish(self.rx.report());
+        if self.peer_may_sleep && self.bell(self.lines.peer_bell).take_if_anything() {
             self.wake_peer();
         }
     }
 
-    /// Rings. A full socket has bells in it already; a closed one has no reader.
+    /// Wakes the peer by a message on the socket.
     #[cold]
     #[inline(never)]
     fn wake_peer(&self) {
         if let Some(socket) = self.socket() {
+            // A full socket has bells in it already; a closed one has no reader.
             let _ = Message::Bell.send(socket, &[]);
         }
     }
@@ -227,18 +193,19 @@ impl Qp {
         if !self.is_live() {
             return;
         }
-        if self.rx.untold() != 0 {
+        if self.rx.unreported() != 0 {
             self.report();
         }
         let waiting = !self.pending.is_empty() || self.retire.has_reported();
         let waits = if waiting { Waits::Anything } else { Waits::Message };
-        self.own_bell.set(&self.ring, waits);
+        self.bell(self.lines.own_bell).set(waits);
         self.armed = Some(waits);
     }
 
-    /// As above for a cold queue pair, whose bell stays set: the next time costs nothing. False if there is work.
+    /// Requests a wake-up of a cold queue pair, whose bell stays set: the next time costs nothing. False if there is
+    /// work.
     pub(crate) fn arm_cold(&mut self) -> bool {
-        if !self.is_live() || self.chores || self.later {
+        if !self.is_live() || self.chores || self.owes_acknowledgements() {
             return false;
         }
         if self.armed == Some(Waits::Message) {
@@ -249,158 +216,117 @@ impl Qp {
         self.rx.peek(&self.ring.rx()) == 0
     }
 
-    /// Is awake.
+    /// Withdraws the request for a wake-up.
     pub(crate) fn disarm(&mut self) {
         if self.armed.take().is_some() && self.is_live() {
-            self.own_bell.clear(&self.ring);
+            self.bell(self.lines.own_bell).clear();
         }
     }
 
     /// Whether there is work without a bell: a sliced copy, a busy window, or a message without a Receive.
     pub(crate) fn needs_polls(&self) -> bool {
-        self.is_live() && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
+        let pending_needs_polls = match self.pending.front().map(|posting| &posting.wr) {
+            None => false,
+            // The peer's report of progress rings the bell for a Send that needs room.
+            Some(WorkRequest::Send { buf, .. }) => self.tx.has_room(buf.len() as u32),
+            Some(_) => true,
+        };
+        self.is_live() && (self.rnr_polls != 0 && self.rnr_retry < 7 || pending_needs_polls)
     }
 
-    /// Refuses the record at the head of the ring: both sides go to error.
-    #[cold]
-    #[inline(never)]
-    fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) {
-        self.refused = Some(why);
-        self.fail(common, Disconnect::Violation, reason.to_owned());
+    /// Whether acknowledgements are due at intervals, in either direction.
+    fn owes_acknowledgements(&self) -> bool {
+        !self.retire.is_empty() || self.rx.unreported() != 0
     }
 
-    /// Closes the connection of a peer that violates the protocol; returns false.
+    /// Ends the connection because the peer violates the protocol.
     #[cold]
     #[inline(never)]
-    pub(crate) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
+    pub(crate) fn violation(&mut self, common: &mut Common, what: &str) {
         common.stats.peer_violations += 1;
-        self.fail(common, Disconnect::Violation, format!("{VIOLATION}: {what}"));
-        false
+        self.fail(common, Disconnect::Violation, format!("{VIOLATION}: {what}"), None);
     }
 
-    /// The end: posted requests are flushed.
+    /// Ends the connection and flushes posted requests. The first message that the peer has not taken ends with
+    /// `status`, unless the peer states a cause.
     #[cold]
     #[inline(never)]
-    pub(crate) fn fail(&mut self, common: &mut Common, cause: Disconnect, reason: String) {
-        self.fail_as(common, cause, reason, None);
-    }
-
-    /// As `fail`; the first message not taken ends with `status`, unless the peer states a cause.
-    #[cold]
-    #[inline(never)]
-    fn fail_as(&mut self, common: &mut Common, cause: Disconnect, reason: String, status: Option<Status>) {
+    pub(crate) fn fail(&mut self, common: &mut Common, cause: Disconnect, reason: String, status: Option<Status>) {
         if self.state == State::Error {
             return;
         }
-        let told = self.state != State::Connecting;
-        let refused = self.refusal().or(status);
-        if told {
+        let mut refused = self.refusal().or(status);
+        if self.state != State::Connecting {
             self.report();
-            self.settle_reported();
+            self.acknowledge_reported();
+            log::debug!("{:?}: {reason}", self.id);
+            common.control.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
         self.state = State::Error;
         // The next poll finds it, and drops it from its lists.
         self.chores = true;
-        self.flush(common, refused);
         common.control.attention.push(self.id.slot);
-        if told {
-            log::debug!("{:?}: {reason}", self.id);
-            common.control.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
-        }
-    }
-
-    /// Reads the peer's reported progress. False if that cannot be.
-    #[inline]
-    pub(crate) fn settle_reported(&mut self) -> bool {
-        // Pairs with the publication in `report` at the other side.
-        self.tx.acknowledge(self.ring.words(self.peer_report).0.acquire())
-    }
-
-    /// The peer's status for the first record that it has not taken.
-    #[inline]
-    fn refusal(&self) -> Option<Status> {
-        // Pairs with the publication in `report` at the other side.
-        Refusal::status(self.ring.words(self.peer_report).1.acquire())
-    }
-
-    /// Ends all posted requests: taken ones succeed, the rest is flushed. The refused record gets its cause.
-    fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
+        // Requests that the peer has taken succeed. The refused one gets its cause.
         while let Some(r) = self.retire.pop() {
             let status = if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
             if r.signalled || !status.is_ok() {
                 common.ready.push_back(Completion::ended(self.id, r.wr_id, r.opcode, status));
             }
         }
-        for posting in self.pending.drain(..) {
-            common.ready.push_back(Completion::ended(self.id, posting.wr_id, posting.wr.opcode(), Status::Flushed));
-        }
-        if let Some(own) = &mut self.own_receives {
-            for buf in own.drain() {
-                common.ready.push_back(Completion::failed_receive(self.id, Status::Flushed, buf));
-            }
+        common.ready.extend(self.pending.drain(..).map(|posting| posting.flushed(self.id)));
+        let own = self.own_receives.iter_mut().flat_map(Receives::drain);
+        common.ready.extend(own.map(|buf| Completion::failed_receive(self.id, Status::Flushed, buf)));
+    }
+
+    /// Reads the peer's reported progress. False if it is invalid.
+    #[inline]
+    pub(crate) fn acknowledge_reported(&mut self) -> bool {
+        // Pairs with the publication in `report` at the other side.
+        self.tx.acknowledge(self.ring.line(self.lines.peer_report)[0].acquire())
+    }
+
+    /// The peer's status for the first record that it has not taken.
+    #[inline]
+    fn refusal(&self) -> Option<Status> {
+        // Pairs with the publication in `refuse` at the other side. The word is the peer's: anything is possible.
+        match self.ring.line(self.lines.peer_report)[1].acquire() {
+            0 => None,
+            NOT_READY => Some(Status::RnrRetryExceeded),
+            INVALID_REQUEST => Some(Status::RemoteInvalidRequest),
+            _ => Some(Status::RemoteOperation),
         }
     }
 
     /// Sets the acceptor's ring size and message length, of those offered.
     ///
     /// # Errors
-    /// That cannot be.
-    pub(crate) fn take_rings(&mut self, bytes: u32, max_message: u32) -> Result<(), String> {
-        let no_rings = || format!("it answers with rings of {bytes} bytes");
-        if !RING_BYTES.contains(&(bytes as usize)) || bytes > self.layout.ring_bytes {
-            return Err(no_rings());
+    /// The acceptor answers with other sizes than were offered.
+    pub(crate) fn set_sizes(&mut self, ring_bytes: u32, max_message: u32) -> Result<(), String> {
+        if !RING_BYTES.contains(&(ring_bytes as usize)) || ring_bytes > self.layout.ring_bytes {
+            return Err(format!("it answers with rings of {ring_bytes} bytes"));
         }
-        if !(1..=self.max_message.min(bytes / 2)).contains(&max_message) {
+        if !(1..=self.max_message.min(ring_bytes / 2)).contains(&max_message) {
             return Err(format!("it answers with messages of {max_message} bytes"));
         }
         self.max_message = max_message;
-        self.layout = Layout::new(bytes);
-        (self.rx, self.tx) = (self.layout.consumer(self.max_message), self.layout.producer());
-        let first = self.layout.first_bytes();
-        let laid = self.layout.lay_tx(&mut self.ring, self.side, first)
-            && self.layout.lay_rx(&mut self.ring, self.side, first);
-        laid.then_some(()).ok_or_else(no_rings)
+        self.layout.ring_bytes = ring_bytes;
+        (self.rx, self.tx) = (self.layout.consumer(max_message), self.layout.producer());
+        let first = self.layout.first_bytes() as usize;
+        let laid = self.ring.lay_tx(self.layout.tx_ring(), first) && self.ring.lay_rx(self.layout.rx_ring(), first);
+        laid.then_some(()).ok_or_else(|| format!("it answers with rings of {ring_bytes} bytes"))
     }
 
     /// Prefetches a message's memory, well before the poll.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        prefetch::<{ offset_of!(Qp, own_report).div_ceil(64) }, _>(self);
+        prefetch::<{ offset_of!(Qp, rnr_retry).div_ceil(64) }, _>(self);
     }
 
-    /// As above, for the place of the next message in the ring. Reads the queue pair, which should be in the cache by
-    /// now.
+    /// Prefetches the place of the next message in the ring. The queue pair itself should be in the cache by now.
     #[inline]
     pub(crate) fn prefetch_message(&self) {
-        self.rx.prefetch(&self.ring.rx());
-    }
-
-    /// Enlarges the sending ring for such a message. False at the maximum.
-    #[cold]
-    #[inline(never)]
-    fn make_room(&mut self, len: u32) -> bool {
-        let Some(bytes) = self.tx.larger(len) else { return false };
-        let laid = self.layout.lay_tx(&mut self.ring, self.side, bytes);
-        if laid {
-            self.tx.grow(&self.ring.tx(), bytes);
-        }
-        laid
-    }
-
-    /// Follows the peer's ring growth, if this header has it. False if it cannot be.
-    #[cold]
-    #[inline(never)]
-    fn follow_growth(&mut self, header: Header) -> bool {
-        self.rx.grow(header).is_some_and(|bytes| self.layout.lay_rx(&mut self.ring, self.side, bytes))
-    }
-
-    /// Starts the timing of requests that wait for the peer.
-    #[cold]
-    pub(crate) fn watch_waiting(&mut self, common: &mut Common) {
-        if !self.stall.is_running() {
-            self.stall.start(self.progress());
-            common.control.attention.push(self.id.slot);
-        }
+        let ring = self.ring.rx();
+        (0..NEXT_LINES).for_each(|line| prefetch::<1, _>(ring.word(self.rx.taken() + line * u64::from(LINE))));
     }
 
     /// Time without progress of posted requests; `None` if none waits.
@@ -427,23 +353,6 @@ impl Qp {
         (self.tx.acked(), self.pending.len(), left)
     }
 
-    /// Ends the connection: the peer took nothing for `retry_timeout`, as a device's retries end.
-    #[cold]
-    pub(crate) fn not_taken(&mut self, common: &mut Common) {
-        let limit = common.config.retry_timeout;
-        let reason = format!("the peer takes nothing of what was sent: longer than retry_timeout, {limit:?}");
-        self.fail_as(common, Disconnect::Failure, reason, Some(Status::RnrRetryExceeded));
-    }
-
-    /// Ends the connection for an error of [`read_socket`](Self::read_socket).
-    #[cold]
-    pub(crate) fn end_for(&mut self, common: &mut Common, error: FabricError) {
-        match error.kind() {
-            FabricErrorKind::Peer => drop(self.violation(common, error.detail())),
-            _ => self.fail(common, Disconnect::Failure, error.to_string()),
-        }
-    }
-
     /// Takes the messages that wait at the connection's socket. False once it is closed.
     pub(crate) fn read_socket(&mut self, common: &mut Common) -> Result<bool, FabricError> {
         // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
@@ -459,13 +368,11 @@ impl Qp {
                 }
                 Received::Message((Message::Region { id, bytes }, mut fds)) if fds.len() == 1 => {
                     let Some(fd) = fds.pop() else { break };
-                    self.exposed
-                        .add(&mut common.peer_memory, id, fd, bytes, &common.config)
-                        .map_err(FabricError::peer)?;
+                    let added = self.exposed.add(&mut common.peer_memory, id, fd, bytes, &common.config);
+                    added.map_err(FabricError::peer)?;
                 }
                 Received::Message(_) => {
-                    let why = "a message, or a number of descriptors, that has no place here";
-                    return Err(FabricError::peer(why));
+                    return Err(FabricError::peer("an unexpected message, or an unexpected number of descriptors"));
                 }
             }
         }

@@ -2,11 +2,12 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::{Qp, Refusal, State};
+use super::{FALSE_HEAD, INVALID_REQUEST, NOT_READY, Qp, State};
 use crate::keys::Revoked;
 use crate::software::common::Common;
+use crate::software::memory::Word;
 use crate::software::ring::Header;
-use crate::{Arrival, Completion, ReceivedBuf, Status};
+use crate::{Arrival, Completion, Disconnect, ReceivedBuf, Status};
 
 /// Messages per queue pair and poll, for fairness.
 const BURST: usize = 32;
@@ -18,6 +19,9 @@ const RNR_POLLS: u32 = 1024;
 
 /// Empty polls before a used queue pair is polled less often.
 const IDLE_POLLS: u32 = 4096;
+
+/// Completions that a poll appends.
+type Completions = Vec<Completion>;
 
 /// Other results of a poll than one message alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,68 +39,25 @@ pub(crate) enum Polled {
 /// Why a record is not a message that was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NoMessage {
-    /// It was a marker.
+    /// The record was a marker.
     Marker,
-    /// It waits for a Receive.
+    /// The message waits for a Receive.
     Waits,
-    /// The queue pair ends by it.
+    /// The queue pair ends by this record.
     Over,
 }
 
 impl Qp {
     /// Polls the queue pair. Returns a lone message, if no other work remains.
     #[inline]
-    pub(crate) fn poll(
-        &mut self,
-        common: &mut Common,
-        out: &mut Vec<Completion>,
-        end: usize,
-    ) -> Result<Arrival, Polled> {
+    pub(crate) fn poll(&mut self, common: &mut Common, out: &mut Completions, end: usize) -> Result<Arrival, Polled> {
         let first = self.rx.peek(&self.ring.rx());
-        if first != 0 {
-            self.idle = 0;
-            return self.receive(common, out, end, first);
+        if first == 0 {
+            self.idle += 1;
+            let is_due = self.chores || self.idle.is_multiple_of(LATER);
+            return Err(if is_due { self.poll_empty(common, out, end) } else { Polled::Quiet });
         }
-        self.idle += 1;
-        if !self.chores && !self.idle.is_multiple_of(LATER) {
-            return Err(Polled::Quiet);
-        }
-        Err(self.look(common, out, end))
-    }
-
-    /// Does the work that is due without a message.
-    #[inline(never)]
-    fn look(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
-        if self.chores || self.later {
-            return if self.is_over() { Polled::Dead } else { self.tidy(common, out, end, false) };
-        }
-        if self.idle < self.patience_polls() { Polled::Quiet } else { Polled::Idle }
-    }
-
-    /// Empty polls before it is polled less often. The number is small for a rarely used queue pair, which has received
-    /// little. One that has received nothing yet is about to.
-    fn patience_polls(&self) -> u32 {
-        match self.rx.taken() {
-            0 => IDLE_POLLS,
-            bytes => bytes.min(IDLE_POLLS.into()) as u32,
-        }
-    }
-
-    /// One that is not live has chores.
-    #[inline(always)]
-    fn is_over(&self) -> bool {
-        self.chores && !self.is_live()
-    }
-
-    /// Takes arrived messages.
-    #[inline(always)]
-    fn receive(
-        &mut self,
-        common: &mut Common,
-        out: &mut Vec<Completion>,
-        end: usize,
-        first: u64,
-    ) -> Result<Arrival, Polled> {
+        self.idle = 0;
         if self.is_over() {
             return Err(Polled::Dead);
         }
@@ -110,40 +71,57 @@ impl Qp {
         }
     }
 
+    /// Does the work that is due without a message.
+    #[inline(never)]
+    fn poll_empty(&mut self, common: &mut Common, out: &mut Completions, end: usize) -> Polled {
+        if self.is_over() {
+            return Polled::Dead;
+        }
+        if self.chores || self.owes_acknowledgements() {
+            return self.tidy(common, out, end, false);
+        }
+        // A rarely used queue pair, which has received little, is soon polled less often. One that has received nothing
+        // yet is about to.
+        let idle_polls = match self.rx.taken() {
+            0 => IDLE_POLLS,
+            bytes => bytes.min(IDLE_POLLS.into()) as u32,
+        };
+        self.cold |= self.idle >= idle_polls;
+        if self.cold { Polled::Idle } else { Polled::Quiet }
+    }
+
+    /// Whether the queue pair has ended. One that is not live has chores.
+    #[inline]
+    fn is_over(&self) -> bool {
+        self.chores && !self.is_live()
+    }
+
     /// Whether nothing else has arrived and nothing is due. In a conversation nothing waits for the end of a Send.
     /// Makes no calls, so a caller keeps its message in registers.
     #[inline(always)]
-    fn is_all(&mut self) -> bool {
-        self.later = true;
+    fn is_all(&self) -> bool {
         !self.chores && !self.is_half_full() && !self.rx.owes_report() && self.rx.peek(&self.ring.rx()) == 0
     }
 
-    /// Handles sent and waiting requests, and schedules the next time.
+    /// Handles sent and waiting requests, and decides when the next poll has to do more than receive.
     #[inline(never)]
-    fn tidy(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, received: bool) -> Polled {
-        if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
+    fn tidy(&mut self, common: &mut Common, out: &mut Completions, end: usize, received: bool) -> Polled {
+        if self.tx.is_idle() && !self.retire.has_reported() {
+            // All were taken, and none needs a completion.
+            self.retire.clear();
+        } else if !self.reap(common, out, end) {
             return Polled::Dead;
         }
         if !self.pending.is_empty() {
             self.resume(common);
         }
-        if self.rx.untold() != 0 && (self.rx.owes_report() || !received && self.idle.is_multiple_of(LATER)) {
+        if self.rx.unreported() != 0 && (self.rx.owes_report() || !received && self.idle.is_multiple_of(LATER)) {
             self.report();
         }
-        self.plan();
-        Polled::Active
-    }
-
-    /// Decides when the next poll has to do more than receive.
-    #[inline]
-    pub(super) fn plan(&mut self) {
         // Unsignaled requests need no completion while there is room for more.
-        self.chores = self.state != State::Up
-            || self.halted
-            || self.retire.has_reported()
-            || !self.pending.is_empty()
-            || self.is_half_full();
-        self.later = !self.retire.is_empty() || self.rx.untold() != 0;
+        self.chores =
+            self.state != State::Up || self.retire.has_reported() || !self.pending.is_empty() || self.is_half_full();
+        Polled::Active
     }
 
     /// Continues after the first record; finishes when all are taken.
@@ -151,7 +129,7 @@ impl Qp {
     fn receive_more(
         &mut self,
         common: &mut Common,
-        out: &mut Vec<Completion>,
+        out: &mut Completions,
         end: usize,
         first: Option<NoMessage>,
     ) -> Polled {
@@ -176,60 +154,46 @@ impl Qp {
         if self.rx.owes_report() {
             self.report();
         }
-        self.later = true;
         Polled::Active
     }
 
     /// Takes a record.
     #[inline(always)]
-    fn receive_one(
-        &mut self,
-        common: &mut Common,
-        out: &mut Vec<Completion>,
-        first: u64,
-    ) -> Result<Arrival, NoMessage> {
+    fn receive_one(&mut self, common: &mut Common, out: &mut Completions, first: u64) -> Result<Arrival, NoMessage> {
         let header = self.rx.header(&self.ring.rx(), first);
         if !self.rx.admits(header) {
-            return Err(self.receive_marker(common, header));
+            return Err(self.follow_growth(common, header));
         }
         if !self.tx.acknowledge(header.head()) {
-            return Err(self.false_head(common));
+            self.violation(common, FALSE_HEAD);
+            return Err(NoMessage::Over);
         }
-        let queue = match &mut self.own_receives {
-            Some(own) => own,
-            None => &mut common.receives,
-        };
+        let queue = self.own_receives.as_mut().unwrap_or(&mut common.receives);
         let Some(buf) = queue.pop() else { return Err(self.not_ready(common)) };
         let len = header.len();
         let message = match ReceivedBuf::filled(buf, len as usize, |to| self.rx.copy(&self.ring.rx(), to)) {
             Ok(message) => message,
-            Err(buf) => return Err(self.not_received(common, out, buf, len)),
+            Err(buf) => return Err(self.too_long(common, out, buf, len)),
         };
         self.rnr_polls = 0;
         let invalidated = header.invalidate();
         let message = match invalidated {
             None => message,
-            Some(rkey) => self.invalidate(common, out, message, rkey).ok_or(NoMessage::Over)?,
+            Some(rkey) => self.invalidate(common, out, message, rkey)?,
         };
         self.rx.advance(len);
         Ok(Arrival { qp: self.id, buf: message, invalidated })
     }
 
-    /// The same for a record that is not a message.
+    /// Follows the growth of the peer's ring, which this header announces if it is a marker.
     #[cold]
     #[inline(never)]
-    fn receive_marker(&mut self, common: &mut Common, header: Header) -> NoMessage {
-        if self.follow_growth(header) {
+    fn follow_growth(&mut self, common: &mut Common, header: Header) -> NoMessage {
+        let grown = self.rx.grow(header);
+        if grown.is_some_and(|bytes| self.ring.lay_rx(self.layout.rx_ring(), bytes as usize)) {
             return NoMessage::Marker;
         }
-        self.violation(common, "a record header that cannot be");
-        NoMessage::Over
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn false_head(&mut self, common: &mut Common) -> NoMessage {
-        self.violation(common, "it takes what was never sent");
+        self.violation(common, "an invalid record header");
         NoMessage::Over
     }
 
@@ -241,37 +205,46 @@ impl Qp {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
-        if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
-            self.refuse(common, Refusal::NotReady, "a message met no Receive for longer than rnr_retry allows");
-            return NoMessage::Over;
+        if self.rnr_retry >= 7 || self.rnr_polls <= u32::from(self.rnr_retry) * RNR_POLLS {
+            return NoMessage::Waits;
         }
-        NoMessage::Waits
+        self.refuse(common, NOT_READY, "a message had no Receive for longer than rnr_retry allows".to_owned())
     }
 
+    /// Refuses a message that exceeds its Receive.
     #[cold]
     #[inline(never)]
-    fn not_received(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> NoMessage {
-        let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
+    fn too_long(&mut self, common: &mut Common, out: &mut Completions, buf: Buf, len: u32) -> NoMessage {
+        let reason = format!("a message of {len} bytes exceeds a Receive of {}", buf.capacity());
         out.push(Completion::failed_receive(self.id, Status::LocalLength, buf));
-        self.refuse(common, Refusal::InvalidRequest, &reason);
-        NoMessage::Over
+        self.refuse(common, INVALID_REQUEST, reason)
     }
 
-    /// The message invalidates this key. `None` if it does not, and the queue pair ends by that.
+    /// Invalidates the key that a message names. Refuses the message if the key is not bound.
     #[inline(never)]
     fn invalidate(
         &mut self,
         common: &mut Common,
-        out: &mut Vec<Completion>,
+        out: &mut Completions,
         message: ReceivedBuf,
         rkey: u32,
-    ) -> Option<ReceivedBuf> {
+    ) -> Result<ReceivedBuf, NoMessage> {
         if self.windows.revoke_key(rkey) == Revoked::Done {
-            return Some(message);
+            return Ok(message);
         }
         common.stats.access_refused += 1;
         out.push(Completion::failed_receive(self.id, Status::RemoteInvalidRequest, message.into_buf()));
-        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here");
-        None
+        let reason = "the peer invalidates a key that is not bound here".to_owned();
+        Err(self.refuse(common, INVALID_REQUEST, reason))
+    }
+
+    /// Refuses the record at the head of the ring: both sides go to error.
+    #[cold]
+    fn refuse(&mut self, common: &mut Common, why: u64, reason: String) -> NoMessage {
+        // Pairs with the load in `refusal` at the other side: a load that sees the refusal also sees its head.
+        self.report();
+        self.ring.line(self.lines.own_report)[1].publish(why);
+        self.fail(common, Disconnect::Violation, reason, None);
+        NoMessage::Over
     }
 }

@@ -5,8 +5,8 @@ use crate::FabricErrorKind;
 
 #[test]
 fn bad_hellos_are_refused() {
-    let mut town = Cluster::new("hello");
-    let layout = Layout::new(RING);
+    let mut cluster = Cluster::new("hello");
+    let layout = layout(RING);
     let ring = sealed(layout.bytes());
     let table = sealed(table_bytes(WINDOWS).expect("windows"));
     let short = sealed(4096);
@@ -35,11 +35,11 @@ fn bad_hellos_are_refused() {
         ("a bell instead", Message::Bell, vec![]),
     ];
     for (what, message, fds) in &cases {
-        let socket = dial(&town.address);
+        let socket = dial(&cluster.address);
         message.send(socket.as_fd(), fds).expect("send");
-        town.refused(what, &socket);
+        cluster.refused(what, &socket);
     }
-    // As above, with invalid messages.
+    // Datagrams that are no messages.
     for bytes in [
         &b""[..],
         b"x",
@@ -51,9 +51,9 @@ fn bad_hellos_are_refused() {
         &[0; 288],
         &[0xff; 5000],
     ] {
-        let socket = dial(&town.address);
+        let socket = dial(&cluster.address);
         raw(&socket, bytes);
-        town.refused(&format!("{} bytes", bytes.len()), &socket);
+        cluster.refused(&format!("{} bytes", bytes.len()), &socket);
     }
 }
 
@@ -61,32 +61,32 @@ fn bad_hellos_are_refused() {
 #[test]
 fn a_storm_of_strangers() {
     const STRANGERS: usize = 200;
-    heard();
-    let mut town = Cluster::new("strangers");
+    logged();
+    let mut cluster = Cluster::new("strangers");
     let gate = FabricAddress(format!("hostile-gate-{}", std::process::id()));
     let listener = SoftwareListener::bind_for(&gate, |_| Err("a stranger".to_owned())).expect("bind");
-    town.server.listen(&listener).expect("listen");
+    cluster.server.listen(&listener).expect("listen");
     let strangers: Vec<OwnedFd> = (0..STRANGERS).map(|_| dial(&gate)).collect();
     let most = config().max_handshakes as u64;
-    let before = town.server.stats().requests_refused;
-    town.server.poll_control(&mut town.events);
-    assert_eq!(town.server.stats().requests_refused - before, most, "refusals in one turn");
+    let before = cluster.server.stats().requests_refused;
+    cluster.server.poll_control(&mut cluster.events);
+    assert_eq!(cluster.server.stats().requests_refused - before, most, "refusals in one turn");
     for socket in &strangers {
-        town.refused("a stranger", socket);
+        cluster.refused("a stranger", socket);
     }
-    assert_eq!(town.server.stats().requests_refused - before, STRANGERS as u64);
-    let (intruder, qp) = town.intruder();
-    drop(intruder);
-    town.ends(qp);
+    assert_eq!(cluster.server.stats().requests_refused - before, STRANGERS as u64);
+    let (hostile, qp) = cluster.hostile_peer();
+    drop(hostile);
+    cluster.ends(qp);
     // The sum is logged after the interval, or at the end.
-    drop(town);
-    let lines = heard();
+    drop(cluster);
+    let lines = logged();
     let (sums, lines): (Vec<String>, Vec<String>) = lines.into_iter().partition(|line| line.contains("more: "));
     assert!(lines.iter().all(|line| line.contains("a stranger")), "{lines:?}");
     // So many in ten seconds, and the machine may be slow.
     assert!(lines.len() <= 3 * LINES as usize && !sums.is_empty(), "{lines:?} {sums:?}");
-    let told: usize = sums.iter().filter_map(|line| line.split(' ').nth(1)?.parse::<usize>().ok()).sum();
-    assert_eq!(told + lines.len(), STRANGERS, "{sums:?}");
+    let summed: usize = sums.iter().filter_map(|line| line.split(' ').nth(1)?.parse::<usize>().ok()).sum();
+    assert_eq!(summed + lines.len(), STRANGERS, "{sums:?}");
 }
 
 #[test]
@@ -101,20 +101,20 @@ fn a_flag_is_known_only_where_it_has_a_meaning() {
 
 #[test]
 fn silent_handshakes_cost_only_themselves() {
-    let mut town = Cluster::new("silent");
+    let mut cluster = Cluster::new("silent");
     let mut silent: Vec<OwnedFd> = Vec::new();
     for _ in 0..100 {
-        silent.push(dial(&town.address));
-        town.turn();
+        silent.push(dial(&cluster.address));
+        cluster.turn();
     }
-    town.check();
+    cluster.check();
     // A peer that does speak gets through, with all of them still there.
-    let (intruder, qp) = town.intruder();
-    drop(intruder);
-    town.ends(qp);
+    let (hostile, qp) = cluster.hostile_peer();
+    drop(hostile);
+    cluster.ends(qp);
     // The silent ones are closed after their time-out.
     for socket in &silent {
-        town.refused("silent", socket);
+        cluster.refused("silent", socket);
     }
 }
 
@@ -122,41 +122,41 @@ fn silent_handshakes_cost_only_themselves() {
 #[test]
 fn silence_of_one_process_leaves_places_to_others() {
     static PID: AtomicI32 = AtomicI32::new(1);
-    let mut town = Cluster::new("one-process");
-    town.server.connections.limits.handshake_timeout = 10 * PATIENCE;
+    let mut cluster = Cluster::new("one-process");
+    cluster.server.connections.limits.handshake_timeout = 10 * TIMEOUT;
     let gate = FabricAddress(format!("hostile-process-{}", std::process::id()));
     let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
     let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
-    town.server.listen(&listener).expect("listen");
+    cluster.server.listen(&listener).expect("listen");
     // Slow, but honest.
     let slow = dial(&gate);
-    town.turn();
+    cluster.turn();
     PID.store(2, Ordering::Relaxed);
     let mut silent = Vec::new();
     for _ in 0..10 * config().max_handshakes {
         silent.push(dial(&gate));
-        town.turn();
+        cluster.turn();
     }
-    assert_eq!(town.server.connections.incomplete.len(), 1 + config().max_handshakes / 4);
-    let (_ring, ring_fd) = make(Layout::new(RING).bytes(), "slow").expect("ring");
+    assert_eq!(cluster.server.connections.incomplete.len(), 1 + config().max_handshakes / 4);
+    let (_ring, ring_fd) = make(layout(RING).bytes(), "slow").expect("ring");
     let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "slow").expect("table");
     hello().send(slow.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
-    let qp = town.accept();
-    town.turn();
+    let qp = cluster.accept();
+    cluster.turn();
     assert!(matches!(Message::receive(slow.as_fd()), Received::Message((Message::Accept(_), _))));
     drop(slow);
-    town.ends(qp);
+    cluster.ends(qp);
 }
 
 /// A connector offers rings of maximum size to an acceptor with smaller ones: only the acceptor's size is used.
 #[test]
 fn rings_are_no_longer_than_ours() {
-    let mut town = Cluster::new("rings");
+    let mut cluster = Cluster::new("rings");
     const LONG: u32 = 1 << 18;
-    town.server.common.config.max_mapped_per_peer = 1 << 30;
-    let socket = dial(&town.address);
-    let (ring, ring_fd) = make(Layout::new(LONG).bytes(), "intruder").expect("ring");
-    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "intruder").expect("table");
+    cluster.server.common.config.max_mapped_per_peer = 1 << 30;
+    let socket = dial(&cluster.address);
+    let (ring, ring_fd) = make(layout(LONG).bytes(), "hostile").expect("ring");
+    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "hostile").expect("table");
     let hello = Message::Hello(Opening {
         may_sleep: true,
         ring_bytes: LONG,
@@ -165,7 +165,7 @@ fn rings_are_no_longer_than_ours() {
         private_data: vec![],
     });
     hello.send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
-    let qp = town.accept();
+    let qp = cluster.accept();
     match Message::receive(socket.as_fd()) {
         Received::Message((Message::Accept(Opening { ring_bytes, max_message, .. }), _)) => {
             assert_eq!((ring_bytes, max_message), (RING, 4096));
@@ -174,28 +174,28 @@ fn rings_are_no_longer_than_ours() {
     }
     let mut chain: Vec<Posting> = (0..100)
         .map(|wr_id| {
-            let buf = town.pool.alloc(4000).expect("buffer");
+            let buf = cluster.pool.alloc(4000).expect("buffer");
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
             Posting { wr_id, signalled: false, wr }
         })
         .collect();
-    town.server.post_send(qp, &mut chain).expect("post");
-    let layout = Layout::new(RING);
+    cluster.server.post_send(qp, &mut chain).expect("post");
+    let layout = layout(RING);
     let untouched = (layout.bytes()..ring.len()).step_by(8).all(|at| word(&ring, at).get() == 0);
-    assert!(untouched && word(&ring, layout.ring(Side::Acceptor)).get() != 0);
+    assert!(untouched && word(&ring, layout.rx_ring()).get() != 0);
     drop(socket);
-    town.ends(qp);
+    cluster.ends(qp);
     // An honest one, which has messages both ways, several times round the ring.
     let long = SoftwareConfig { ring_bytes: LONG as usize, max_message: 8192, ..honest() };
     let mut client = SoftwareFabric::new(long).expect("open");
-    client.register(town.pool.arena(), Access::LOCAL).expect("register");
-    let c = client.connect(&town.address, &params()).expect("connect");
-    let s = town.accept();
-    town.until("it is up", |_| {
+    client.register(cluster.pool.arena(), Access::LOCAL).expect("register");
+    let c = client.connect(&cluster.address, &params()).expect("connect");
+    let s = cluster.accept();
+    cluster.until("it is up", |_| {
         client.poll_control(&mut Vec::new());
         client.table.get(c).filter(|q| q.is_live()).map(|_| ())
     });
-    let mut bufs: Vec<Buf> = (0..8).map_while(|_| town.pool.alloc(4096)).collect();
+    let mut bufs: Vec<Buf> = (0..8).map_while(|_| cluster.pool.alloc(4096)).collect();
     assert_eq!(client.post_recv(None, &mut bufs), 8);
     for round in 0..40u8 {
         let send = |fabric: &mut SoftwareFabric, qp, pool: &Pool| {
@@ -204,15 +204,15 @@ fn rings_are_no_longer_than_ours() {
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
             fabric.post_send(qp, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
         };
-        send(&mut client, c, &town.pool);
-        let got = town.until("the client's message", |t| {
+        send(&mut client, c, &cluster.pool);
+        let got = cluster.until("the client's message", |t| {
             let at = t.done.iter().position(|d| d.qp == s && d.opcode == Opcode::Recv)?;
             t.done.swap_remove(at).buf
         });
         assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
-        town.server.post_recv(None, &mut vec![got.into_buf()]);
-        send(&mut town.server, s, &town.pool);
-        let got = town.until("the server's message", |_| {
+        cluster.server.post_recv(None, &mut vec![got.into_buf()]);
+        send(&mut cluster.server, s, &cluster.pool);
+        let got = cluster.until("the server's message", |_| {
             let mut done = Vec::new();
             client.poll_cq(&mut done, 1);
             done.pop()?.buf
@@ -221,31 +221,31 @@ fn rings_are_no_longer_than_ours() {
         client.post_recv(None, &mut vec![got.into_buf()]);
     }
     drop(client);
-    town.ends(s);
+    cluster.ends(s);
 }
 
 /// An acceptor sends more than agreed, within the connector's offer.
 #[test]
 fn messages_are_no_longer_than_was_agreed() {
-    let mut town = Cluster::new("agreed");
-    town.server.common.config.max_message = 2048;
+    let mut cluster = Cluster::new("agreed");
+    cluster.server.common.config.max_message = 2048;
     let mut client = open();
-    client.register(town.pool.arena(), Access::LOCAL).expect("register");
-    client.connect(&town.address, &params()).expect("connect");
-    let s = town.accept();
-    let mut bufs = vec![town.pool.alloc(4096).expect("buffer")];
+    client.register(cluster.pool.arena(), Access::LOCAL).expect("register");
+    client.connect(&cluster.address, &params()).expect("connect");
+    let s = cluster.accept();
+    let mut bufs = vec![cluster.pool.alloc(4096).expect("buffer")];
     assert_eq!(client.post_recv(None, &mut bufs), 1);
-    town.server.table.get(s).expect("it is there").max_message = 4096;
-    let buf = town.pool.alloc(3000).expect("buffer");
+    cluster.server.table.get(s).expect("it is there").max_message = 4096;
+    let buf = cluster.pool.alloc(3000).expect("buffer");
     let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-    town.server.post_send(s, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
-    town.until("it is refused", |_| {
+    cluster.server.post_send(s, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
+    cluster.until("it is refused", |_| {
         client.poll_cq(&mut Vec::new(), 1);
         client.poll_control(&mut Vec::new());
         (client.stats().peer_violations == 1).then_some(())
     });
     drop(client);
-    town.ends(s);
+    cluster.ends(s);
 }
 
 /// An acceptor that answers nonsense.
@@ -301,7 +301,7 @@ fn answers_that_cannot_be() {
     let start = Instant::now();
     let mut events = Vec::new();
     while events.is_empty() {
-        assert!(start.elapsed() < PATIENCE, "it waits for ever");
+        assert!(start.elapsed() < TIMEOUT, "it waits for ever");
         client.poll_control(&mut events);
     }
     let [ControlEvent::ConnectFailed { qp: failed, error }] = &events[..] else { panic!("{events:?}") };
@@ -313,19 +313,19 @@ fn answers_that_cannot_be() {
 fn a_slow_request_gets_through_among_endless_ones() {
     const LOOKS: usize = 8;
     static PID: AtomicI32 = AtomicI32::new(1);
-    let mut town = Cluster::new("without-end");
-    town.server.connections.limits.handshake_timeout = 10 * PATIENCE;
+    let mut cluster = Cluster::new("without-end");
+    cluster.server.connections.limits.handshake_timeout = 10 * TIMEOUT;
     let gate = FabricAddress(format!("hostile-gate-without-end-{}", std::process::id()));
     let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
     let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
-    town.server.listen(&listener).expect("listen");
-    let (ring, table) = (sealed(Layout::new(RING).bytes()), sealed(table_bytes(WINDOWS).expect("windows")));
+    cluster.server.listen(&listener).expect("listen");
+    let (ring, table) = (sealed(layout(RING).bytes()), sealed(table_bytes(WINDOWS).expect("windows")));
     let ask = |socket: &OwnedFd| hello().send(socket.as_fd(), &[ring.fd(), table.fd()]).expect("send");
     let slow = dial(&gate);
-    town.turn();
+    cluster.turn();
     PID.store(2, Ordering::Relaxed);
     let mut storm = Vec::new();
-    let mut heard = false;
+    let mut completed = false;
     for look in 0..2 * LOOKS {
         // Two for one that is answered.
         for _ in 0..2 {
@@ -336,13 +336,13 @@ fn a_slow_request_gets_through_among_endless_ones() {
         if look == LOOKS {
             ask(&slow);
         }
-        town.server.poll_control(&mut town.events);
-        for event in std::mem::take(&mut town.events) {
+        cluster.server.poll_control(&mut cluster.events);
+        for event in std::mem::take(&mut cluster.events) {
             if let ControlEvent::ConnectRequest { request, peer, .. } = event {
-                heard |= peer.starts_with("pid 1 ");
-                town.server.reject(request, &[]);
+                completed |= peer.starts_with("pid 1 ");
+                cluster.server.reject(request, &[]);
             }
         }
     }
-    assert!(heard, "it waits behind the others for ever");
+    assert!(completed, "the slow request was never completed");
 }

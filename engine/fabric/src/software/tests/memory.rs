@@ -8,56 +8,56 @@ use super::*;
 fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     const MOST: usize = 64;
     static BUDGET: Budget = Budget::new(MOST);
-    let mut town = Cluster::new("mappings");
+    let mut cluster = Cluster::new("mappings");
     let budget = &BUDGET;
-    town.server.common.peer_memory = PeerMemory::new(budget);
-    let show = |intruder: &HostilePeer, id| {
-        let _ = Message::Region { id, bytes: 4096 }.send(intruder.socket.as_fd(), &[sealed(4096).fd()]);
+    cluster.server.common.peer_memory = PeerMemory::new(budget);
+    let show = |hostile: &HostilePeer, id| {
+        let _ = Message::Region { id, bytes: 4096 }.send(hostile.socket.as_fd(), &[sealed(4096).fd()]);
     };
     // One alone gets its share or its own bound, and no more.
-    let default = town.server.common.config.max_regions_per_peer;
+    let default = cluster.server.common.config.max_regions_per_peer;
     for (regions, taken_by_one) in [(default, 4..=MOST / 8), (3, 3..=3)] {
-        town.server.common.config.max_regions_per_peer = regions;
-        let violations = town.server.stats().peer_violations;
-        let (intruder, qp) = town.intruder();
+        cluster.server.common.config.max_regions_per_peer = regions;
+        let violations = cluster.server.stats().peer_violations;
+        let (hostile, qp) = cluster.hostile_peer();
         assert_eq!(budget.left(), MOST - PER_CONNECTION);
-        (0..MOST as u32).for_each(|id| show(&intruder, id));
-        town.until("it is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
+        (0..MOST as u32).for_each(|id| show(&hostile, id));
+        cluster.until("it is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
         let taken = MOST - PER_CONNECTION - budget.left();
         assert!(taken_by_one.contains(&taken), "{taken} of {MOST} mappings, max_regions_per_peer is {regions}");
-        drop(intruder);
-        town.ends(qp);
+        drop(hostile);
+        cluster.ends(qp);
         assert_eq!(budget.left(), MOST, "all come back");
     }
-    town.server.common.config.max_regions_per_peer = default;
-    let violations = town.server.stats().peer_violations;
-    // The last intruders get one region each; without a free region, a connection is refused.
-    let mut intruders = Vec::new();
+    cluster.server.common.config.max_regions_per_peer = default;
+    let violations = cluster.server.stats().peer_violations;
+    // The last hostile_peers get one region each; without a free region, a connection is refused.
+    let mut hostile_peers = Vec::new();
     while budget.left() >= PER_CONNECTION {
-        let (intruder, qp) = town.intruder();
+        let (hostile, qp) = cluster.hostile_peer();
         let before = budget.left();
         for id in 0..8 {
             if budget.left() / 8 > id as usize || id == 0 && before > 0 {
-                show(&intruder, id);
-                town.turn();
+                show(&hostile, id);
+                cluster.turn();
             }
         }
         assert!(before == 0 || budget.left() < before, "a connection cannot show its first memory");
-        intruders.push((intruder, qp));
+        hostile_peers.push((hostile, qp));
     }
-    assert_eq!(town.server.stats().peer_violations, violations, "each kept to its share");
-    let refused = town.server.stats().requests_refused;
-    let one_more = HostilePeer::new(&town.address);
-    town.refused("there are no mappings", &one_more.socket);
-    assert_eq!(town.server.stats().requests_refused, refused + 1);
-    for (intruder, qp) in intruders {
-        drop(intruder);
-        town.ends(qp);
+    assert_eq!(cluster.server.stats().peer_violations, violations, "each kept to its share");
+    let refused = cluster.server.stats().requests_refused;
+    let one_more = HostilePeer::new(&cluster.address);
+    cluster.refused("there are no mappings", &one_more.socket);
+    assert_eq!(cluster.server.stats().requests_refused, refused + 1);
+    for (hostile, qp) in hostile_peers {
+        drop(hostile);
+        cluster.ends(qp);
     }
     assert_eq!(budget.left(), MOST, "all come back");
-    let (intruder, qp) = town.intruder();
-    drop(intruder);
-    town.ends(qp);
+    let (hostile, qp) = cluster.hostile_peer();
+    drop(hostile);
+    cluster.ends(qp);
 }
 
 /// Arenas are found in any order of registration, and not after their removal.
@@ -101,7 +101,7 @@ fn long_memory_gives_its_place_back() {
     drop(second);
     let start = Instant::now();
     while budget.left() < 4 {
-        assert!(start.elapsed() < PATIENCE, "it is not unmapped");
+        assert!(start.elapsed() < TIMEOUT, "it is not unmapped");
         std::thread::yield_now();
     }
     assert_eq!(memory.map(show(), LEN as u64 + 1).err().map(|why| why.contains("announced")), Some(true));
@@ -115,7 +115,7 @@ fn long_memory_gives_its_place_back() {
 /// A table whose entries point nowhere, or beyond the end of memory.
 #[test]
 fn windows_that_lie() {
-    let mut town = Cluster::new("windows");
+    let mut cluster = Cluster::new("windows");
     let memory = sealed(8192);
     let rights = 3u64 << 32;
     // Region and rights, first address, length, requested address.
@@ -129,77 +129,82 @@ fn windows_that_lie() {
     ];
     for (place, first, len, address) in lies {
         for write in [true, false] {
-            let refused = town.server.stats().access_refused;
-            let (intruder, qp) = town.intruder();
-            intruder.say(&Message::Region { id: 1, bytes: 8192 }, &[memory.fd()]);
+            let refused = cluster.server.stats().access_refused;
+            let (hostile, qp) = cluster.hostile_peer();
+            hostile.say(&Message::Region { id: 1, bytes: 8192 }, &[memory.fd()]);
             let rkey = 0xabcd_0000u32;
-            word(&intruder.table, 8).set(place);
-            word(&intruder.table, 16).set(first);
-            word(&intruder.table, 24).set(len);
-            word(&intruder.table, 0).publish(u64::from(rkey) << 32 | 1);
+            word(&hostile.table, 8).set(place);
+            word(&hostile.table, 16).set(first);
+            word(&hostile.table, 24).set(len);
+            word(&hostile.table, 0).publish(u64::from(rkey) << 32 | 1);
             let remote = RemoteMemory { rkey, address };
             let wr = if write {
-                WorkRequest::Write { src: Source::Lent(lend(&town)), offset: 0, len: 64, remote }
+                WorkRequest::Write { src: Source::Lent(lend(&cluster)), offset: 0, len: 64, remote }
             } else {
-                WorkRequest::Read { dst: lend(&town), offset: 0, len: 64, remote }
+                WorkRequest::Read { dst: lend(&cluster), offset: 0, len: 64, remote }
             };
-            let posted = town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+            let posted = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
             assert_eq!(posted, Ok(()));
-            town.until("it is refused", |t| {
+            cluster.until("it is refused", |t| {
                 t.done.iter().find(|d| d.qp == qp && d.status == Status::RemoteAccess).map(|_| ())
             });
-            town.ends(qp);
-            assert_eq!(town.server.stats().access_refused, refused + 1, "{place:#x} {first:#x} {len:#x} {address:#x}");
+            cluster.ends(qp);
+            assert_eq!(
+                cluster.server.stats().access_refused,
+                refused + 1,
+                "{place:#x} {first:#x} {len:#x} {address:#x}"
+            );
         }
     }
     // Keys whose index exceeds the table.
-    let (_intruder, qp) = town.intruder();
+    let (_hostile, qp) = cluster.hostile_peer();
     let remote = RemoteMemory { rkey: u32::MAX, address: 0 };
-    let wr = WorkRequest::Write { src: Source::Lent(lend(&town)), offset: 0, len: 64, remote };
-    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("post");
-    town.ends(qp);
+    let wr = WorkRequest::Write { src: Source::Lent(lend(&cluster)), offset: 0, len: 64, remote };
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("post");
+    cluster.ends(qp);
 }
 
 /// Memory that cannot be exposed to a departed peer is flushed, and is no fault.
 #[test]
 fn memory_for_a_peer_that_has_closed_the_connection() {
-    let mut town = Cluster::new("gone");
-    let (intruder, qp) = town.intruder();
-    drop(intruder);
-    let window = town.server.alloc_window(qp).expect("window");
-    let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 4096, access: Access::REMOTE };
-    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
-    let status = town.until("it ends", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
+    let mut cluster = Cluster::new("gone");
+    let (hostile, qp) = cluster.hostile_peer();
+    drop(hostile);
+    let window = cluster.server.alloc_window(qp).expect("window");
+    let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 4096, access: Access::REMOTE };
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
+    let status = cluster.until("it ends", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
     assert_eq!(status, Status::Flushed);
-    let told = |event: &ControlEvent| matches!(event, ControlEvent::Disconnected { qp: id, .. } if *id == qp);
-    let event = town.until("it is told", |t| t.events.iter().position(told).map(|at| t.events.remove(at)));
+    let is_end = |event: &ControlEvent| matches!(event, ControlEvent::Disconnected { qp: id, .. } if *id == qp);
+    let event =
+        cluster.until("the end is reported", |t| t.events.iter().position(is_end).map(|at| t.events.remove(at)));
     assert!(matches!(event, ControlEvent::Disconnected { cause: Disconnect::Peer, .. }), "{event:?}");
 }
 
 /// A peer that is in the middle of a copy for ever holds its own connection up, and memory only for `linger`.
 #[test]
 fn a_peer_that_never_ends_its_copy() {
-    let mut town = Cluster::new("busy");
-    let (intruder, qp) = town.intruder();
-    let window = town.server.alloc_window(qp).expect("window");
-    let mem = lend(&town);
+    let mut cluster = Cluster::new("busy");
+    let (hostile, qp) = cluster.hostile_peer();
+    let window = cluster.server.alloc_window(qp).expect("window");
+    let mem = lend(&cluster);
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: 4096, access: Access::REMOTE };
-    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
-    let table = intruder.peer_table.as_ref().expect("table");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
+    let table = hostile.peer_table.as_ref().expect("table");
     let entry = table.line(window.index as usize * ENTRY).expect("an entry");
     let valid = entry[0].acquire();
     assert_eq!(valid & 1, 1, "not bound: {valid:#x}");
     entry[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
-    town.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
     for _ in 0..200 {
-        town.check();
+        cluster.check();
     }
-    assert!(!town.done.iter().any(|d| d.opcode == Opcode::LocalInvalidate), "revoked while the peer copies");
-    town.server.destroy_qp(qp);
+    assert!(!cluster.done.iter().any(|d| d.opcode == Opcode::LocalInvalidate), "revoked while the peer copies");
+    cluster.server.destroy_qp(qp);
     let mem = mem.reclaim().expect_err("the memory is free while the peer copies");
     let mut mem = Some(mem);
-    town.until("the memory comes home", |t| {
+    cluster.until("the memory returns", |t| {
         t.check();
         match mem.take()?.reclaim() {
             Ok(_) => Some(()),

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn record_headers_that_cannot_be() {
-    let mut town = Cluster::new("headers");
+    let mut cluster = Cluster::new("headers");
     let valid = Header::message(8, None, 0).words().0;
     let mut random = 12345u64;
     for i in 0..120u64 {
@@ -20,12 +20,12 @@ fn record_headers_that_cannot_be() {
             5 => valid | 64 << 32,
             _ => random | 1 << 31,
         };
-        let violations = town.server.stats().peer_violations;
-        let (intruder, qp) = town.intruder();
-        word(&intruder.ring, intruder.at() + 8).set(random);
-        word(&intruder.ring, intruder.at()).publish(first);
-        town.ends(qp);
-        assert_eq!(town.server.stats().peer_violations, violations + 1, "{first:#x} {random:#x}");
+        let violations = cluster.server.stats().peer_violations;
+        let (hostile, qp) = cluster.hostile_peer();
+        word(&hostile.ring, hostile.at() + 8).set(random);
+        word(&hostile.ring, hostile.at()).publish(first);
+        cluster.ends(qp);
+        assert_eq!(cluster.server.stats().peer_violations, violations + 1, "{first:#x} {random:#x}");
     }
 }
 
@@ -33,53 +33,53 @@ fn record_headers_that_cannot_be() {
 /// Receive of such a record held another client's message before. No peer may see it.
 #[test]
 fn records_longer_than_the_ring_show_nothing_of_others() {
-    let mut town = Cluster::new("longer");
+    let mut cluster = Cluster::new("longer");
     // Each Receive has been used by others.
-    let mut bufs: Vec<Buf> = std::iter::from_fn(|| town.pool.alloc(4096)).collect();
+    let mut bufs: Vec<Buf> = std::iter::from_fn(|| cluster.pool.alloc(4096)).collect();
     for buf in &mut bufs {
         buf.fill(0xca);
     }
     drop(bufs);
     for len in [1969, 2033, 2048, 2049, 4000, 4096] {
-        town.check();
-        let violations = town.server.stats().peer_violations;
-        let (intruder, qp) = town.intruder();
+        cluster.check();
+        let violations = cluster.server.stats().peer_violations;
+        let (hostile, qp) = cluster.hostile_peer();
         let (first, second) = Header::message(len, None, 0).words();
-        word(&intruder.ring, intruder.at() + 8).set(second);
-        word(&intruder.ring, intruder.at()).publish(first);
-        town.ends(qp);
-        assert_eq!(town.server.stats().peer_violations, violations + 1, "{len}");
-        let told = town.done.iter().filter(|done| done.qp == qp).filter_map(|done| done.buf.as_deref());
-        assert_eq!(told.map(<[u8]>::len).sum::<usize>(), 0, "{len}: bytes that it never sent");
+        word(&hostile.ring, hostile.at() + 8).set(second);
+        word(&hostile.ring, hostile.at()).publish(first);
+        cluster.ends(qp);
+        assert_eq!(cluster.server.stats().peer_violations, violations + 1, "{len}");
+        let bytes = cluster.done.iter().filter(|done| done.qp == qp).filter_map(|done| done.buf.as_deref());
+        assert_eq!(bytes.map(<[u8]>::len).sum::<usize>(), 0, "{len}: bytes that it never sent");
     }
 }
 
 #[test]
 fn reports_that_cannot_be() {
-    let mut town = Cluster::new("reports");
-    let send = |town: &mut Cluster, qp| {
-        let buf = town.pool.alloc(100).expect("buffer");
+    let mut cluster = Cluster::new("reports");
+    let send = |cluster: &mut Cluster, qp| {
+        let buf = cluster.pool.alloc(100).expect("buffer");
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-        town.server.post_send(qp, &mut vec![Posting { wr_id: 9, signalled: true, wr }])
+        cluster.server.post_send(qp, &mut vec![Posting { wr_id: 9, signalled: true, wr }])
     };
-    let (intruder, qp) = town.intruder();
-    assert_eq!(send(&mut town, qp), Ok(()));
-    intruder.report()[0].publish(1 << 40);
-    town.until("the Send ends", |t| t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ()));
-    town.ends(qp);
+    let (hostile, qp) = cluster.hostile_peer();
+    assert_eq!(send(&mut cluster, qp), Ok(()));
+    hostile.report()[0].publish(1 << 40);
+    cluster.until("the Send ends", |t| t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ()));
+    cluster.ends(qp);
     // Refusals with codes that no one has.
     for code in [3, u64::MAX] {
-        let (intruder, qp) = town.intruder();
-        assert_eq!(send(&mut town, qp), Ok(()));
-        intruder.report()[1].publish(code);
-        town.until("the Send ends", |t| t.done.iter().find(|d| d.status == Status::RemoteOperation).map(|_| ()));
-        town.ends(qp);
+        let (hostile, qp) = cluster.hostile_peer();
+        assert_eq!(send(&mut cluster, qp), Ok(()));
+        hostile.report()[1].publish(code);
+        cluster.until("the Send ends", |t| t.done.iter().find(|d| d.status == Status::RemoteOperation).map(|_| ()));
+        cluster.ends(qp);
     }
 }
 
 #[test]
 fn messages_out_of_place() {
-    let mut town = Cluster::new("control");
+    let mut cluster = Cluster::new("control");
     let memory = sealed(8192);
     let open_memory = unsealed(8192);
     let big = sealed(2 << 20);
@@ -119,80 +119,79 @@ fn messages_out_of_place() {
     ];
     for (what, attack) in &attacks {
         println!("{what}");
-        let violations = town.server.stats().peer_violations;
-        let (intruder, qp) = town.intruder();
-        attack(&intruder);
-        town.ends(qp);
-        assert_eq!(town.server.stats().peer_violations, violations + 1, "{what}");
+        let violations = cluster.server.stats().peer_violations;
+        let (hostile, qp) = cluster.hostile_peer();
+        attack(&hostile);
+        cluster.ends(qp);
+        assert_eq!(cluster.server.stats().peer_violations, violations + 1, "{what}");
     }
 }
 
 /// Bells without end, and no sleeper.
 #[test]
 fn a_storm_of_bells() {
-    let mut town = Cluster::new("bells");
-    let (intruder, qp) = town.intruder();
+    let mut cluster = Cluster::new("bells");
+    let (hostile, qp) = cluster.hostile_peer();
     for _ in 0..200 {
-        while Message::Bell.send(intruder.socket.as_fd(), &[]).is_ok() {}
-        town.check();
+        while Message::Bell.send(hostile.socket.as_fd(), &[]).is_ok() {}
+        cluster.check();
     }
-    drop(intruder);
-    town.ends(qp);
+    drop(hostile);
+    cluster.ends(qp);
 }
 
 /// A peer that takes nothing, or never ends a copy: its waiting requests end with a status, and hold no buffer any
 /// more.
 #[test]
 fn a_peer_that_takes_nothing_is_ended() {
-    let mut town = Cluster::new("takes-nothing");
-    town.server.common.config.retry_timeout = Duration::from_millis(200);
-    let free = |town: &Cluster| town.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
-    let before = free(&town);
-    let (_intruder, qp) = town.intruder();
+    let mut cluster = Cluster::new("takes-nothing");
+    cluster.server.common.config.retry_timeout = Duration::from_millis(200);
+    let free = |cluster: &Cluster| cluster.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
+    let before = free(&cluster);
+    let (_hostile, qp) = cluster.hostile_peer();
     let mut chain: Vec<Posting> = (0..32)
         .map(|wr_id| {
-            let buf = town.pool.alloc(4000).expect("buffer");
+            let buf = cluster.pool.alloc(4000).expect("buffer");
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
             Posting { wr_id, signalled: true, wr }
         })
         .collect();
-    town.server.post_send(qp, &mut chain).expect("post");
-    assert!(free(&town) > before + 20, "a ring of {RING} bytes has no room for all of them");
+    cluster.server.post_send(qp, &mut chain).expect("post");
+    assert!(free(&cluster) > before + 20, "a ring of {RING} bytes has no room for all of them");
     // Time without a poll does not count against the peer.
     let (start, limit) = (Instant::now(), Duration::from_secs(40));
-    let waiting = town.server.table.get(qp).expect("it waits");
+    let waiting = cluster.server.table.get(qp).expect("it waits");
     let mut waited = |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
     assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
     waiting.stall.stop();
-    waiting.watch_waiting(&mut town.server.common);
-    town.until("the first of them ends", |t| {
+    cluster.until("the first of them ends", |t| {
         t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())
     });
-    assert_eq!(town.done.iter().filter(|d| d.qp == qp && d.status == Status::Flushed).count(), 31);
-    assert_eq!(free(&town), before);
-    town.ends(qp);
+    assert_eq!(cluster.done.iter().filter(|d| d.qp == qp && d.status == Status::Flushed).count(), 31);
+    assert_eq!(free(&cluster), before);
+    cluster.ends(qp);
     // Endless copy: the memory cannot be recovered, and the connection ends.
-    let (intruder, qp) = town.intruder();
-    let window = town.server.alloc_window(qp).expect("window");
-    let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 4096, access: Access::REMOTE };
-    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).expect("bind");
-    let table = intruder.peer_table.as_ref().expect("table");
+    let (hostile, qp) = cluster.hostile_peer();
+    let window = cluster.server.alloc_window(qp).expect("window");
+    let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 4096, access: Access::REMOTE };
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).expect("bind");
+    let table = hostile.peer_table.as_ref().expect("table");
     table.line(window.index as usize * ENTRY).expect("an entry")[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
-    town.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
-    town.ends(qp);
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
+    cluster.ends(qp);
 }
 
 /// Random writes to the shared memory while it is in use.
 #[test]
 fn scribbling() {
-    let mut town = Cluster::new("scribble");
+    let mut cluster = Cluster::new("scribble");
     for round in 0..20u64 {
-        let (intruder, qp) = town.intruder();
-        let HostilePeer { socket, ring, table, peer_table, layout } = intruder;
+        let (hostile, qp) = cluster.hostile_peer();
+        let HostilePeer { socket, ring, table, peer_table, layout } = hostile;
         let scribbler = std::thread::spawn(move || {
             let mut random = round + 1;
-            let ring = layout.rings(ring, Side::Connector).expect("rings");
+            let ring = layout.rings(ring).expect("rings");
             let peer_table = peer_table.expect("table");
             for _ in 0..2000 {
                 for _ in 0..16 {
@@ -208,30 +207,30 @@ fn scribbling() {
             }
             drop(socket);
         });
-        let window = town.server.alloc_window(qp).ok();
+        let window = cluster.server.alloc_window(qp).ok();
         while !scribbler.is_finished() {
-            let buf = town.pool.alloc(100);
+            let buf = cluster.pool.alloc(100);
             if let Some(buf) = buf {
                 let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-                let _ = town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+                let _ = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
             }
             if let Some(window) = window {
-                let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 64, access: Access::REMOTE };
+                let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 64, access: Access::REMOTE };
                 let wr2 = WorkRequest::LocalInvalidate { window };
                 let bind = Posting { wr_id: 2, signalled: false, wr };
-                let _ = town.server.post_send(qp, &mut vec![bind, Posting { wr_id: 3, signalled: false, wr: wr2 }]);
+                let _ = cluster.server.post_send(qp, &mut vec![bind, Posting { wr_id: 3, signalled: false, wr: wr2 }]);
             }
-            town.turn();
-            for done in std::mem::take(&mut town.done) {
+            cluster.turn();
+            for done in std::mem::take(&mut cluster.done) {
                 if let Some(buf) = done.buf {
-                    town.server.post_recv(None, &mut vec![buf.into_buf()]);
+                    cluster.server.post_recv(None, &mut vec![buf.into_buf()]);
                 }
             }
         }
         scribbler.join().expect("scribbler");
-        town.server.destroy_qp(qp);
-        town.events.clear();
-        town.done.clear();
-        town.check();
+        cluster.server.destroy_qp(qp);
+        cluster.events.clear();
+        cluster.done.clear();
+        cluster.check();
     }
 }
