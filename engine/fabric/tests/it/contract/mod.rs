@@ -94,7 +94,7 @@ pub(crate) fn run<F: Fabric>(
     run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
 }
 
-/// As [`run`], for fabrics that keep a connection's last messages briefly. `make` gets true for cases that leave
+/// Runs cases on fabrics that keep a connection's last messages briefly. `make` gets true for cases that leave
 /// messages unread for a while, which is long on a slow host.
 pub(crate) fn run_lingering<F: Fabric>(
     cases: Vec<Case<F>>,
@@ -108,7 +108,7 @@ pub(crate) fn run_lingering<F: Fabric>(
     report
 }
 
-/// As [`run`], for fabrics whose addresses are not names. `nowhere` derives an address without a listener.
+/// Runs cases on fabrics whose addresses are not names. `nowhere` derives an address without a listener.
 pub(crate) fn run_with<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
