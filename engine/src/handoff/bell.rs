@@ -1,7 +1,7 @@
-//! Flag that many threads set, and one polling thread takes in its turns.
+//! Flag that any thread sets and one polling thread takes in its turns.
 //!
-//! Of several rings before a take, only the first wakes the sleeper. The take sees the work published before all of
-//! them.
+//! Of several rings before a take, only the first wakes the sleeper. The take sees the work that was published before
+//! each of them.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use rpcrdma_mempool::sync::{AtomicBool, Ordering};
 
 use super::parker::Signal;
 
-/// Publish work before a ring, and check for it after a take.
+/// A flag with a wake-up: publish work before a ring, and check for it after a take.
 pub(crate) struct Bell {
     rung: AtomicBool,
     signal: Signal,
 }
 
 impl Bell {
-    /// `signal` wakes the sleeper.
+    /// A bell whose ring wakes a sleeper by `signal`.
     pub(crate) fn new(signal: Signal) -> Self {
         Self { rung: AtomicBool::new(false), signal }
     }

@@ -3,27 +3,21 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::task::{Context, Poll, Waker};
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
+use super::parker::{Sleeper, Wake};
 
 /// Blocks this thread until the future is ready.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
+    let mut sleeper = Sleeper::new(Wake::Thread);
+    let waker = Waker::from(sleeper.signal());
     let mut future = pin!(future);
     loop {
-        match future.as_mut().poll(&mut context) {
+        // Before the poll, so that no wake-up is lost.
+        sleeper.arm();
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(value) => return value,
-            Poll::Pending => thread::park(),
+            Poll::Pending => sleeper.park(None),
         }
     }
 }

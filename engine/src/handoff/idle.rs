@@ -66,7 +66,7 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Starts as after work.
+    /// A count that starts at 0.
     pub fn new(policy: IdlePolicy) -> Self {
         Self { policy, yield_every: YIELD_EVERY, empty: 0 }
     }

@@ -1,4 +1,4 @@
-//! Lock-free hand-off between shards and the threads around them.
+//! Lock-free queues, slots and wake-ups between shards and other threads.
 //!
 //! ```text
 //!  application thread ── Sender ═ ring ═▶ Mailbox ──▶ shard ── ShardPort ═ ring ═▶ worker
@@ -13,7 +13,8 @@
 //!    rule.
 //! 3. A thread publishes an item, then notifies the other one by its [`Signal`](parker::Signal). That costs a fence and
 //!    a load while the other thread is awake.
-//! 4. Taken calls and quiet rings return by an intrusive list (`returns.rs`), with many givers and one taker.
+//! 4. Deferred calls, rings that become busy, and rings of new shards move by an intrusive queue (`return_queue.rs`),
+//!    with many producers and one consumer.
 //! 5. Any end may be dropped at any time; the other end detects it. No item is lost, or dropped twice.
 //!
 //! Nothing here allocates after set-up. Blocking calls: [`slot::Ticket::wait`], `block_on`, [`parker::Sleeper::park`],
@@ -22,31 +23,15 @@
 pub(crate) mod bell;
 pub(crate) mod block_on;
 pub mod idle;
-mod intake;
 pub mod mailbox;
 pub(crate) mod panics;
 pub mod parker;
 pub mod pin;
-pub(crate) mod returns;
+pub(crate) mod return_queue;
 mod ring_sender;
 pub mod slot;
 pub mod spsc;
 pub mod workers;
-
-/// Locks of the cold paths: std's, or loom's in models.
-mod lock {
-    use std::sync::PoisonError;
-
-    #[cfg(loom)]
-    pub(super) use loom::sync::{Mutex, MutexGuard};
-    #[cfg(not(loom))]
-    pub(super) use std::sync::{Mutex, MutexGuard};
-
-    /// Locks; ignores poisoning, as the guarded values are replaced whole.
-    pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Runs a model through its interleavings, with up to three preemptions each, or `LOOM_MAX_PREEMPTIONS`.
 #[cfg(all(test, loom))]

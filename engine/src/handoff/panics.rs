@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Runs application code, and catches its panic.
 ///
 /// # Errors
-/// Text of its panic.
+/// Text of the panic.
 #[inline(always)]
 pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
     // The application is responsible for the state that it borrows.
@@ -18,5 +18,5 @@ pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
 #[cold]
 fn text(panic: &(dyn Any + Send)) -> Box<str> {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("with something else than a text").into()
+    text.unwrap_or("(the panic value is not a string)").into()
 }

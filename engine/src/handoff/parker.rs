@@ -3,23 +3,27 @@
 //! The algorithm is Dekker's:
 //!
 //! ```text
-//! sleeper:   sleeping = true ; fence(SeqCst) ; look at the rings again ; sleep if still empty
-//! notifier:  publish an item ; fence(SeqCst) ; look at `sleeping`      ; wake if true
+//! sleeper:   sleeping = true ; fence(SeqCst) ; check the rings again ; sleep if still empty
+//! notifier:  publish an item ; fence(SeqCst) ; check `sleeping`      ; wake if true
 //! ```
 //!
 //! The two fences have an order. If the sleeper's is first, the notifier sees `sleeping`. If the notifier's is first,
-//! the sleeper's second look sees the item. No wake-up is lost.
+//! the sleeper's second check sees the item. No wake-up is lost.
 #![forbid(unsafe_code)]
 
 // Wakers need this type, in models too.
-use std::sync::Arc as StdArc;
+use std::sync::{Arc as StdArc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 use rpcrdma_mempool::sync::thread::{self, Thread};
 use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering, fence};
 
-use super::lock::{Mutex, lock};
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
+
 use crate::fabric::Waker;
 
 /// Way to wake a sleeping thread.
@@ -31,11 +35,18 @@ pub enum Wake {
     Fabric(Waker),
 }
 
-struct Shared {
+struct SleepState {
     sleeping: CachePadded<AtomicBool>,
     wake: Wake,
     /// For [`Wake::Thread`]: the last thread that called [`Sleeper::arm`].
     thread: Mutex<Option<Thread>>,
+}
+
+impl SleepState {
+    /// The sleeping thread. Poisoning does not matter, because the value is replaced whole.
+    fn thread(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The sleeping side, one per polling thread.
@@ -48,14 +59,14 @@ struct Shared {
 /// ```
 /// A thread without a fabric uses [`sleep_unless`](Self::sleep_unless).
 pub struct Sleeper {
-    shared: Arc<Shared>,
+    shared: Arc<SleepState>,
 }
 
 impl Sleeper {
     /// A sleeper that is awake.
     pub fn new(wake: Wake) -> Self {
         let sleeping = CachePadded::new(AtomicBool::new(false));
-        Self { shared: Arc::new(Shared { sleeping, wake, thread: Mutex::new(None) }) }
+        Self { shared: Arc::new(SleepState { sleeping, wake, thread: Mutex::new(None) }) }
     }
 
     /// A signal for other threads.
@@ -68,7 +79,7 @@ impl Sleeper {
     pub fn arm(&mut self) {
         if matches!(self.shared.wake, Wake::Thread) {
             let me = thread::current();
-            let mut known = lock(&self.shared.thread);
+            let mut known = self.shared.thread();
             if known.as_ref().is_none_or(|thread| thread.id() != me.id()) {
                 *known = Some(me);
             }
@@ -110,7 +121,7 @@ impl Sleeper {
 /// The notifying side, for any thread; cheap to clone.
 #[derive(Clone)]
 pub struct Signal {
-    shared: Arc<Shared>,
+    shared: Arc<SleepState>,
 }
 
 impl Signal {
@@ -134,7 +145,7 @@ impl Signal {
             Wake::Fabric(waker) => waker.wake(),
             Wake::Thread => {
                 // The lock is released before the wake-up.
-                let thread = lock(&self.shared.thread).clone();
+                let thread = self.shared.thread().clone();
                 if let Some(thread) = thread {
                     thread.unpark();
                 }

@@ -29,8 +29,7 @@ pub fn pin_current_thread(core: usize) -> Result<(), StartError> {
         return Ok(());
     }
     // The function returns a bool only; `errno` still has the reason.
-    let reason = std::io::Error::last_os_error();
-    Err(refused(core, reason))
+    Err(refused(core, std::io::Error::last_os_error()))
 }
 
 fn refused(core: usize, reason: impl Display) -> StartError {

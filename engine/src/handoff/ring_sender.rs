@@ -26,28 +26,29 @@ impl<T> SendError<T> {
     }
 }
 
+/// A producer that wakes the receiving thread.
 pub(super) struct RingSender<T> {
-    ring: Producer<T>,
-    signal: Signal,
+    pub(super) producer: Producer<T>,
+    pub(super) signal: Signal,
 }
 
 impl<T> RingSender<T> {
-    /// `signal` wakes the receiver.
-    pub(super) fn new(ring: Producer<T>, signal: Signal) -> Self {
-        Self { ring, signal }
+    /// A sender that wakes the receiver by `signal`.
+    pub(super) fn new(producer: Producer<T>, signal: Signal) -> Self {
+        Self { producer, signal }
     }
 
     /// Sends, and wakes a sleeping receiver; a `SeqCst` fence follows the item. The receiver takes an accepted item, or
     /// drops it at its end.
     #[inline]
     pub(super) fn send(&mut self, item: T) -> Result<(), SendError<T>> {
-        if self.ring.is_closed() {
+        if self.producer.is_closed() {
             return Err(SendError::Closed(item));
         }
-        self.ring.push(item).map_err(SendError::Full)?;
+        self.producer.push(item).map_err(SendError::Full)?;
         // Its fence is also the one that `Producer::is_closed` requires.
         self.signal.notify();
-        if self.ring.is_closed() {
+        if self.producer.is_closed() {
             // This item is the newest.
             return self.take_back().map_or(Ok(()), |item| Err(SendError::Closed(item)));
         }
@@ -57,29 +58,18 @@ impl<T> RingSender<T> {
     /// Waits for the receiver's end, which is near; returns the newest of the items that it left.
     #[cold]
     pub(super) fn take_back(&mut self) -> Option<T> {
-        while !self.ring.is_abandoned() {
+        while !self.producer.is_abandoned() {
             thread::yield_now();
         }
-        std::iter::from_fn(|| self.ring.reclaim()).last()
-    }
-
-    /// True once the receiver is gone.
-    #[inline]
-    pub(super) fn is_closed(&self) -> bool {
-        self.ring.is_closed()
-    }
-
-    /// Wakes the receiver if it sleeps.
-    pub(super) fn notify(&self) {
-        self.signal.notify();
+        std::iter::from_fn(|| self.producer.reclaim()).last()
     }
 
     /// Closes the ring, and wakes the receiver; a `SeqCst` fence follows the close.
     pub(super) fn close(&mut self) {
         // Close before the notification: a woken receiver has to see it.
-        self.ring.close();
+        self.producer.close();
         self.signal.notify();
-        if self.ring.is_closed() {
+        if self.producer.is_closed() {
             drop(self.take_back());
         }
     }

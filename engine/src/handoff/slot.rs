@@ -27,8 +27,8 @@
 //! 5. The table is freed once its owner is gone and all slots are returned (`remaining`).
 //!
 //! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's load (Acquire). *waiter*: the ticket's
-//! WAITER (Release) with the completer's DONE (Acquire). *parting*: LEFT and GONE, both AcqRel. *home*: the push onto
-//! `returned` (Release) with the owner's swap (Acquire).
+//! WAITER (Release) with the completer's DONE (Acquire). *end of use*: LEFT and GONE, both AcqRel. *return*: the push
+//! onto `returned` (Release) with the owner's swap (Acquire).
 #![expect(unsafe_code, reason = "cells change hands between threads, by the protocol above")]
 
 use std::future::Future;
@@ -56,7 +56,7 @@ const NIL: u32 = u32::MAX;
 /// Value of the list head once the owner is gone: returned slots are only counted.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// The shard dropped the call without a result: it stopped, or the call was abandoned on its way.
+/// The call was dropped without a result, because the shard stopped or the call was abandoned on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the call was dropped without a result: the shard has stopped")]
 pub struct Lost;
@@ -133,7 +133,7 @@ impl<T> SlotTable<T> {
         let table = self.table();
         let mut index = self.free;
         if index == NIL {
-            // SYNC POINT home: earlier users have finished with these slots. NIL again if none was returned.
+            // SYNC POINT return: earlier users have finished with these slots. NIL again if none was returned.
             index = table.returned.swap(NIL, Ordering::Acquire);
             if index == NIL {
                 return None;
@@ -154,7 +154,7 @@ impl<T> SlotTable<T> {
     }
 }
 
-/// A ticket and a completer with their own slot, for rare requests; allocates.
+/// Creates a ticket and a completer with a slot of their own, for rare requests; allocates.
 pub(crate) fn oneshot<T>() -> (Ticket<T>, Completer<T>) {
     SlotTable::new(1).acquire().expect("its slot is free")
 }
@@ -165,24 +165,24 @@ impl<T> Drop for SlotTable<T> {
         // Set before CLOSED makes others count.
         table.remaining.store(table.slots.len() + 1, Ordering::Relaxed);
         let returned = table.returned.swap(CLOSED, Ordering::AcqRel);
-        let mut home = 1; // The owner's share.
+        let mut free = 0;
         for list in [self.free, returned] {
             let mut index = list;
             while index != NIL {
-                home += 1;
+                free += 1;
                 index = table.slots[index as usize].next.load(Ordering::Relaxed);
             }
         }
-        settle(self.table, home);
+        release_table(self.table, free + 1);
     }
 }
 
-/// Counts `home` users off a closed table; the last one frees it.
-fn settle<T>(table: NonNull<Table<T>>, home: usize) {
+/// Subtracts so many users of a closed table: returned slots, and the owner. The last one frees the table.
+fn release_table<T>(table: NonNull<Table<T>>, users: usize) {
     // SAFETY: rule 5, the caller's share in `remaining` keeps the table until the next line.
     let remaining = unsafe { &table.as_ref().remaining };
     // Orders each user's last access before the free.
-    if remaining.fetch_sub(home, Ordering::AcqRel) == home {
+    if remaining.fetch_sub(users, Ordering::AcqRel) == users {
         // SAFETY: it came from `Box::leak` in `new`, and no share is left, so this happens once. Free slots have empty
         // cells (rule 3).
         let table = unsafe { Box::from_raw(table.as_ptr()) };
@@ -222,18 +222,6 @@ impl<T> End<T> {
         &self.table().slots[self.index as usize]
     }
 
-    /// Fills the value cell.
-    ///
-    /// # Safety
-    /// The cell is the caller's (rule 1) and empty.
-    #[inline]
-    unsafe fn put_value(&self, value: Result<T, Lost>) {
-        self.slot().value.with_mut(|cell| {
-            // SAFETY: the caller owns the cell, and it is empty: no value is lost.
-            unsafe { cell.cast::<Result<T, Lost>>().write(value) }
-        });
-    }
-
     /// Empties the value cell.
     ///
     /// # Safety
@@ -265,13 +253,13 @@ impl<T> End<T> {
         let mut head = table.returned.load(Ordering::Acquire);
         while head != CLOSED {
             next.store(head, Ordering::Relaxed);
-            // SYNC POINT home. Pushing alone has no ABA: the owner always takes the whole list.
+            // SYNC POINT return. Pushing alone has no ABA: the owner always takes the whole list.
             match table.returned.compare_exchange_weak(head, self.index, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
         }
-        settle(self.table, 1);
+        release_table(self.table, 1);
     }
 }
 
@@ -312,7 +300,7 @@ impl<T> Ticket<T> {
         self.wait_with(IdlePolicy::default(), deadline)
     }
 
-    /// As [`wait`](Self::wait), with an idle policy.
+    /// Waits for the result as [`wait`](Self::wait) does, with an idle policy.
     pub fn wait_with(&mut self, policy: IdlePolicy, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
         let mut idle = Idle::new(policy);
         loop {
@@ -359,7 +347,7 @@ impl<T> Drop for Ticket<T> {
         let state = &end.slot().state;
         let mut seen = state.load(Ordering::Acquire);
         while seen & DONE == 0 {
-            // Until DONE only this end changes the state. SYNC POINT parting: orders this end's accesses before the
+            // Until DONE only this end changes the state. SYNC POINT end of use: orders this end's accesses before the
             // return of the slot, and the end of the table.
             match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
@@ -375,11 +363,10 @@ impl<T> Drop for Ticket<T> {
 fn take<T>(end: End<T>, state: u32) -> Result<T, Lost> {
     // SAFETY: rule 1, DONE is set and GONE is not, so the cell is the ticket's and full.
     let value = unsafe { end.take_value() };
-    if state & WAITER == 0 {
-        // Rule 3: the completer had finished when it set DONE.
-        end.release();
-    } else if state & LEFT != 0 || end.slot().state.fetch_add(GONE, Ordering::AcqRel) & LEFT != 0 {
-        // SYNC POINT parting: the completer has left.
+    // Rule 3: without WAITER the completer had finished when it set DONE.
+    let has_left = state & WAITER == 0 || state & LEFT != 0;
+    if has_left || end.slot().state.fetch_add(GONE, Ordering::AcqRel) & LEFT != 0 {
+        // SYNC POINT end of use: the completer has left.
         end.release();
     }
     value
@@ -443,8 +430,11 @@ impl<T> Drop for Completer<T> {
 
 #[inline]
 fn finish<T>(end: End<T>, value: Result<T, Lost>) {
-    // SAFETY: rule 1, DONE is not set: only this function sets it, once for each completer.
-    unsafe { end.put_value(value) };
+    end.slot().value.with_mut(|cell| {
+        // SAFETY: rule 1, DONE is not set: only this function sets it, once for each completer. So the cell is the
+        // completer's, and it is empty: no value is lost.
+        unsafe { cell.cast::<Result<T, Lost>>().write(value) }
+    });
     // SYNC POINTS result and waiter.
     let before = end.slot().state.fetch_add(DONE, Ordering::AcqRel);
     // Without WAITER and GONE the slot is the ticket's (rule 4).
@@ -468,7 +458,7 @@ fn finish_slowly<T>(end: End<T>, before: u32) {
         drop((value, waiter));
         return;
     }
-    // SYNC POINT parting.
+    // SYNC POINT end of use.
     if end.slot().state.fetch_add(LEFT, Ordering::AcqRel) & GONE != 0 {
         end.release();
     }

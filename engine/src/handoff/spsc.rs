@@ -28,7 +28,7 @@ const GONE: u8 = 2;
 /// Two slots reach every branch in models.
 const LOOM_CAPACITY: usize = 2;
 
-struct Shared<T> {
+struct RingState<T> {
     /// Written once, at the end, so it need not share the line of a position.
     consumer: AtomicU8,
     producer_gone: AtomicBool,
@@ -39,9 +39,9 @@ struct Shared<T> {
 
 // SAFETY: only the slots are shared, mutable and not atomic. Rules 1 to 5 give each slot to one thread at a time, with
 // a Release/Acquire pair at each change of hands. Items move between threads, hence `T: Send`.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for RingState<T> {}
 
-impl<T> Shared<T> {
+impl<T> RingState<T> {
     #[inline]
     fn slot(&self, position: usize) -> &UnsafeCell<MaybeUninit<T>> {
         &self.slots[position & (self.slots.len() - 1)]
@@ -60,7 +60,7 @@ impl<T> Shared<T> {
     }
 }
 
-impl<T> Drop for Shared<T> {
+impl<T> Drop for RingState<T> {
     fn drop(&mut self) {
         // Both ends are gone; the reference count orders their last accesses before these.
         let tail = self.tail.load(Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl<T> Drop for Shared<T> {
 pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     let capacity = if cfg!(loom) { capacity.min(LOOM_CAPACITY) } else { capacity };
     let capacity = capacity.max(1).next_power_of_two();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(RingState {
         consumer: AtomicU8::new(OPEN),
         producer_gone: AtomicBool::new(false),
         slots: (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
@@ -95,7 +95,7 @@ pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
 
 /// The producing end. Dropping it closes the ring.
 pub struct Producer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RingState<T>>,
     /// Next slot to fill: `shared.tail`.
     tail: usize,
     /// Last loaded value of `shared.head`.
@@ -135,16 +135,6 @@ impl<T> Producer<T> {
         self.shared.slots.len()
     }
 
-    /// Items in the ring now. The consumer may take some meanwhile.
-    pub fn len(&self) -> usize {
-        self.tail.wrapping_sub(self.shared.head.load(Ordering::Relaxed))
-    }
-
-    /// True if [`len`](Self::len) is 0.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Whether the consumer has closed the ring. [`reclaim`](Self::reclaim) returns the items that it left.
     ///
     /// Called after a push *and* a `SeqCst` fence (SYNC POINT closing), this ensures that the item is either taken or
@@ -156,7 +146,7 @@ impl<T> Producer<T> {
 
     /// Whether the consumer has ended, so that [`reclaim`](Self::reclaim) returns all remaining items.
     pub fn is_abandoned(&self) -> bool {
-        // SYNC POINT leftovers: with the Release in `Farewell::drop`.
+        // SYNC POINT leftovers: with the Release in `CloseGuard::drop`.
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
@@ -195,7 +185,7 @@ impl<T> Drop for Producer<T> {
 /// Dropping it closes the ring and drops its items; after [`close`](Self::close) it leaves them to
 /// [`Producer::reclaim`], or to the drop of the producer.
 pub struct Consumer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RingState<T>>,
     /// Next slot to take.
     head: usize,
     /// Last loaded value of `shared.tail`.
@@ -252,16 +242,10 @@ impl<T> Consumer<T> {
         self.head != self.tail
     }
 
-    /// Items available now. The producer may add some meanwhile.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.shared.tail.load(Ordering::Relaxed).wrapping_sub(self.head)
-    }
-
-    /// True if [`len`](Self::len) is 0.
+    /// Whether the ring has no item now. The producer may add some meanwhile.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.shared.tail.load(Ordering::Relaxed) == self.head
     }
 
     /// Whether the producer is gone, and all items are taken.
@@ -271,9 +255,9 @@ impl<T> Consumer<T> {
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
-    /// A view of the ring that works without this end.
-    pub(super) fn glance(&self) -> Glance<T> {
-        Glance { shared: Arc::clone(&self.shared), head: self.head }
+    /// A view of the ring that does not need this end.
+    pub(super) fn view(&self) -> RingView<T> {
+        RingView { shared: Arc::clone(&self.shared), head: self.head }
     }
 
     /// Announces the end to the producer. Items found after this call may still be taken; the drop leaves the rest to
@@ -288,23 +272,23 @@ impl<T> Consumer<T> {
     }
 }
 
-/// A view of a ring, as of an earlier check of its consumer.
-pub(super) struct Glance<T> {
-    shared: Arc<Shared<T>>,
+/// State of a ring as its consumer last saw it.
+pub(super) struct RingView<T> {
+    shared: Arc<RingState<T>>,
     head: usize,
 }
 
-impl<T> Glance<T> {
-    /// Whether items have arrived since, or the producer is gone.
-    pub(super) fn has_news(&self) -> bool {
+impl<T> RingView<T> {
+    /// Whether items have arrived since then, or the producer is gone.
+    pub(super) fn has_changed(&self) -> bool {
         self.shared.tail.load(Ordering::Relaxed) != self.head || self.shared.producer_gone.load(Ordering::Relaxed)
     }
 }
 
 /// Sets GONE even if the drop of an item panics.
-struct Farewell<'a>(&'a AtomicU8);
+struct CloseGuard<'a>(&'a AtomicU8);
 
-impl Drop for Farewell<'_> {
+impl Drop for CloseGuard<'_> {
     fn drop(&mut self) {
         // SYNC POINT leftovers: with the Acquire in `Producer::is_abandoned`.
         self.0.store(GONE, Ordering::Release);
@@ -314,7 +298,7 @@ impl Drop for Farewell<'_> {
 impl<T> Drop for Consumer<T> {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let _farewell = Farewell(&shared.consumer);
+        let _guard = CloseGuard(&shared.consumer);
         if !self.closed {
             self.close();
             while self.pop().is_some() {}
@@ -336,14 +320,7 @@ impl<T> Iterator for Drain<'_, T> {
         self.left = self.left.checked_sub(1)?;
         Some(self.ring.take())
     }
-
-    #[inline]
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
-    }
 }
-
-impl<T> ExactSizeIterator for Drain<'_, T> {}
 
 impl<T> Drop for Drain<'_, T> {
     #[inline]

@@ -12,10 +12,10 @@ use std::thread::{Builder, JoinHandle};
 use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering};
 
 use super::idle::{Idle, IdlePolicy};
-use super::intake::Intake;
 use super::panics::caught;
 use super::parker::{Signal, Sleeper, Wake};
 use super::pin::{check_core, pin_current_thread};
+use super::return_queue::{Link, Linked, ReturnHandle, ReturnQueue};
 use super::ring_sender::{RingSender, SendError};
 use super::spsc::{Consumer, Producer, ring};
 use crate::start_error::StartError;
@@ -62,15 +62,36 @@ pub enum JobError {
 /// Outcome of a job.
 pub type JobResult<D> = Result<D, JobError>;
 
-/// Rings of one shard, at the worker.
-struct Desk<K, J, D> {
+/// A worker's ends of the rings of one shard.
+struct ShardRings<K, J, D> {
     jobs: Consumer<(K, J)>,
     done: RingSender<(K, JobResult<D>)>,
+    link: Link<Self>,
 }
 
-/// The pool's state of a worker.
+impl<K: Send, J: Send, D: Send> Linked for ShardRings<K, J, D> {
+    fn link(&mut self) -> &mut Link<Self> {
+        &mut self.link
+    }
+}
+
+impl<K, J, D> ShardRings<K, J, D> {
+    /// Runs the next job; false if there is none.
+    fn run_next(&mut self, run: &impl Fn(J) -> D) -> bool {
+        let Some((key, job)) = self.jobs.pop() else { return false };
+        // The job is consumed in either case: no partial state is visible, unless `run` shares it.
+        let result = caught(|| run(job)).map_err(|panic| JobError::Panicked(panic.into()));
+        let sent = self.done.send((key, result));
+        // Never full: the port has at most as many outstanding jobs as this ring has slots. If closed, no shard waits.
+        debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
+        true
+    }
+}
+
+/// The pool's view of a worker.
 struct Worker<K, J, D> {
-    intake: Arc<Intake<Desk<K, J, D>>>,
+    /// Rings of new shards.
+    shards: ReturnHandle<ShardRings<K, J, D>>,
     signal: Signal,
     /// `None` once joined, or without a thread.
     thread: Option<JoinHandle<()>>,
@@ -90,7 +111,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         let run = Arc::new(run);
         let mut pool = Self::empty(config.ring_capacity);
         for worker in 0..config.count {
-            let (mut bench, sleeper) = pool.add(&run);
+            let (mut state, sleeper) = pool.add(&run);
             let core = config.cores.as_ref().map(|cores| cores[worker]);
             let idle = Idle::new(config.idle);
             let (started, start) = std::sync::mpsc::sync_channel(1);
@@ -98,11 +119,11 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
                 .name(format!("rpcrdma-work{worker}"))
                 .spawn(move || {
                     let pinned = core.map_or(Ok(()), pin_current_thread);
-                    let go_on = pinned.is_ok();
+                    let is_pinned = pinned.is_ok();
                     // The pool waits for this.
                     let _ = started.send(pinned);
-                    if go_on {
-                        bench.work(sleeper, idle);
+                    if is_pinned {
+                        state.work(sleeper, idle);
                     }
                 })
                 .map_err(|source| StartError::no_thread(format_args!("worker {worker} of {}", config.count), source))?;
@@ -114,12 +135,12 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         Ok(pool)
     }
 
-    /// Workers without threads: the caller gives their benches [turns](Bench::turn).
+    /// Workers without threads: the caller runs their [turns](Bench::turn).
     pub(crate) fn by_hand<F: Fn(J) -> D>(count: usize, ring_capacity: usize, run: F) -> (Self, Vec<Bench<K, J, D, F>>) {
         let run = Arc::new(run);
         let mut pool = Self::empty(ring_capacity);
-        let benches = (0..count).map(|_| pool.add(&run).0).collect();
-        (pool, benches)
+        let workers = (0..count).map(|_| pool.add(&run).0).collect();
+        (pool, workers)
     }
 
     fn empty(ring_capacity: usize) -> Self {
@@ -132,29 +153,23 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
 
     /// Adds a worker without a thread.
     fn add<F: Fn(J) -> D>(&mut self, run: &Arc<F>) -> (Bench<K, J, D, F>, Sleeper) {
-        let sleeper = Sleeper::new(Wake::Thread);
-        let intake = Arc::new(Intake::new());
-        let bench = Bench {
-            desks: Vec::new(),
-            intake: Arc::clone(&intake),
-            stop: Arc::clone(&self.stop),
-            run: Arc::clone(run),
-        };
-        self.workers.push(Worker { intake, signal: sleeper.signal(), thread: None });
-        (bench, sleeper)
+        let (sleeper, new) = (Sleeper::new(Wake::Thread), ReturnQueue::new());
+        self.workers.push(Worker { shards: new.handle(), signal: sleeper.signal(), thread: None });
+        (Bench { shards: Vec::new(), new, stop: Arc::clone(&self.stop), run: Arc::clone(run) }, sleeper)
     }
 
-    /// Creates rings with each worker for one shard; `home` wakes that shard for results.
-    pub fn attach_shard(&self, home: &Signal) -> ShardPort<K, J, D> {
-        let lanes = self.workers.iter().map(|worker| {
+    /// Creates rings with each worker for one shard; `shard` wakes that shard for results.
+    pub fn attach_shard(&self, shard: &Signal) -> ShardPort<K, J, D> {
+        let pairs = self.workers.iter().map(|worker| {
             let (jobs, jobs_out) = ring(self.ring_capacity);
             let (done_in, done) = ring(self.ring_capacity);
-            let desk = Desk { jobs: jobs_out, done: RingSender::new(done_in, home.clone()) };
-            // A worker refuses only after its end, but it outlives the pool. Then the rings close.
-            drop(worker.intake.offer(desk));
-            Lane { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
+            let done_in = RingSender::new(done_in, shard.clone());
+            let rings = Box::new(ShardRings { jobs: jobs_out, done: done_in, link: Link::default() });
+            // A worker refuses them only after its end, but it outlives the pool. Then the rings close.
+            drop(worker.shards.push(rings));
+            RingPair { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
         });
-        ShardPort { lanes: lanes.collect(), next_dispatch: 0, next_collect: 0 }
+        ShardPort { pairs: pairs.collect(), next_dispatch: 0, next_collect: 0 }
     }
 }
 
@@ -171,23 +186,14 @@ impl<K, J, D> WorkerPool<K, J, D> {
         self.signal_stop();
         let busy = |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         while self.workers.iter().any(busy) && patience() {}
-        let mut left = 0;
-        for worker in &mut self.workers {
-            if busy(worker) {
-                // Detached, not joined.
-                worker.thread = None;
-                left += 1;
-            }
-        }
-        left
+        // These are detached, not joined.
+        self.workers.extract_if(.., |worker| busy(worker)).count()
     }
 
     fn signal_stop(&self) {
         // A worker checks this flag before it sleeps, so the notification's fence orders it.
         self.stop.store(true, Ordering::Release);
-        for worker in &self.workers {
-            worker.signal.notify();
-        }
+        self.workers.iter().for_each(|worker| worker.signal.notify());
     }
 }
 
@@ -234,14 +240,15 @@ fn check(config: &WorkerConfig) -> Result<(), StartError> {
 }
 
 /// State of a worker.
-pub(crate) struct Bench<K, J, D, F> {
-    desks: Vec<Desk<K, J, D>>,
-    intake: Arc<Intake<Desk<K, J, D>>>,
+pub(crate) struct Bench<K: Send, J: Send, D: Send, F> {
+    shards: Vec<ShardRings<K, J, D>>,
+    /// Rings of new shards.
+    new: ReturnQueue<ShardRings<K, J, D>>,
     stop: Arc<AtomicBool>,
     run: Arc<F>,
 }
 
-impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
+impl<K: Send, J: Send, D: Send, F: Fn(J) -> D> Bench<K, J, D, F> {
     fn work(&mut self, mut sleeper: Sleeper, mut idle: Idle) {
         loop {
             // Read before the rings: this round then sees all jobs dispatched before the stop.
@@ -254,48 +261,37 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
                 idle.pass(|| sleeper.sleep_unless(|| self.has_work(), None));
             }
         }
-        self.desks.append(&mut self.intake.close());
-        for mut desk in self.desks.drain(..) {
+        self.shards.extend(self.new.close().map(|rings| *rings));
+        for mut rings in self.shards.drain(..) {
             // Jobs that arrive now and are not found here stay in the ring: `JobError::Stopped`.
-            desk.jobs.close();
-            while step(&mut desk, &*self.run) {}
+            rings.jobs.close();
+            while rings.run_next(&*self.run) {}
         }
     }
 
     /// Runs one job from each shard that has any; true if there was one.
     pub(crate) fn turn(&mut self) -> bool {
-        if self.intake.is_fresh() {
-            self.desks.append(&mut self.intake.take());
+        if !self.new.is_empty() {
+            self.shards.extend(self.new.drain().map(|rings| *rings));
         }
         let mut any = false;
-        self.desks.retain_mut(|desk| {
-            let ran = step(desk, &*self.run);
+        self.shards.retain_mut(|rings| {
+            let ran = rings.run_next(&*self.run);
             any |= ran;
-            ran || !desk.jobs.is_closed()
+            ran || !rings.jobs.is_closed()
         });
         any
     }
 
     fn has_work(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
-            || self.intake.is_fresh()
-            || self.desks.iter().any(|desk| !desk.jobs.is_empty())
+            || !self.new.is_empty()
+            || self.shards.iter().any(|rings| !rings.jobs.is_empty())
     }
 }
 
-/// Runs the next job of one shard; false if there is none.
-fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
-    let Some((key, job)) = desk.jobs.pop() else { return false };
-    // The job is consumed in either case: no partial state is visible, unless `run` shares it.
-    let result = caught(|| run(job)).map_err(|panic| JobError::Panicked(panic.into()));
-    let sent = desk.done.send((key, result));
-    // Never full: the port has at most as many outstanding jobs as this ring has slots. If closed, no shard waits.
-    debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
-    true
-}
-
-/// One shard's end of the rings to and from one worker.
-struct Lane<K, J, D> {
+/// A shard's ends of the rings to and from one worker.
+struct RingPair<K, J, D> {
     jobs: Producer<(K, J)>,
     signal: Signal,
     done: Consumer<(K, JobResult<D>)>,
@@ -305,7 +301,7 @@ struct Lane<K, J, D> {
 
 /// A shard's end of the pool. It may be dropped at any time: jobs still run, and their results are dropped.
 pub struct ShardPort<K, J, D> {
-    lanes: Vec<Lane<K, J, D>>,
+    pairs: Vec<RingPair<K, J, D>>,
     next_dispatch: usize,
     next_collect: usize,
 }
@@ -315,23 +311,17 @@ impl<K, J, D> ShardPort<K, J, D> {
     /// every worker is full, or the pool has stopped: retry after a collect.
     #[inline]
     pub fn dispatch(&mut self, key: K, job: J) -> Result<(), (K, J)> {
-        let count = self.lanes.len();
-        let mut best = None;
-        let mut fewest = usize::MAX;
-        for step in 0..count {
-            let index = self.next_dispatch + step;
-            let index = if index < count { index } else { index - count };
-            let lane = &self.lanes[index];
-            if lane.outstanding < fewest.min(lane.jobs.capacity()) && !lane.jobs.is_closed() {
-                (best, fewest) = (Some(index), lane.outstanding);
-            }
-        }
-        let Some(index) = best else { return Err((key, job)) };
-        let lane = &mut self.lanes[index];
-        lane.jobs.push((key, job))?;
-        lane.outstanding += 1;
-        lane.signal.notify();
-        self.next_dispatch = if index + 1 < count { index + 1 } else { 0 };
+        let in_turn = (self.next_dispatch..self.pairs.len()).chain(0..self.next_dispatch);
+        let accepting = in_turn.filter(|&index| {
+            let pair = &self.pairs[index];
+            pair.outstanding < pair.jobs.capacity() && !pair.jobs.is_closed()
+        });
+        let Some(index) = accepting.min_by_key(|&index| self.pairs[index].outstanding) else { return Err((key, job)) };
+        let pair = &mut self.pairs[index];
+        pair.jobs.push((key, job))?;
+        pair.outstanding += 1;
+        pair.signal.notify();
+        self.next_dispatch = index + 1;
         Ok(())
     }
 
@@ -339,50 +329,39 @@ impl<K, J, D> ShardPort<K, J, D> {
     #[inline]
     pub fn collect(&mut self, max: usize, mut take: impl FnMut(K, JobResult<D>)) -> usize {
         let mut taken = 0;
-        for _ in 0..self.lanes.len() {
-            self.next_collect = if self.next_collect + 1 < self.lanes.len() { self.next_collect + 1 } else { 0 };
-            let lane = &mut self.lanes[self.next_collect];
-            if lane.outstanding == 0 {
+        for _ in 0..self.pairs.len() {
+            self.next_collect = if self.next_collect + 1 < self.pairs.len() { self.next_collect + 1 } else { 0 };
+            let pair = &mut self.pairs[self.next_collect];
+            if pair.outstanding == 0 {
                 continue;
             }
-            let mut count = 0;
-            for (key, result) in lane.done.drain(max - taken) {
-                lane.outstanding -= 1;
-                count += 1;
+            let before = taken;
+            for (key, result) in pair.done.drain(max - taken) {
+                taken += 1;
                 take(key, result);
             }
-            taken += count;
-            if count == 0 && taken < max && lane.done.is_closed() {
-                taken += lane.reclaim(max - taken, &mut take);
+            if taken == before && pair.done.is_closed() {
+                // The worker has ended: the jobs that it left have no result.
+                while taken < max
+                    && let Some((key, _)) = pair.jobs.reclaim()
+                {
+                    taken += 1;
+                    take(key, Err(JobError::Stopped));
+                }
             }
+            pair.outstanding -= taken - before;
         }
         taken
     }
 
     /// Whether [`collect`](Self::collect) would find results: the check before sleeping.
     pub fn has_done(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.outstanding != 0 && (!lane.done.is_empty() || lane.done.is_closed()))
+        self.pairs.iter().any(|pair| pair.outstanding != 0 && (!pair.done.is_empty() || pair.done.is_closed()))
     }
 
     /// Jobs dispatched and not collected.
     pub fn outstanding(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.outstanding).sum()
-    }
-}
-
-impl<K, J, D> Lane<K, J, D> {
-    /// Reclaims the jobs of an ended worker: they have no result.
-    #[cold]
-    fn reclaim(&mut self, max: usize, take: &mut impl FnMut(K, JobResult<D>)) -> usize {
-        let mut count = 0;
-        while count < max
-            && let Some((key, _)) = self.jobs.reclaim()
-        {
-            self.outstanding -= 1;
-            count += 1;
-            take(key, Err(JobError::Stopped));
-        }
-        count
+        self.pairs.iter().map(|pair| pair.outstanding).sum()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Deferred calls: their handler takes them, and answers them later, on any thread.
 //!
-//! Answered calls are in a list that the shard checks in each turn while any is deferred. Adding one wakes the shard,
-//! which costs a fence and a load while it is awake. Only the shard knows whether the connection is still open: a call
-//! of a closed connection returns to the shard and is dropped there.
+//! Answered calls are in a queue that the shard checks in each turn while any call is deferred. Adding one wakes the
+//! shard, which costs a fence and a load while it is awake. Only the shard knows whether the connection is still open,
+//! so a call of a closed connection returns to the shard and is dropped there.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,16 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::call::{Answered, Call, OwnedCall, Ready, ServerCall};
 use crate::handoff::parker::Signal;
-use crate::handoff::returns::{Came, Home, WayHome};
+use crate::handoff::return_queue::{Drained, ReturnHandle, ReturnQueue};
 use crate::proto::Refusal;
 
-/// Connection of deferred calls, while it is open.
+/// Connection that deferred calls came from.
 pub(crate) struct Origin {
-    /// The peer, as in log lines.
+    /// Name of the peer in log lines.
     peer: Box<str>,
-    way: WayHome<OwnedCall>,
+    /// Returns calls to their shard.
+    shard: ReturnHandle<OwnedCall>,
+    /// Wakes the shard.
     signal: Signal,
-    over: AtomicBool,
+    is_over: AtomicBool,
     /// Owner of the quotas of its calls.
     owner: Arc<str>,
 }
@@ -29,51 +31,52 @@ impl Origin {
     /// Marks the connection as closed.
     pub(crate) fn end(&self) {
         // Relaxed: orders no other data.
-        self.over.store(true, Ordering::Relaxed);
+        self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// The peer, as in log lines.
+    /// Name of the peer in log lines.
     pub(crate) fn peer(&self) -> &str {
         &self.peer
     }
 
+    /// Whether the connection is closed.
     pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
+        self.is_over.load(Ordering::Relaxed)
     }
 }
 
-/// The shard's end of the list of deferred calls.
+/// The shard's end of the queue of returned calls.
 pub(crate) struct CallsHome {
-    home: Home<OwnedCall>,
+    returned: ReturnQueue<OwnedCall>,
     /// Wakes the shard.
     signal: Signal,
 }
 
 impl CallsHome {
-    /// `signal` wakes the shard.
+    /// A queue that wakes the shard by `signal`.
     pub(crate) fn new(signal: Signal) -> Self {
-        Self { home: Home::new(), signal }
+        Self { returned: ReturnQueue::new(), signal }
     }
 
     /// Creates the origin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
     pub(crate) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<Origin> {
-        let (way, signal, owner) = (self.home.way(), self.signal.clone(), Arc::clone(owner));
-        Arc::new(Origin { peer, way, signal, over: AtomicBool::new(false), owner })
+        let (shard, signal, owner) = (self.returned.handle(), self.signal.clone(), Arc::clone(owner));
+        Arc::new(Origin { peer, shard, signal, is_over: AtomicBool::new(false), owner })
     }
 
     /// Takes all returned calls, in their order.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take(&mut self) -> CameHome {
-        CameHome(self.home.take())
+        CameHome(self.returned.drain())
     }
 }
 
 /// Returned calls, oldest first.
-pub(crate) struct CameHome(Came<OwnedCall>);
+pub(crate) struct CameHome(Drained<OwnedCall>);
 
 impl CameHome {
     /// Whether all were taken.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -82,7 +85,7 @@ impl CameHome {
 impl Iterator for CameHome {
     type Item = Call<Answered>;
 
-    #[inline(always)]
+    #[inline]
     fn next(&mut self) -> Option<Call<Answered>> {
         self.0.next().map(Call::in_memory)
     }
@@ -115,15 +118,15 @@ impl DeferredCall {
     /// The shard sends the reply in its current or next turn. If the connection is closed, nothing happens.
     #[inline]
     pub fn answer(mut self, outcome: Result<(), Refusal>) {
-        if let Some(call) = self.call.take() {
-            self.send_home(call.answered(outcome));
-        }
+        self.end(|call| call.answered(outcome));
     }
 
+    /// Ends the call by `answer`, unless it has ended, and returns it to its shard.
     #[inline]
-    fn send_home(&self, call: Call<Answered>) {
+    fn end(&mut self, answer: impl FnOnce(Call<Ready>) -> Call<Answered>) {
+        let Some(call) = self.call.take() else { return };
         // A stopped shard needs no reply.
-        if self.origin.way.give_back(call.into_memory()).is_ok() {
+        if self.origin.shard.push(answer(call).into_memory()).is_ok() {
             self.origin.signal.notify();
         }
     }
@@ -147,9 +150,7 @@ impl DeferredCall {
         if !self.is_disconnected() {
             return Some(self);
         }
-        if let Some(call) = self.call.take() {
-            self.send_home(call.skipped());
-        }
+        self.end(Call::skipped);
         None
     }
 
@@ -167,9 +168,7 @@ impl DeferredCall {
 impl Drop for DeferredCall {
     #[inline]
     fn drop(&mut self) {
-        if let Some(call) = self.call.take() {
-            self.send_home(call.dropped());
-        }
+        self.end(Call::dropped);
     }
 }
 
@@ -178,14 +177,14 @@ impl Deref for DeferredCall {
 
     #[inline]
     fn deref(&self) -> &ServerCall {
-        self.call.as_ref().expect("it goes home once, by value").view()
+        self.call.as_ref().expect("a call ends once, by value").view()
     }
 }
 
 impl DerefMut for DeferredCall {
     #[inline]
     fn deref_mut(&mut self) -> &mut ServerCall {
-        self.call.as_mut().expect("it goes home once, by value").view_mut()
+        self.call.as_mut().expect("a call ends once, by value").view_mut()
     }
 }
 

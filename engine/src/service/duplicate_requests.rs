@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use self::part::{Entry, Part};
+use self::part::{CacheEntry, CachePart};
 use super::ServerCall;
 use crate::fabric::host::network;
 use crate::stats::{Metric, Numbers, fields};
@@ -125,18 +125,19 @@ pub(crate) struct CallKey {
     checksum: u64,
 }
 
+/// Outcome of a lookup.
 #[derive(Debug)]
-#[must_use = "a call that came twice must not run"]
+#[must_use = "a retransmitted call must not run"]
 pub(crate) enum Lookup {
-    /// A new call: run it, then [finish](Claim::finish) the claim.
-    New(Claim),
-    /// The original runs.
+    /// A new call: run it, then [finish](CacheReservation::finish) the reservation.
+    New(CacheReservation),
+    /// The original call is running.
     ///
     /// Its reply goes to its own connection, which may be closed: wait until it [has
     /// finished](DuplicateRequestCache::is_running), and look up again.
     InProgress,
     /// The call ran: send this reply.
-    Done(Kept),
+    Done(CachedReply),
     /// The call ran, or began to, but its reply is gone.
     ///
     /// It was too long, alone or beside those of other hosts, or its handler never gave one. The call must not run
@@ -144,27 +145,28 @@ pub(crate) enum Lookup {
     Lost,
     /// Every entry, or every one of the host's share, is in progress. The call must not run.
     Full,
-    /// Its caller has no identity: it runs each time.
+    /// The caller has no identity, so the call runs each time.
     Nobody,
 }
 
+/// State of a call in the cache.
 #[derive(Clone, Debug)]
-enum State {
+enum CallState {
     InProgress,
     /// `None` for [`Lookup::Lost`].
-    Finished(Option<Kept>),
+    Finished(Option<CachedReply>),
 }
 
 /// A cached reply: its results, and its verifier.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct CachedReply {
     /// Body of the verifier, then the results.
     bytes: Arc<[u8]>,
     flavor: u32,
     results_at: u32,
 }
 
-impl Kept {
+impl CachedReply {
     fn new(verifier: OpaqueAuth<'_>, results: &[u8]) -> Self {
         let OpaqueAuth { flavor, body } = verifier;
         let bytes = if body.is_empty() { results.into() } else { [body, results].concat().into() };
@@ -177,7 +179,7 @@ impl Kept {
     }
 }
 
-impl Deref for Kept {
+impl Deref for CachedReply {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -227,7 +229,7 @@ impl DuplicateRequestCacheStats {
 #[derive(Debug)]
 #[doc(alias("drc", "reply cache"))]
 pub struct DuplicateRequestCache {
-    parts: Box<[Mutex<Part>]>,
+    parts: Box<[Mutex<CachePart>]>,
     hasher: RandomState,
     /// Limits of each part.
     limits: DuplicateRequestCacheConfig,
@@ -287,38 +289,38 @@ impl DuplicateRequestCache {
         let part = &mut *self.part(&key);
         part.expire(self.limits.keep);
         match part.calls.get(&key).map(|entry| &entry.state) {
-            Some(State::InProgress) => {
+            Some(CallState::InProgress) => {
                 part.stats.early += 1;
                 return Lookup::InProgress;
             }
-            Some(State::Finished(Some(reply))) => {
+            Some(CallState::Finished(Some(reply))) => {
                 part.stats.hits += 1;
                 return Lookup::Done(reply.clone());
             }
-            Some(State::Finished(None)) => {
+            Some(CallState::Finished(None)) => {
                 part.stats.lost += 1;
                 return Lookup::Lost;
             }
             None => {}
         }
-        if part.has_its_share(host, self.limits.entries) {
+        if part.is_at_limit(host, self.limits.entries) {
             part.stats.full += 1;
             return Lookup::Full;
         }
         while part.calls.len() >= self.limits.entries {
-            if !part.evict_for_a_call() {
+            if !part.evict_one() {
                 part.stats.full += 1;
                 return Lookup::Full;
             }
         }
         part.stats.misses += 1;
         part.start(key, host);
-        Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
+        Lookup::New(CacheReservation { cache: Arc::clone(self), key, is_over: false })
     }
 
     /// Whether the call is running.
     pub(crate) fn is_running(&self, key: &CallKey) -> bool {
-        matches!(self.part(key).calls.get(key), Some(Entry { state: State::InProgress, .. }))
+        matches!(self.part(key).calls.get(key), Some(CacheEntry { state: CallState::InProgress, .. }))
     }
 
     /// Statistics of the cache.
@@ -341,7 +343,7 @@ impl DuplicateRequestCache {
         sum
     }
 
-    fn part(&self, key: &CallKey) -> MutexGuard<'_, Part> {
+    fn part(&self, key: &CallKey) -> MutexGuard<'_, CachePart> {
         let at = self.hasher.hash_one(key) as usize % self.parts.len();
         lock(&self.parts[at])
     }
@@ -350,13 +352,13 @@ impl DuplicateRequestCache {
         let limit = self.limits.bytes;
         let reply = reply
             .filter(|(verifier, results)| verifier.body.len() + results.len() <= limit)
-            .map(|(verifier, results)| Kept::new(verifier, results));
+            .map(|(verifier, results)| CachedReply::new(verifier, results));
         self.part(key).finish(key, reply, limit as u64);
     }
 }
 
-/// Ignores poisoning: a panic leaves no inconsistent state.
-fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
+/// Locks a part. Poisoning is ignored, because a panic leaves no inconsistent state.
+fn lock(part: &Mutex<CachePart>) -> MutexGuard<'_, CachePart> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -365,29 +367,29 @@ fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
 /// Dropping it, as when its handler panics, finishes the call without a reply: its effects are unknown.
 #[derive(Debug)]
 #[must_use = "finish or forget it; dropped, its reply counts as lost"]
-pub(crate) struct Claim {
+pub(crate) struct CacheReservation {
     cache: Arc<DuplicateRequestCache>,
     key: CallKey,
-    over: bool,
+    is_over: bool,
 }
 
-impl Claim {
+impl CacheReservation {
     /// Stores the reply of the call; call it before sending.
     pub(crate) fn finish(mut self, verifier: OpaqueAuth<'_>, reply: &[u8]) {
-        self.over = true;
+        self.is_over = true;
         self.cache.finish(&self.key, Some((verifier, reply)));
     }
 
     /// Removes a call that did nothing: a retransmission runs.
     pub(crate) fn forget(mut self) {
-        self.over = true;
+        self.is_over = true;
         self.cache.part(&self.key).forget(&self.key);
     }
 }
 
-impl Drop for Claim {
+impl Drop for CacheReservation {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.is_over {
             self.cache.finish(&self.key, None);
         }
     }

@@ -53,7 +53,7 @@ mod sealed {
         type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
         /// Chooses the target memory of a Read chunk.
         type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
-        /// As `run`, without a reply.
+        /// Runs `run`, and sends no reply.
         fn silent(run: Self::Run) -> Self::Run;
     }
 }
@@ -119,7 +119,7 @@ pub(super) enum Handler<S: Sharing> {
 }
 
 impl Handler<Threads> {
-    /// As a handler of one shard.
+    /// Converts it to a handler of one shard.
     pub(super) fn to_local(&self) -> Handler<Local> {
         match self {
             Self::Null => Handler::Null,

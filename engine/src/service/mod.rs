@@ -4,8 +4,8 @@
 //! request cache](duplicate_requests) serves retransmitted calls. Shards run the handlers; [`Server`](crate::Server)
 //! has shards.
 
-mod boxes;
 mod call;
+mod call_pool;
 mod deferred;
 pub mod duplicate_requests;
 mod handler;
@@ -13,12 +13,12 @@ mod procedure;
 mod task;
 mod writer;
 
-pub(crate) use boxes::CallBoxes;
 pub(crate) use call::{
-    Admitted, Answered, Arrived, Call, CallParts, Chunks, Header, Incoming, Long, Miscounted, Outgoing, Ready, Refused,
-    ReplyMessage, Replying, Results, RpcMessage, Stamp, Unready,
+    Admitted, Answered, Arrived, Call, CallArguments, CallParts, Chunks, Header, Long, Miscounted, Ready, Refused,
+    ReplyMessage, Replying, ResultRoom, Results, RpcMessage, Stamp, Unready,
 };
 pub use call::{CallInfo, Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
+pub(crate) use call_pool::CallBoxes;
 pub use deferred::DeferredCall;
 pub(crate) use deferred::{CallsHome, CameHome, Origin};
 pub(crate) use handler::Task;

@@ -59,11 +59,11 @@ pub struct Procedure<S: Sharing = Threads> {
     /// Chooses the target memory of Read chunks; without it, the shard's pool.
     pub(crate) read_target: Option<S::Place>,
     pub(crate) cached: Option<Cached>,
-    /// One-way.
+    /// Whether its calls have no reply.
     pub(crate) silent: bool,
-    /// Always runs on the shard.
+    /// Whether it always runs on the shard, and is not cached.
     pub(crate) plain: bool,
-    /// Bytes of a reply's RPC message: results, or the longest refusal.
+    /// Bytes of the RPC message of a reply: the longest results or refusal.
     pub(crate) reply_room: usize,
 }
 
@@ -80,16 +80,16 @@ pub(crate) struct Cached {
 pub(crate) type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
-    /// Looks a call up. `None` if it is new, which stores its ticket in the call. It then counts against the quota of
-    /// `owner`.
+    /// Looks a call up. `None` if it is new: its entry of the cache is stored in the call, which counts against the quota
+    /// of `owner`.
     ///
     /// # Errors
     /// Text of the panic of the application's function that identifies callers.
     pub(crate) fn look_up(&self, call: &mut Call<Ready>, owner: &str) -> Result<Option<Lookup>, Box<str>> {
         let Some(key) = self.key(call.view())? else { return Ok(Some(Lookup::Nobody)) };
         Ok(match self.cache.begin(key, owner) {
-            Lookup::New(ticket) => {
-                call.set_claim(ticket);
+            Lookup::New(reservation) => {
+                call.set_reservation(reservation);
                 None
             }
             known => Some(known),
@@ -297,7 +297,7 @@ impl<S: Sharing> Procedure<S> {
         caught(|| choose(call.view(), chunk, len))
     }
 
-    /// Whether its handler takes its calls.
+    /// Whether its handler takes calls, to answer them later.
     #[inline]
     pub(crate) fn takes_calls(&self) -> bool {
         matches!(self.handler, Handler::Defer(_) | Handler::Begin(_))
@@ -374,7 +374,7 @@ impl fmt::Display for ProcedureName {
 }
 
 #[derive(Clone, Debug)]
-struct Version {
+struct ServiceVersion {
     program: u32,
     version: u32,
     /// Index into `entries` by procedure number, or [`NO_ENTRY`].
@@ -394,7 +394,7 @@ struct Version {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Services<S: Sharing = Threads> {
-    versions: Vec<Version>,
+    versions: Vec<ServiceVersion>,
     entries: Vec<Procedure<S>>,
 }
 
@@ -456,9 +456,9 @@ impl<S: Sharing> Services<S> {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Program, version and number of each procedure, and its entry.
+    /// Program, version, number and entry of each procedure.
     pub(crate) fn procedures(&self) -> impl Iterator<Item = (u32, u32, u32, usize)> + '_ {
-        let of = |version: &Version, (number, &entry): (usize, &usize)| {
+        let of = |version: &ServiceVersion, (number, &entry): (usize, &usize)| {
             (entry != NO_ENTRY).then_some((version.program, version.version, number as u32, entry))
         };
         self.versions.iter().flat_map(move |version| {
@@ -476,7 +476,7 @@ impl<S: Sharing> Services<S> {
         })
     }
 
-    /// Checks for a server without workers: no procedure runs on them.
+    /// Checks that no procedure runs on workers, for a server without them.
     pub(crate) fn check_placement(&self) -> Result<(), StartError> {
         let cause = "`Procedure::on_workers`, or `run` in the placement file, needs `ServerConfig::workers`, and the server has none";
         self.check(|entry| (entry.run_on == RunOn::Workers).then(|| cause.into()))
@@ -500,9 +500,7 @@ impl<S: Sharing> Services<S> {
             ))
         })
     }
-}
 
-impl<S: Sharing> Services<S> {
     /// Adds or replaces a procedure.
     ///
     /// # Panics
@@ -524,7 +522,7 @@ impl<S: Sharing> Services<S> {
         let at = at.unwrap_or_else(|| {
             self.entries.push(Procedure::of(Handler::Null));
             let null = self.entries.len() - 1;
-            self.versions.push(Version { program, version, procedures: vec![null] });
+            self.versions.push(ServiceVersion { program, version, procedures: vec![null] });
             self.versions.len() - 1
         });
         let procedures = &mut self.versions[at].procedures;
@@ -543,22 +541,15 @@ impl<S: Sharing> Services<S> {
 
     /// The entry of a procedure, or its refusal (RFC 5531 §9).
     pub(crate) fn find(&self, program: u32, version: u32, procedure: u32) -> Result<usize, Refusal> {
-        let mut known: Option<(u32, u32)> = None;
-        for candidate in &self.versions {
-            if candidate.program == program {
-                if candidate.version == version {
-                    return match candidate.procedures.get(procedure as usize) {
-                        Some(&entry) if entry != NO_ENTRY => Ok(entry),
-                        _ => Err(Refusal::ProcedureUnavailable),
-                    };
-                }
-                let (low, high) = known.unwrap_or((candidate.version, candidate.version));
-                known = Some((low.min(candidate.version), high.max(candidate.version)));
-            }
+        let versions = || self.versions.iter().filter(move |known| known.program == program);
+        if let Some(known) = versions().find(|known| known.version == version) {
+            let entry = known.procedures.get(procedure as usize).filter(|&&entry| entry != NO_ENTRY);
+            return entry.copied().ok_or(Refusal::ProcedureUnavailable);
         }
-        Err(match known {
-            Some((low, high)) => Refusal::ProgramMismatch { low, high },
-            None => Refusal::ProgramUnavailable,
+        let numbers = || versions().map(|known| known.version);
+        Err(match (numbers().min(), numbers().max()) {
+            (Some(low), Some(high)) => Refusal::ProgramMismatch { low, high },
+            _ => Refusal::ProgramUnavailable,
         })
     }
 }

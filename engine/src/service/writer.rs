@@ -14,13 +14,13 @@ use crate::proto::{Failing, Refusal};
 /// [`ServerCall::result_writer`](super::ServerCall::result_writer) writes a Write chunk,
 /// [`reply_writer`](super::ServerCall::reply_writer) inline results.
 ///
-/// As an [`io::Write`] it takes as much as fits.
+/// [`io::Write::write`] writes as much as fits.
 #[derive(Debug)]
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
     /// Set when the address of `room` is exposed, if the memory could otherwise be exchanged.
-    told: Option<&'a mut bool>,
+    is_exposed: Option<&'a mut bool>,
     /// Index of the Write chunk, and most bytes that the procedure declares for it.
     chunk: Option<(u32, u32)>,
 }
@@ -56,16 +56,9 @@ impl From<ResultTooLong> for Refusal {
     fn from(ResultTooLong { needed, room, chunk }: ResultTooLong) -> Self {
         match chunk {
             None => Self::failed(Failing::Reply, needed, room),
-            Some((index, declared)) => chunk_too_short(index, needed, declared),
+            Some((index, declared)) if needed <= declared as usize => Self::ShortChunk { index, needed: needed as u32 },
+            Some((_, declared)) => Self::failed(Failing::Undeclared, needed, declared as usize),
         }
-    }
-}
-
-/// Refusal of a result that exceeds a Write chunk, by the exceeded bound.
-pub(super) fn chunk_too_short(index: u32, needed: usize, declared: u32) -> Refusal {
-    match u32::try_from(needed) {
-        Ok(needed) if needed <= declared => Refusal::ShortChunk { index, needed },
-        _ => Refusal::failed(Failing::Undeclared, needed, declared as usize),
     }
 }
 
@@ -74,18 +67,18 @@ impl<'a> ResultWriter<'a> {
     #[inline]
     pub(crate) fn new(room: &'a mut [u8], len: &'a mut usize) -> Self {
         *len = 0;
-        Self { room, len, told: None, chunk: None }
+        Self { room, len, is_exposed: None, chunk: None }
     }
 
-    /// Starts in a Write chunk. Sets `told` when its address is exposed.
+    /// Starts in a Write chunk. Sets `is_exposed` when its address is exposed.
     #[inline]
     pub(super) fn of_chunk(
         room: &'a mut [u8],
         len: &'a mut usize,
-        told: &'a mut bool,
+        is_exposed: &'a mut bool,
         (index, declared): (u32, u32),
     ) -> Self {
-        Self { told: Some(told), chunk: Some((index, declared)), ..Self::new(room, len) }
+        Self { is_exposed: Some(is_exposed), chunk: Some((index, declared)), ..Self::new(room, len) }
     }
 
     /// Bytes written so far.
@@ -139,8 +132,8 @@ impl<'a> ResultWriter<'a> {
     /// its place. Nobody may touch its bytes during a method of the call that returns them.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        if let Some(told) = &mut self.told {
-            **told = true;
+        if let Some(is_exposed) = &mut self.is_exposed {
+            **is_exposed = true;
         }
         self.room.get_mut(*self.len..).unwrap_or_default().as_mut_ptr()
     }
@@ -233,8 +226,8 @@ mod tests {
     #[test]
     fn a_result_is_refused_by_the_bound_that_it_exceeds() {
         let refused = |declared, len| {
-            let (mut room, mut told, mut written) = ([0; 16], false, 0);
-            let mut writer = ResultWriter::of_chunk(&mut room, &mut written, &mut told, (2, declared));
+            let (mut room, mut is_exposed, mut written) = ([0; 16], false, 0);
+            let mut writer = ResultWriter::of_chunk(&mut room, &mut written, &mut is_exposed, (2, declared));
             writer.put(&[0; 10]).unwrap();
             Refusal::from(writer.put_zeroes(len).unwrap_err())
         };

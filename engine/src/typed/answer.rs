@@ -1,4 +1,4 @@
-//! Answers: results in the memory sent.
+//! Answers of typed procedures: results in the memory sent.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use rpcrdma_xdr::{Bulk, Encode, Encoder, NoSpace, Place, Placed};
 
 use super::{Signature, longest_reply};
 use crate::proto::{Failing, Refusal};
-use crate::service::{Outgoing, ResultWriter, Results};
+use crate::service::{ResultRoom, ResultWriter, Results};
 
 /// Proof that a handler has encoded its results.
 #[derive(Debug)]
@@ -19,15 +19,15 @@ pub struct Sent(());
 /// A handler [sends](Self::send) results. The data of the first eligible item may be [written](Self::data) or
 /// [lent](Self::lend) before; the results then name it by [`Bulk::placed`].
 pub struct Answer<'a, P> {
-    out: Outgoing<'a>,
+    out: ResultRoom<'a>,
     /// Bytes written at [`Signature::HEAD`] for the first eligible item.
-    inline_data: usize,
+    inline_data: &'a mut usize,
     of: PhantomData<P>,
 }
 
 impl<'a, P: Signature> Answer<'a, P> {
-    #[inline(always)]
-    pub(super) fn new(out: Outgoing<'a>, inline_data: usize) -> Self {
+    #[inline]
+    pub(super) fn new(out: ResultRoom<'a>, inline_data: &'a mut usize) -> Self {
         Self { out, inline_data, of: PhantomData }
     }
 
@@ -37,7 +37,17 @@ impl<'a, P: Signature> Answer<'a, P> {
     /// The results exceed what the procedure declares, or an item the caller's Write chunk. Return the refusal.
     #[inline]
     pub fn send(mut self, results: &P::Results<'_>) -> Result<Sent, Refusal> {
-        send::<P>(&mut self.out, self.inline_data, results)?;
+        let ResultRoom { inline, len, results: chunks, .. } = self.out.reborrow();
+        // Not the rest of the buffer: the caller has room for what the procedure declares.
+        let declared = inline.len().min(longest_reply::<P>(true));
+        let room = &mut inline[..declared];
+        if !chunks.is_empty() || *self.inline_data > 0 {
+            *len = encode_placed::<P>(room, chunks, *self.inline_data, results)?;
+            return Ok(Sent(()));
+        }
+        let mut to = Encoder::new(room);
+        results.encode(&mut to)?;
+        *len = to.len();
         Ok(Sent(()))
     }
 
@@ -50,7 +60,24 @@ impl<'a, P: Signature> Answer<'a, P> {
     /// # Errors
     /// The procedure has no such result, or the call holds [lent](Self::lend) memory.
     pub fn data(&mut self) -> Result<ResultWriter<'_>, Refusal> {
-        data::<P>(self.out.reborrow(), &mut self.inline_data)
+        Answer::<P>::new(self.out.reborrow(), self.inline_data).into_data()
+    }
+
+    /// Writer of the first eligible result, for as long as the memory is borrowed.
+    pub(super) fn into_data(self) -> Result<ResultWriter<'a>, Refusal> {
+        let Self { out: ResultRoom { inline, results, room, .. }, inline_data, .. } = self;
+        *inline_data = 0;
+        if results.has(0) {
+            return Ok(results.into_writer(0)?);
+        }
+        if P::BINDING.results.count == 0 {
+            return Err(Refusal::failed(Failing::NoChunk, 0, 0));
+        }
+        // Whole words: the padding follows.
+        let most = (room.saturating_sub(P::BINDING.max_reply) & !3).min(P::MAX_INLINE_RESULT);
+        let room = inline.get_mut(P::HEAD..).unwrap_or_default();
+        let most = most.min(room.len());
+        Ok(ResultWriter::new(&mut room[..most], inline_data))
     }
 
     /// Sends the service's own memory as the first eligible result, as [`set_result`](crate::ServerCall::set_result).
@@ -61,17 +88,12 @@ impl<'a, P: Signature> Answer<'a, P> {
     /// The chunk or the reply is too short.
     pub fn lend(&mut self, bytes: Frozen) -> Result<Bulk<'static>, Refusal> {
         let len = bytes.len();
-        if self.out.has_chunk(0) {
-            self.out.share(0, bytes)?;
+        if self.out.results.has(0) {
+            self.out.results.reborrow().share(0, bytes)?;
         } else {
             self.data()?.put(&bytes)?;
         }
         Ok(Bulk::placed(len))
-    }
-
-    /// Bytes written for the first eligible item within the reply.
-    pub(super) fn inline_data(&self) -> usize {
-        self.inline_data
     }
 }
 
@@ -81,81 +103,40 @@ impl<P: Signature> fmt::Debug for Answer<'_, P> {
     }
 }
 
-/// Writer of the first eligible result. `inline_data` counts bytes in the reply.
-pub(super) fn data<'a, P: Signature>(
-    out: Outgoing<'a>,
-    inline_data: &'a mut usize,
-) -> Result<ResultWriter<'a>, Refusal> {
-    *inline_data = 0;
-    if out.has_chunk(0) {
-        return Ok(out.into_writer(0)?);
-    }
-    if P::BINDING.results.count == 0 {
-        return Err(Refusal::failed(Failing::NoChunk, 0, 0));
-    }
-    // Whole words: the padding follows.
-    let most = (out.room().saturating_sub(P::BINDING.max_reply) & !3).min(P::MAX_INLINE_RESULT);
-    let room = out.into_inline().get_mut(P::HEAD..).unwrap_or_default();
-    let most = most.min(room.len());
-    Ok(ResultWriter::new(&mut room[..most], inline_data))
-}
-
-/// Encodes results into the reply and the Write chunks.
-#[inline(always)]
-pub(super) fn send<P: Signature>(
-    out: &mut Outgoing<'_>,
-    inline_data: usize,
-    results: &P::Results<'_>,
-) -> Result<(), Refusal> {
-    let has_placed = out.has_chunks() || inline_data > 0;
-    let (room, len, chunks) = out.inline();
-    // Not the rest of the buffer: the caller has room for what the procedure declares.
-    let declared = room.len().min(longest_reply::<P>(true));
-    let room = &mut room[..declared];
-    if has_placed {
-        *len = send_placed::<P>(room, chunks, inline_data, results)?;
-        return Ok(());
-    }
-    let mut to = Encoder::new(room);
-    results.encode(&mut to)?;
-    *len = to.len();
-    Ok(())
-}
-
-/// As [`send`], with data outside of the results. Returns the bytes of the reply.
+/// Encodes results whose eligible items may be outside of the reply. Returns the bytes of the reply.
 #[inline(never)]
-fn send_placed<P: Signature>(
+fn encode_placed<P: Signature>(
     room: &mut [u8],
     chunks: Results<'_>,
     inline_data: usize,
     results: &P::Results<'_>,
 ) -> Result<usize, Refusal> {
-    let mut ways = Ways { chunks, head: P::HEAD, inline_data, items: 0, refusal: None };
-    let mut to = Encoder::placing(room, &mut ways);
+    let mut placement = ResultPlacement { chunks, head: P::HEAD, inline_data, items: 0, refusal: None };
+    let mut to = Encoder::placing(room, &mut placement);
     let done = results.encode(&mut to);
     let len = to.len();
     match done {
         Ok(()) => {
-            ways.chunks.clear_from(ways.items);
+            placement.chunks.clear_from(placement.items);
             Ok(len)
         }
-        Err(no_space) => Err(ways.refusal.unwrap_or_else(|| no_space.into())),
+        Err(no_space) => Err(placement.refusal.unwrap_or_else(|| no_space.into())),
     }
 }
 
-/// Ways of eligible results.
-struct Ways<'a> {
+/// Places eligible results in Write chunks, or in the reply.
+struct ResultPlacement<'a> {
     chunks: Results<'a>,
     /// Where inline data of the first item was written.
     head: usize,
     inline_data: usize,
     /// Items placed so far.
     items: usize,
-    /// Why the last one was not.
+    /// Why the last item was not placed.
     refusal: Option<Refusal>,
 }
 
-impl Place for Ways<'_> {
+impl Place for ResultPlacement<'_> {
     fn place(&mut self, item: usize, bulk: &Bulk<'_>, _: usize) -> Result<Placed, NoSpace> {
         self.items = item + 1;
         let len = bulk.len();
@@ -169,13 +150,10 @@ impl Place for Ways<'_> {
             (false, true) if item == 0 && len <= self.inline_data => Ok(Placed::At(self.head)),
             (false, true) => Err(unwritten(self.inline_data)),
             (true, true) => self.chunks.send(item, len).map(|()| Placed::Apart).map_err(unwritten),
-            (true, false) => match self.chunks.copy(item, bulk.bytes()) {
-                Ok(()) => Ok(Placed::Apart),
-                Err(refusal) => {
-                    self.refusal = Some(refusal);
-                    Err(no_space)
-                }
-            },
+            (true, false) => self.chunks.copy(item, bulk.bytes()).map(|()| Placed::Apart).map_err(|refusal| {
+                self.refusal = Some(refusal);
+                no_space
+            }),
         }
     }
 }

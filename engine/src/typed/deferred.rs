@@ -1,4 +1,4 @@
-//! Calls answered later.
+//! Typed calls that are answered later.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use rpcrdma_mempool::Frozen;
 use rpcrdma_xdr::Bulk;
 
-use super::{Answer, Sent, Signature, answer, decode};
+use super::{Answer, Sent, Signature, decode};
 use crate::proto::Refusal;
 use crate::service::{CallInfo, DeferredCall, ResultWriter};
 
@@ -29,7 +29,7 @@ pub fn take<P: Signature>(call: DeferredCall, handler: impl FnOnce(Deferred<P>))
     }
 }
 
-/// The same for a handler that is a future.
+/// Passes a call to a handler that is a future. Garbage arguments are answered here.
 #[doc(hidden)]
 pub fn begin<P: Signature, F: Future<Output = ()>>(
     call: DeferredCall,
@@ -66,35 +66,36 @@ impl<P: Signature> Deferred<P> {
         decode(&self.call.incoming()).expect("checked before the handler got the call")
     }
 
-    /// As [`DeferredCall::is_disconnected`].
+    /// Whether the connection is closed; see [`DeferredCall::is_disconnected`].
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.call.is_disconnected()
     }
 
-    /// As [`Answer::data`]. The memory stays in place: a device may fill it.
-    ///
-    /// # Errors
-    /// As [`Answer::data`].
-    pub fn data(&mut self) -> Result<ResultWriter<'_>, Refusal> {
-        answer::data::<P>(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
+    /// Memory of its results.
+    fn answer(&mut self) -> Answer<'_, P> {
+        Answer::new(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
     }
 
-    /// As [`Answer::lend`].
+    /// Writer of the first eligible result; see [`Answer::data`]. The memory stays in place: a device may fill it.
     ///
     /// # Errors
-    /// As [`Answer::lend`].
+    /// Those of [`Answer::data`].
+    pub fn data(&mut self) -> Result<ResultWriter<'_>, Refusal> {
+        self.answer().into_data()
+    }
+
+    /// Sends the service's own memory as the first eligible result; see [`Answer::lend`].
+    ///
+    /// # Errors
+    /// Those of [`Answer::lend`].
     pub fn lend(&mut self, bytes: Frozen) -> Result<Bulk<'static>, Refusal> {
-        let mut answer = Answer::<P>::new(self.call.split(P::BINDING.results.count > 0).2, self.inline_data);
-        let bulk = answer.lend(bytes);
-        self.inline_data = answer.inline_data();
-        bulk
+        self.answer().lend(bytes)
     }
 
     /// Answers the call. The caller gets SYSTEM_ERR for results that exceed what the procedure declares.
     pub fn send(mut self, results: &P::Results<'_>) {
-        let outcome =
-            answer::send::<P>(&mut self.call.split(P::BINDING.results.count > 0).2, self.inline_data, results);
+        let outcome = self.answer().send(results).map(|_| ());
         self.call.answer(outcome);
     }
 
@@ -110,7 +111,7 @@ impl<P: Signature> Deferred<P> {
     ) {
         let (info, incoming, out) = self.call.split(P::BINDING.results.count > 0);
         let outcome = match decode(&incoming) {
-            Ok(args) => handler(info, args, Answer::new(out, self.inline_data)).map(|_| ()),
+            Ok(args) => handler(info, args, Answer::new(out, &mut self.inline_data)).map(|_| ()),
             Err(_) => Err(Refusal::GarbageArguments),
         };
         self.call.answer(outcome);

@@ -28,7 +28,7 @@ use crate::binding::Binding;
 use crate::proto::Refusal;
 pub use crate::service::CallInfo;
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
-use crate::service::{Identify, Incoming, Procedure, ServerCall, Sharing};
+use crate::service::{CallArguments, Identify, Procedure, ServerCall, Sharing};
 
 /// A procedure of a program version, as generated.
 pub trait Signature: 'static {
@@ -57,13 +57,13 @@ pub trait Signature: 'static {
     type Results<'a>: Decode<'a> + Encode;
 }
 
-/// Arguments of a call; no more and no less.
-#[inline(always)]
-fn decode<'a, T: Decode<'a>>(incoming: &Incoming<'a>) -> Result<T, BadXdr> {
+/// Decodes all arguments of a call.
+#[inline]
+fn decode<'a, T: Decode<'a>>(incoming: &CallArguments<'a>) -> Result<T, BadXdr> {
     decode_whole(incoming.inline, incoming.chunks)
 }
 
-/// A body of a message; no more and no less. Without chunks, decoders of bulk items are those of opaque data.
+/// The whole body of a message. Without chunks, decoders of bulk items are those of opaque data.
 #[inline(always)]
 fn decode_whole<'a, T: Decode<'a>>(inline: &'a [u8], chunks: Option<&'a impl Received>) -> Result<T, BadXdr> {
     match chunks {
@@ -91,7 +91,7 @@ pub fn run<P: Signature>(
 ) -> Result<(), Refusal> {
     let (info, incoming, out) = call.split(P::BINDING.results.count > 0);
     let args = decode(&incoming).map_err(|_| Refusal::GarbageArguments)?;
-    handler(info, args, Answer::new(out, 0)).map(|_| ())
+    handler(info, args, Answer::new(out, &mut 0)).map(|_| ())
 }
 
 /// Sets a procedure's binding, and the room of its reply, if any.

@@ -97,7 +97,7 @@ impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
 /// Without buffers, eligible arguments and results travel within the messages.
 #[must_use]
 pub struct Request<P> {
-    /// `None` costs a call without them no instructions.
+    /// `None` costs a call without buffers no instructions.
     buffers: Option<Buffers>,
     timeout: Option<Duration>,
     of: PhantomData<fn(P)>,
@@ -148,7 +148,7 @@ impl<P: Signature> Request<P> {
         self
     }
 
-    /// Offers a buffer's window for the next eligible result, as [`room`](Self::room).
+    /// Offers a buffer's window as a Write chunk for the next eligible result; see [`room`](Self::room).
     pub fn room_in(mut self, room: Buf) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Buf(room));
         self
@@ -207,18 +207,18 @@ fn encode_lent(
     Buffers { lent, rooms }: Buffers,
     args: &impl Encode,
 ) -> Result<ClientCall, NoSpace> {
-    let mut lending = Lending { lens: lent.iter().map(|buf| buf.len()).collect(), positions: ArrayVec::new() };
-    let mut to = Encoder::placing(call.args_room(), &mut lending);
+    let lens = lent.iter().map(|buf| buf.len()).collect();
+    let mut placement = ArgumentPlacement { lens, positions: ArrayVec::new() };
+    let mut to = Encoder::placing(call.args_room(), &mut placement);
     args.encode(&mut to)?;
     let written = to.len();
     call.args_written(written);
-    let (used, len) = (lending.positions.len(), lent.len());
-    if used < len {
+    if let Some(&unused) = placement.lens.get(placement.positions.len()) {
         // A buffer that no argument names.
-        return Err(NoSpace::placed(0, lending.lens[used]));
+        return Err(NoSpace::placed(0, unused));
     }
     // Empty data has no chunk (RFC 8166 §3.4.4).
-    let chunks = lending.positions.into_iter().zip(lent).filter(|(_, data)| !data.is_empty());
+    let chunks = placement.positions.into_iter().zip(lent).filter(|(_, data)| !data.is_empty());
     let call = chunks.fold(call, |call, (at, data)| call.read_chunk(at, data));
     Ok(rooms.into_iter().fold(call, |call, room| match room {
         Room::Bytes(len) => call.write_chunk(len),
@@ -226,15 +226,15 @@ fn encode_lent(
     }))
 }
 
-/// Ways of eligible arguments.
-struct Lending {
+/// Places eligible arguments in the buffers that were lent.
+struct ArgumentPlacement {
     /// Bytes of the lent buffers.
     lens: ArrayVec<usize, MAX_CHUNKS>,
     /// Positions of those used.
     positions: ArrayVec<usize, MAX_CHUNKS>,
 }
 
-impl Place for Lending {
+impl Place for ArgumentPlacement {
     fn place(&mut self, _: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace> {
         if !bulk.is_placed() {
             return Ok(Placed::Inline);

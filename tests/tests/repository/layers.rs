@@ -193,7 +193,7 @@ const UNSAFE: &[&str] = &[
     "engine/fabric/src/verbs/sys/queue.rs",
     "engine/fabric/src/verbs/sys/queue_pair.rs",
     "engine/fabric/src/verbs/work_queues.rs",
-    "engine/src/handoff/returns.rs",
+    "engine/src/handoff/return_queue.rs",
     "engine/src/handoff/slot.rs",
     "engine/src/handoff/spsc.rs",
     "engine/src/service/writer.rs",

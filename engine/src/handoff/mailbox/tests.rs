@@ -78,7 +78,7 @@ mod real {
             assert!(got.into_iter().eq((0..SENDERS).map(|n| (round, n))));
             assert_eq!(mailbox.busy(), SENDERS);
             (0..QUIET).for_each(|_| assert!(poll(&mut mailbox, 64).is_empty()));
-            assert_eq!(mailbox.busy(), FEW, "these cost less than to bring them home");
+            assert_eq!(mailbox.busy(), FEW, "a poll of these costs less than making them idle");
         }
         // The close of a quiet sender, and its last item, are seen; its ring is freed.
         senders[SENDERS - 1].send((3, 0)).unwrap();

@@ -16,13 +16,13 @@ mod real {
     }
 
     /// Whether all slots have been returned: every one can be acquired.
-    fn all_home<T>(table: &mut SlotTable<T>) -> bool {
+    fn all_returned<T>(table: &mut SlotTable<T>) -> bool {
         let all: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
         all.len() == table.table().slots.len()
     }
 
     #[test]
-    fn slots_are_bounded_and_come_home_from_any_thread() {
+    fn slots_are_bounded_and_return_from_any_thread() {
         let mut table = SlotTable::new(3);
         for round in 0..50 {
             let mut pairs: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
@@ -37,7 +37,7 @@ mod real {
             std::thread::spawn(move || assert_eq!(ticket.try_take(), Some(Ok(round)))).join().unwrap();
             drop(pairs);
         }
-        assert!(all_home(&mut table));
+        assert!(all_returned(&mut table));
     }
 
     #[test]
@@ -57,7 +57,7 @@ mod real {
         assert_eq!(alive(&token), 1);
         drop(ticket);
         assert_eq!(alive(&token), 0);
-        assert!(all_home(&mut table));
+        assert!(all_returned(&mut table));
     }
 
     #[test]
@@ -66,7 +66,7 @@ mod real {
         let (mut ticket, completer) = table.acquire().unwrap();
         drop(completer);
         assert_eq!(ticket.wait(None), Some(Err(Lost)));
-        assert!(all_home(&mut table));
+        assert!(all_returned(&mut table));
         assert!(Lost.to_string().contains("without a result"));
     }
 
@@ -117,7 +117,7 @@ mod real {
         drop(ticket);
         completer.complete(2);
         assert_eq!((Arc::strong_count(&last), last.0.load(Ordering::Relaxed)), (1, 1));
-        assert!(all_home(&mut table));
+        assert!(all_returned(&mut table));
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod model {
 
     /// Reuses one slot as soon as it is returned: the completer may still be leaving the first use.
     #[test]
-    fn loom_a_slot_comes_home_only_when_both_ends_are_through() {
+    fn loom_a_slot_returns_only_after_both_ends() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
@@ -304,7 +304,7 @@ mod model {
 
     /// Drops the ticket, leaves a waiter behind, and reuses the slot at once.
     #[test]
-    fn loom_an_abandoned_slot_comes_home_only_when_both_ends_are_through() {
+    fn loom_an_abandoned_slot_returns_only_after_both_ends() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);

@@ -93,7 +93,7 @@ fn a_panic_is_a_result_and_the_worker_lives_on() {
     let got = collect_all(&mut port, &mut sleeper);
     assert_eq!(got[&0], Err(JobError::Panicked("plain".into())));
     assert_eq!(got[&1], Err(JobError::Panicked("number 1".into())));
-    assert_eq!(got[&2].as_ref().unwrap_err().to_string(), "the job panicked: with something else than a text");
+    assert_eq!(got[&2].as_ref().unwrap_err().to_string(), "the job panicked: (the panic value is not a string)");
     assert_eq!(got[&3], Ok(3));
 }
 
@@ -167,7 +167,7 @@ fn jobs_that_meet_the_stop_come_back() {
                 let refused = port.dispatch(key, key).is_err();
                 key += u64::from(!refused);
                 ended += port.collect(8, |_, result| assert!(matches!(result, Ok(_) | Err(JobError::Stopped))));
-                if refused && port.lanes[0].jobs.is_closed() {
+                if refused && port.pairs[0].jobs.is_closed() {
                     ended += collect_all(&mut port, &mut sleeper).len();
                     return (key, ended as u64);
                 }
@@ -187,9 +187,9 @@ fn a_job_that_a_worker_left_is_reported_as_stopped() {
     let mut port = pool.attach_shard(&Sleeper::new(Wake::Thread).signal());
     drop(pool);
     // As if the worker had closed between the check and the push.
-    let lane = &mut port.lanes[0];
-    lane.jobs.push((5, 5)).unwrap();
-    lane.outstanding += 1;
+    let pair = &mut port.pairs[0];
+    pair.jobs.push((5, 5)).unwrap();
+    pair.outstanding += 1;
     assert!(port.has_done());
     let mut got = Vec::new();
     assert_eq!(port.collect(8, |key, result| got.push((key, result))), 1);

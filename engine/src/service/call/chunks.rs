@@ -1,16 +1,14 @@
 //! Chunk lists of a served call, with arguments and results.
 
-use std::ops::{Deref, DerefMut};
-
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 use rpcrdma_xdr::Received;
 
 use super::super::writer::ResultWriter;
-use super::{NoResult, Unusable};
+use super::{NoResult, NoResultCause};
 use crate::binding::Binding;
 use crate::fabric::Source;
-use crate::proto::{MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
+use crate::proto::{MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS, Refusal};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ReadSegment, Segment, WriteList};
 
@@ -25,36 +23,21 @@ pub(crate) struct ReadArgument {
 
 /// Arguments received by RDMA Read, by position.
 #[derive(Debug)]
-pub(crate) struct ReadArguments(ArrayVec<ReadArgument, MAX_CHUNKS>);
-
-impl Deref for ReadArguments {
-    type Target = ArrayVec<ReadArgument, MAX_CHUNKS>;
-
-    #[inline(always)]
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for ReadArguments {
-    #[inline(always)]
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
+pub(crate) struct ReadArguments(pub(super) ArrayVec<ReadArgument, MAX_CHUNKS>);
 
 /// An eligible argument is in the next chunk if it is at its position (RFC 8166 §3.4.5).
 impl Received for ReadArguments {
     fn item(&self, _: usize, used: usize, position: usize, _: usize) -> Option<&[u8]> {
-        let argument = self.get(used).filter(|argument| argument.at as usize == position)?;
+        let argument = self.0.get(used).filter(|argument| argument.at as usize == position)?;
         argument.buf.as_deref()
     }
 
     fn is_complete(&self, used: usize) -> bool {
-        self.len() == used
+        self.0.len() == used
     }
 }
 
+/// Memory of a result.
 #[derive(Debug)]
 enum ResultBytes {
     /// No memory from the handler.
@@ -83,10 +66,10 @@ pub(crate) struct ResultChunk {
     /// Bytes sent.
     pub(super) len: usize,
     bytes: ResultBytes,
-    /// The address of its pool memory was exposed, so it may be written as long as the call lasts.
-    told: bool,
-    /// Exposed pool memory, replaced by other memory.
-    kept: Option<Buf>,
+    /// Whether the address of its pool memory was exposed, so that others may write there as long as the call lasts.
+    is_exposed: bool,
+    /// Exposed pool memory that was replaced by other memory.
+    replaced: Option<Buf>,
     /// Number of its segments in the Write list, in order.
     segments: u32,
 }
@@ -94,51 +77,107 @@ pub(crate) struct ResultChunk {
 impl ResultChunk {
     /// An empty result for a chunk of this capacity, with this number of segments.
     fn of(capacity: u32, segments: u32) -> Self {
-        Self { capacity, declared: u32::MAX, len: 0, bytes: ResultBytes::Empty, told: false, kept: None, segments }
+        let bytes = ResultBytes::Empty;
+        Self { capacity, declared: u32::MAX, len: 0, bytes, is_exposed: false, replaced: None, segments }
     }
 
     /// Whether the result goes into the chunk. An empty chunk requests it inline, as if no chunk were offered (RFC 8166
     /// §4.3.2.3).
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.capacity > 0
     }
 
     /// Writer of its pool memory.
-    pub(super) fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
+    fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         let of = (index as u32, self.declared);
         match &mut self.bytes {
-            ResultBytes::Pool(buf) => Ok(ResultWriter::of_chunk(&mut buf[..], &mut self.len, &mut self.told, of)),
+            ResultBytes::Pool(buf) => Ok(ResultWriter::of_chunk(&mut buf[..], &mut self.len, &mut self.is_exposed, of)),
             ResultBytes::Empty if self.capacity == 0 => Err(NoResult::no_chunk(index)),
-            ResultBytes::Empty => Err(NoResult(Unusable::NoMemory)),
-            ResultBytes::Shared(_) => Err(NoResult(Unusable::Shared)),
+            ResultBytes::Empty => Err(NoResult(NoResultCause::NoMemory)),
+            ResultBytes::Shared(_) => Err(NoResult(NoResultCause::Shared)),
         }
     }
 
     /// Sends at most the first `len` bytes.
-    pub(super) fn truncate(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
     /// Sends these bytes as the result of this index.
-    pub(super) fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
+    fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         let (needed, capacity, declared) = (bytes.len(), self.capacity as usize, self.declared as usize);
         if !self.has_room() {
             return Err(NoResult::no_chunk(index));
         }
         if needed > declared {
-            return Err(NoResult(Unusable::Undeclared { needed, declared }));
+            return Err(NoResult(NoResultCause::Undeclared { needed, declared }));
         }
         if needed > capacity {
-            return Err(NoResult(Unusable::TooSmall { index, needed, capacity }));
+            return Err(NoResult(NoResultCause::TooSmall { index, needed, capacity }));
         }
         self.len = needed;
         if let ResultBytes::Pool(buf) = std::mem::replace(&mut self.bytes, ResultBytes::Shared(bytes))
-            && self.told
+            && self.is_exposed
         {
-            self.kept = Some(buf);
+            self.replaced = Some(buf);
         }
         Ok(())
+    }
+}
+
+/// Results that travel in Write chunks, by index.
+#[derive(Debug, Default)]
+pub(crate) struct Results<'a>(&'a mut [ResultChunk]);
+
+impl<'a> Results<'a> {
+    /// Whether the caller offers no Write chunk.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the result goes into a Write chunk. An empty chunk requests it inline, as does none.
+    #[inline]
+    pub(crate) fn has(&self, index: usize) -> bool {
+        self.0.get(index).is_some_and(ResultChunk::has_room)
+    }
+
+    /// These results for a shorter time.
+    #[inline]
+    pub(crate) fn reborrow(&mut self) -> Results<'_> {
+        Results(self.0)
+    }
+
+    /// Writer of a result.
+    pub(crate) fn into_writer(self, index: usize) -> Result<ResultWriter<'a>, NoResult> {
+        self.0.get_mut(index).ok_or(NoResult::no_chunk(index))?.writer(index)
+    }
+
+    /// Sends the service's own memory as a result.
+    pub(crate) fn share(self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
+        self.0.get_mut(index).ok_or(NoResult::no_chunk(index))?.share(index, bytes)
+    }
+
+    /// Copies a result into its chunk.
+    pub(crate) fn copy(&mut self, index: usize, bytes: &[u8]) -> Result<(), Refusal> {
+        let result = self.0.get_mut(index).ok_or(NoResult::no_chunk(index))?;
+        if bytes.is_empty() {
+            result.truncate(0);
+            return Ok(());
+        }
+        Ok(result.writer(index)?.put(bytes)?)
+    }
+
+    /// Sends the first `len` bytes of a chunk. If it holds fewer, returns their number.
+    pub(crate) fn send(&mut self, index: usize, len: usize) -> Result<(), usize> {
+        let result = self.0.get_mut(index).ok_or(0_usize)?;
+        (len <= result.len).then(|| result.truncate(len)).ok_or(result.len)
+    }
+
+    /// Sends nothing in the chunks from `index` on.
+    pub(crate) fn clear_from(&mut self, index: usize) {
+        self.0.iter_mut().skip(index).for_each(|result| result.truncate(0));
     }
 }
 
@@ -177,7 +216,7 @@ impl Chunks {
     }
 
     /// Stores the Read list.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_reads(&mut self, reads: impl IntoIterator<Item = ReadSegment>) {
         self.reads.extend(reads);
         // The list may have segments and chunks in any order: a stable sort keeps the order within a chunk.
@@ -187,7 +226,7 @@ impl Chunks {
     }
 
     /// Stores one more Write chunk.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_write(&mut self, chunk: impl IntoIterator<Item = Segment>) {
         let (before, mut capacity) = (self.writes.len(), 0u32);
         for segment in chunk {
@@ -198,7 +237,7 @@ impl Chunks {
     }
 
     /// Stores the Reply chunk.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_reply(&mut self, chunk: impl IntoIterator<Item = Segment>) {
         self.reply = Some(chunk.into_iter().collect());
     }
@@ -213,7 +252,7 @@ impl Chunks {
     }
 
     /// Whether a segment has this handle.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn has_handle(&self, handle: u32) -> bool {
         self.reads.iter().any(|read| read.target.handle == handle)
             || self.writes.iter().any(|segment| segment.handle == handle)
@@ -254,7 +293,7 @@ impl Chunks {
 
     pub(super) fn clear_reads(&mut self) {
         self.reads.clear();
-        self.arguments.clear();
+        self.arguments.0.clear();
     }
 
     pub(super) fn clear(&mut self) {
@@ -268,7 +307,7 @@ impl Chunks {
 /// RDMA Reads.
 impl Chunks {
     /// The Position Zero Read chunk, which is no argument, if any; else the whole Read list.
-    #[inline(always)]
+    #[inline]
     fn next_reads(&self) -> &[ReadSegment] {
         match self.reads.first() {
             Some(first) if first.position == 0 => &self.reads[..self.message().count()],
@@ -277,19 +316,19 @@ impl Chunks {
     }
 
     /// Whether Reads are needed.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn fetches(&self) -> bool {
         !self.reads.is_empty()
     }
 
     /// Bytes of the longest segment to read.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn longest_read(&self) -> usize {
         self.next_reads().iter().map(|read| read.target.length as usize).max().unwrap_or(0)
     }
 
     /// Segments to read, with their positions; those of one position are adjacent, and none is empty.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn to_fetch(&self) -> impl Iterator<Item = (u32, Segment)> + Clone {
         let all = self.next_reads().iter().filter(|read| read.target.length > 0);
         all.map(|read| (read.position, read.target))
@@ -317,16 +356,10 @@ impl Chunks {
         self.reads.drain(..segments);
     }
 
-    /// Adds an argument at this position before its Read.
-    #[inline(always)]
-    pub(super) fn push_argument(&mut self, at: u32) {
-        self.arguments.push(ReadArgument { at, buf: None });
-    }
-
     /// Stores the buffers of all arguments; `last` returns them in reverse order. False if one was lost.
-    #[inline(always)]
+    #[inline]
     pub(super) fn landed(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
-        self.arguments.iter_mut().rev().all(|argument| {
+        self.arguments.0.iter_mut().rev().all(|argument| {
             argument.buf = last();
             argument.buf.is_some()
         })
@@ -337,9 +370,9 @@ impl Chunks {
     /// # Errors
     /// The length word in front of a chunk does not match it, as the binding declares.
     pub(super) fn trim_arguments(&mut self, inline: &[u8], binding: &Binding) -> Result<(), Miscounted> {
-        for index in 0..self.arguments.len() {
+        for index in 0..self.arguments.0.len() {
             let word = if binding.is_counted() { self.word_before(index, inline) } else { None };
-            if let Some(buf) = self.arguments.get_mut(index).and_then(|argument| argument.buf.as_mut()) {
+            if let Some(buf) = self.arguments.0.get_mut(index).and_then(|argument| argument.buf.as_mut()) {
                 let chunk = buf.len();
                 let len = binding.argument_len(chunk, word).ok_or(Miscounted { chunk, word })?;
                 if len < chunk {
@@ -352,10 +385,10 @@ impl Chunks {
 
     /// The word of the message in front of an argument.
     fn word_before(&self, index: usize, inline: &[u8]) -> Option<u32> {
-        let at = self.arguments.get(index)?.at as usize;
+        let at = self.arguments.0.get(index)?.at as usize;
         // Positions count preceding chunks, which may have any order here.
         let mut end = at;
-        for other in self.arguments.iter().filter(|other| (other.at as usize) < at) {
+        for other in self.arguments.0.iter().filter(|other| (other.at as usize) < at) {
             let len = padded(other.buf.as_ref()?.len());
             if other.at as usize + len + 4 > at {
                 return None;
@@ -375,7 +408,7 @@ impl Chunks {
     }
 
     /// Bytes of the largest Write chunk.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn largest_capacity(&self) -> usize {
         self.results.iter().map(|result| result.capacity as usize).max().unwrap_or(0)
     }
@@ -389,17 +422,14 @@ impl Chunks {
         self.results.iter().map(|result| result.len).sum()
     }
 
-    /// Sets the procedure's bound of each result: at most this much of the caller's chunk is used.
-    #[inline(always)]
-    pub(super) fn limit_results(&mut self, most: u32) {
+    /// Limits each result to what the procedure declares, and allocates pool memory for its whole room by `alloc`.
+    /// False without enough memory.
+    #[inline]
+    pub(super) fn prepare_results(&mut self, most: u32, alloc: Option<impl FnMut(usize) -> Option<Buf>>) -> bool {
         self.results.iter_mut().for_each(|result| {
             (result.capacity, result.declared) = (result.capacity.min(most), most);
         });
-    }
-
-    /// Allocates pool memory for the whole room of each result. False without enough.
-    #[inline(always)]
-    pub(super) fn fill_results(&mut self, mut alloc: impl FnMut(usize) -> Option<Buf>) -> bool {
+        let Some(mut alloc) = alloc else { return true };
         self.results.iter_mut().filter(|result| result.has_room()).all(|result| {
             let Some(buf) = alloc(result.capacity as usize) else { return false };
             result.bytes = ResultBytes::Pool(buf);
@@ -409,18 +439,14 @@ impl Chunks {
 
     /// Frees the memory of results and arguments.
     pub(super) fn release(&mut self) {
-        self.arguments.clear();
+        self.arguments.0.clear();
         self.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
     }
 
     /// Arguments and results apart.
-    #[inline(always)]
-    pub(super) fn split(&mut self) -> (&ReadArguments, &mut [ResultChunk]) {
-        (&self.arguments, &mut self.results)
-    }
-
-    pub(super) fn result_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
-        self.results.get_mut(index).ok_or(NoResult(Unusable::NoChunk(index)))
+    #[inline]
+    pub(super) fn split(&mut self) -> (&ReadArguments, Results<'_>) {
+        (&self.arguments, Results(&mut self.results))
     }
 
     /// The arenas of results in the handler's own memory.
@@ -433,7 +459,7 @@ impl Chunks {
 
     /// Takes the results and a long reply for RDMA Write. `write` gets the segments of each, and sets their lengths; it
     /// also gets the bytes, and their number. `None` if memory cannot be lent.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn write_out(
         &mut self,
         long: Option<Buf>,
@@ -454,10 +480,7 @@ impl Chunks {
         }
         if let Some(chunk) = &mut self.reply {
             let len = long.as_ref().map_or(0, |reply| reply.len());
-            let source = match long {
-                Some(reply) => Some(Source::Lent(reply.lend().ok()?)),
-                None => None,
-            };
+            let source = long.map(|reply| reply.lend().map(Source::Lent)).transpose().ok()?;
             write(chunk, source, len as u32);
             written.bytes += len;
         }
@@ -480,7 +503,7 @@ impl Chunks {
 pub(crate) struct Written {
     /// Number of segments of each Write chunk.
     counts: ArrayVec<u32, MAX_CHUNKS>,
-    /// Of all chunks.
+    /// Bytes of all chunks.
     bytes: usize,
 }
 

@@ -2,17 +2,15 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `state` | the states that a call goes through, up to its handler |
-//! | `answer` | the states after it |
-//! | `chunks` | its chunk lists, what came in them, and what goes into them |
-//! | `extra` | what most calls do not have |
-//! | `split` | arguments and results apart, for typed handlers |
+//! | `state` | the states of a call, from its arrival to its reply |
+//! | `chunks` | its chunk lists, with the arguments and results that travel in chunks |
+//! | `cold_part` | state that most calls do not need |
+//! | `view` | arguments and results apart, for typed handlers |
 
-mod answer;
 mod chunks;
-mod extra;
-mod split;
+mod cold_part;
 mod state;
+mod view;
 
 use std::net::IpAddr;
 
@@ -21,22 +19,21 @@ use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 use super::writer::ResultWriter;
 use super::{NO_ENTRY, ProcedureName};
 use crate::fabric::{QpId, ReceivedBuf};
-use crate::handoff::returns::{Link, Linked};
+use crate::handoff::return_queue::{Link, Linked};
 use crate::proto::{Failing, InboundId, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
 
-pub(crate) use answer::ReplyMessage;
-pub(crate) use chunks::{Chunks, Miscounted};
-use chunks::{NO_CHUNKS, ResultChunk};
-use extra::Extras;
-pub(crate) use extra::Stamp;
-pub use split::CallInfo;
-pub(crate) use split::{Incoming, Outgoing, Results};
+use chunks::NO_CHUNKS;
+pub(crate) use chunks::{Chunks, Miscounted, Results};
+use cold_part::ColdSlot;
+pub(crate) use cold_part::Stamp;
 pub(crate) use state::{
-    Admitted, Answered, Arrived, Call, Header, Long, Ready, Refused, Replying, RpcMessage, Unready,
+    Admitted, Answered, Arrived, Call, Header, Long, Ready, Refused, ReplyMessage, Replying, RpcMessage, Unready,
 };
+pub use view::CallInfo;
+pub(crate) use view::{CallArguments, ResultRoom};
 
 /// The caller's connection, to [call it back](crate::Server::call_back). Valid while the connection is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,11 +72,11 @@ impl Caller {
 /// | the chunk has [no pool memory](super::Procedure::results_from_handler) | [`Refusal::SystemError`] | the cause |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
-pub struct NoResult(Unusable);
+pub struct NoResult(NoResultCause);
 
-/// Reason why a Write chunk rejects a result.
+/// Cause of a [`NoResult`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum Unusable {
+enum NoResultCause {
     #[error("no Write chunk {0}: not offered, or not declared (Procedure::write_chunks)")]
     NoChunk(usize),
     #[error("Write chunk holds memory given by ServerCall::set_result")]
@@ -95,7 +92,7 @@ enum Unusable {
 impl NoResult {
     /// No such Write chunk.
     pub(crate) fn no_chunk(index: usize) -> Self {
-        Self(Unusable::NoChunk(index))
+        Self(NoResultCause::NoChunk(index))
     }
 }
 
@@ -103,18 +100,20 @@ impl NoResult {
 impl From<NoResult> for Refusal {
     fn from(NoResult(cause): NoResult) -> Self {
         match cause {
-            Unusable::NoChunk(index) => Self::failed(Failing::NoChunk, index, 0),
-            Unusable::TooSmall { index, needed, .. } => Self::ShortChunk { index: index as u32, needed: needed as u32 },
-            Unusable::Undeclared { needed, declared } => Self::failed(Failing::Undeclared, needed, declared),
-            Unusable::Shared => Self::failed(Failing::Shared, 0, 0),
-            Unusable::NoMemory => Self::failed(Failing::NoMemory, 0, 0),
+            NoResultCause::NoChunk(index) => Self::failed(Failing::NoChunk, index, 0),
+            NoResultCause::TooSmall { index, needed, .. } => {
+                Self::ShortChunk { index: index as u32, needed: needed as u32 }
+            }
+            NoResultCause::Undeclared { needed, declared } => Self::failed(Failing::Undeclared, needed, declared),
+            NoResultCause::Shared => Self::failed(Failing::Shared, 0, 0),
+            NoResultCause::NoMemory => Self::failed(Failing::NoMemory, 0, 0),
         }
     }
 }
 
 /// Properties of the connection for the handler and the reply.
 #[derive(Clone, Copy, Debug)]
-struct CalledFrom {
+struct CallOrigin {
     caller: Caller,
     /// Host of the peer, if the fabric has addresses.
     host: Option<IpAddr>,
@@ -124,7 +123,7 @@ struct CalledFrom {
 
 /// The RPC message of a call.
 #[derive(Debug, Default)]
-struct Message {
+struct CallMessage {
     /// `None` before it arrives, and after its last use.
     buf: Option<ReceivedBuf>,
     /// Offset of its first byte in the buffer.
@@ -142,7 +141,7 @@ const CREDENTIAL_LEN: usize = 7;
 /// Offset of the credential's body.
 const CREDENTIAL_AT: usize = 32;
 
-impl Message {
+impl CallMessage {
     /// A word of its RPC header; 0 without one.
     fn word(&self, index: usize) -> u32 {
         let word = self.buf.as_deref().and_then(|bytes| bytes.get(self.at as usize + 4 * index..)?.first_chunk());
@@ -155,15 +154,23 @@ impl Message {
         (self.word(FLAVOR), self.buf.as_deref().and_then(|bytes| bytes.get(at..end)).unwrap_or_default())
     }
 
-    #[inline(always)]
+    #[inline]
     fn args(&self) -> &[u8] {
         self.buf.as_deref().and_then(|bytes| bytes.get(self.args_at as usize..)).unwrap_or_default()
+    }
+
+    /// Stores a message that begins with a header of this length.
+    #[inline]
+    fn put(&mut self, RpcMessage { buf, at }: RpcMessage, header_len: usize) {
+        debug_assert!(self.buf.is_none());
+        self.buf.get_or_insert(buf);
+        (self.at, self.args_at) = (at as u32, (at + header_len) as u32);
     }
 }
 
 /// The reply: its results while the handler runs, then all of its RPC message.
 #[derive(Debug, Default)]
-struct Reply {
+struct ReplyBuffer {
     /// `None` before it has memory, and after its transfer.
     buf: Option<Buf>,
     /// Offset of its first byte, after room for headers.
@@ -171,34 +178,43 @@ struct Reply {
     len: usize,
 }
 
+impl ReplyBuffer {
+    /// Memory of the results, uninitialized, and their length.
+    #[inline]
+    fn room(&mut self) -> (&mut [u8], &mut usize) {
+        let Self { buf, at, len } = self;
+        (buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..)).unwrap_or_default(), len)
+    }
+}
+
 /// A call in any [state](Call). A state exposes the fields that are valid in it.
 #[derive(Debug)]
 pub(crate) struct CallParts {
-    from: CalledFrom,
+    from: CallOrigin,
     id: InboundId,
     xid: u32,
     /// The handle that the caller offers for Send With Invalidate; 0 for none.
     inv_handle: u32,
-    message: Message,
+    message: CallMessage,
     /// Index of the procedure's entry in the services.
     entry: usize,
-    reply: Reply,
+    reply: ReplyBuffer,
     /// Refusal instead of results.
     outcome: Result<(), Refusal>,
-    extras: Extras,
-    /// Link of the list of returned calls.
+    cold: ColdSlot,
+    /// Link of the queue of returned calls.
     link: Link<OwnedCall>,
 }
 
 /// Accessors valid in every state.
 impl CallParts {
-    /// The connection's name for it.
-    #[inline(always)]
+    /// Identifier of the call in its connection.
+    #[inline]
     pub(crate) fn id(&self) -> InboundId {
         self.id
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn qp(&self) -> QpId {
         self.from.caller.qp
     }
@@ -209,50 +225,51 @@ impl CallParts {
         ProcedureName { program, version, procedure }
     }
 
-    /// The same, if the services have such a procedure: callers choose any other.
+    /// Name of its procedure, if the services have such a procedure: callers choose any other.
     pub(crate) fn known_name(&self) -> Option<ProcedureName> {
         self.known_entry().map(|_| self.name())
     }
 
     /// Index of its procedure's entry in the services, once admitted.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn entry(&self) -> usize {
         self.entry
     }
 
-    /// The same of a call that may have no procedure yet.
-    #[inline(always)]
+    /// Index of its procedure's entry in the services, if the procedure is known.
+    #[inline]
     pub(crate) fn known_entry(&self) -> Option<usize> {
         (self.entry != NO_ENTRY).then_some(self.entry)
     }
 
-    #[inline(always)]
+    /// Its chunk lists.
+    #[inline]
     pub(crate) fn chunks(&self) -> &Chunks {
-        self.extras.get().map_or(NO_CHUNKS, |extra| &extra.chunks)
+        self.cold.get().map_or(NO_CHUNKS, |cold| &cold.chunks)
     }
 
     /// The handle that the caller offers for Send With Invalidate; 0 for none.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn inv_handle(&self) -> u32 {
         self.inv_handle
     }
 
-    /// It has no chunks, neither to read nor to return.
-    #[inline(always)]
+    /// Whether it has no chunks, neither to read nor to return.
+    #[inline]
     pub(crate) fn is_short(&self) -> bool {
-        !self.extras.has_any() || !(self.returns() || self.fetches())
+        !self.cold.is_used() || !(self.returns() || self.fetches())
     }
 
-    /// Its reply returns a Write list or a Reply chunk.
-    #[inline(always)]
+    /// Whether its reply returns a Write list or a Reply chunk.
+    #[inline]
     pub(crate) fn returns(&self) -> bool {
-        self.extras.get().is_some_and(|extra| extra.chunks.is_returned())
+        self.cold.get().is_some_and(|cold| cold.chunks.is_returned())
     }
 
     /// Whether RDMA Reads are needed for it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn fetches(&self) -> bool {
-        self.extras.get().is_some_and(|extra| extra.chunks.fetches())
+        self.cold.get().is_some_and(|cold| cold.chunks.fetches())
     }
 
     /// Bytes of the buffer that its message is in.
@@ -260,19 +277,20 @@ impl CallParts {
         self.message.buf.as_ref().map(ReceivedBuf::capacity)
     }
 
-    /// Its message was assembled in a buffer of the pool, and still is there.
+    /// Whether its message was assembled in a buffer of the pool, and is still there.
     pub(crate) fn is_put_together(&self) -> bool {
-        self.message.buf.is_some() && self.extras.get().is_some_and(|extra| extra.put_together)
+        self.message.buf.is_some() && self.cold.get().is_some_and(|cold| cold.is_assembled)
     }
 
-    /// Its handler has taken it, and dropped it unanswered.
+    /// Whether its handler has taken it, and dropped it unanswered.
     pub(crate) fn was_dropped(&self) -> bool {
-        self.extras.get().is_some_and(|extra| extra.dropped)
+        self.cold.get().is_some_and(|cold| cold.is_dropped)
     }
 
-    #[inline(always)]
-    fn header_len(&self) -> usize {
-        self.extras.get().map_or(ACCEPTED_REPLY_LEN, |extra| extra.verifier.header_len())
+    /// Bytes of the RPC header of a successful reply.
+    #[inline]
+    pub(crate) fn header_len(&self) -> usize {
+        self.cold.get().map_or(ACCEPTED_REPLY_LEN, |cold| cold.verifier.header_len())
     }
 }
 
@@ -288,7 +306,7 @@ pub struct ServerCall<T: ?Sized = [()]> {
     _no_size: T,
 }
 
-/// As the engine holds it.
+/// A call as the engine holds it: with a known size.
 pub(crate) type OwnedCall = ServerCall<[(); 0]>;
 
 impl Linked for OwnedCall {
@@ -307,7 +325,7 @@ impl<T: ?Sized> ServerCall<T> {
         let inline = (self.parts.from.reply_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());
         let chunk = self.parts.chunks().reply_capacity().unwrap_or(0);
         let taken = inline.max(usize::try_from(chunk).unwrap_or(usize::MAX)).saturating_sub(self.parts.header_len());
-        let Reply { buf, at, .. } = &self.parts.reply;
+        let ReplyBuffer { buf, at, .. } = &self.parts.reply;
         taken.min(buf.as_ref().map_or(0, |buf| buf.capacity().saturating_sub(*at)))
     }
 
@@ -329,7 +347,7 @@ impl<T: ?Sized> ServerCall<T> {
         if body.len() > available {
             return Err(NoSpace::new(body.len(), available));
         }
-        self.parts.extras.begin().verifier.set(flavor, body);
+        self.parts.cold.begin().verifier.set(flavor, body);
         Ok(())
     }
 
@@ -342,7 +360,7 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Number of Read chunks of the call.
     pub fn read_chunks(&self) -> usize {
-        self.parts.chunks().arguments.len()
+        self.parts.chunks().arguments.0.len()
     }
 
     /// An argument from a Read chunk, without XDR round-up.
@@ -350,12 +368,12 @@ impl<T: ?Sized> ServerCall<T> {
     /// A round-up is recognized by the length word in front; see [`uncounted`](crate::binding::Binding::uncounted).
     #[must_use]
     pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
-        self.parts.chunks().arguments.get(index)?.buf.as_deref()
+        self.parts.chunks().arguments.0.get(index)?.buf.as_deref()
     }
 
     /// Position of a Read chunk: the byte of the unreduced arguments.
     pub fn read_chunk_at(&self, index: usize) -> Option<usize> {
-        self.parts.chunks().arguments.get(index).map(|argument| argument.at as usize)
+        self.parts.chunks().arguments.0.get(index).map(|argument| argument.at as usize)
     }
 
     /// Takes a Read chunk, to keep it or [send it](Self::set_result).
@@ -363,7 +381,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// It is immutable, holds no other data, and may be dropped on any thread.
     #[must_use]
     pub fn take_read_chunk(&mut self, index: usize) -> Option<Frozen> {
-        self.parts.extras.get_mut()?.chunks.arguments.get_mut(index)?.buf.take().map(Buf::freeze)
+        self.parts.cold.get_mut()?.chunks.arguments.0.get_mut(index)?.buf.take().map(Buf::freeze)
     }
 
     /// Bytes of the caller's Write chunk; `None` if not offered.
@@ -376,9 +394,9 @@ impl<T: ?Sized> ServerCall<T> {
         result.map(|result| result.capacity as usize)
     }
 
-    fn chunk_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
-        let extra = self.parts.extras.get_mut().ok_or(NoResult::no_chunk(index))?;
-        extra.chunks.result_mut(index)
+    /// Results that travel in Write chunks.
+    fn results(&mut self) -> Results<'_> {
+        self.parts.cold.get_mut().map_or_else(Results::default, |cold| cold.chunks.split().1)
     }
 
     /// Writer of a Write chunk's result, in the memory sent.
@@ -389,7 +407,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// The caller offers no such chunk, or an empty one: it wants the result inline. Or the chunk has no pool memory.
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
-        self.chunk_mut(index)?.writer(index)
+        self.results().into_writer(index)
     }
 
     /// The arena of the shard's own memory.
@@ -407,7 +425,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// The caller offers no such chunk, or an empty one: it wants the result inline. Or the chunk is too short.
     #[doc(alias = "zero copy")]
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
-        self.chunk_mut(index)?.share(index, bytes)
+        self.results().share(index, bytes)
     }
 
     /// Room for `len` bytes of inline results, in the memory sent.
@@ -419,8 +437,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// little more.
     #[inline]
     pub fn reply_mut(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
-        let Reply { buf, at, len: written } = &mut self.parts.reply;
-        let room = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..)).unwrap_or_default();
+        let (room, written) = self.parts.reply.room();
         let available = room.len();
         let room = room.get_mut(..len).ok_or(NoSpace::new(len, available))?;
         if let Some(unwritten) = room.get_mut(*written..) {
@@ -442,8 +459,8 @@ impl<T: ?Sized> ServerCall<T> {
     /// Inline arguments and [`reply_writer`](Self::reply_writer) at once.
     #[inline]
     pub fn args_and_writer(&mut self) -> (&[u8], ResultWriter<'_>) {
-        let CallParts { message, reply: Reply { buf, at, len }, .. } = &mut self.parts;
-        let room = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..)).unwrap_or_default();
+        let CallParts { message, reply, .. } = &mut self.parts;
+        let (room, len) = reply.room();
         (message.args(), ResultWriter::new(room, len))
     }
 }

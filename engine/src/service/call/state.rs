@@ -10,50 +10,42 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use rpcrdma_mempool::Buf;
+use rpcrdma_mempool::{ArenaId, Buf};
 
-use super::chunks::{Chunks, Miscounted};
-use super::extra::{Extras, Stamp};
-use super::{CallParts, CalledFrom, Caller, Message, OwnedCall, Reply, ServerCall};
+use super::chunks::{Chunks, Miscounted, ReadArgument};
+use super::cold_part::{ColdSlot, Stamp};
+use super::{CallMessage, CallOrigin, CallParts, Caller, OwnedCall, ReplyBuffer, ServerCall};
 use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
-use crate::handoff::returns::Link;
+use crate::handoff::return_queue::Link;
 use crate::proto::{InboundId, Refusal};
-use crate::service::NO_ENTRY;
-use crate::service::duplicate_requests::Claim;
+use crate::service::duplicate_requests::CacheReservation;
+use crate::service::{NO_ENTRY, REFUSAL_LEN};
+use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
 
-/// Arrived; its headers are being decoded.
+/// State of a call that has arrived: its headers are being decoded.
 #[derive(Debug)]
 pub(crate) enum Arrived {}
-/// A call with its RPC message in a chunk that is not read yet (RFC 8166 §3.5.3).
+/// State of a call whose RPC message is in a chunk that is not read yet (RFC 8166 §3.5.3).
 #[derive(Debug)]
 pub(crate) enum Long {}
-/// Its message and procedure are known, and its chunks match the declaration.
+/// State of a call whose message and procedure are known, and whose chunks match the declaration.
 #[derive(Debug)]
 pub(crate) enum Admitted {}
-/// It has the declared memory; its Read chunks are complete when the handler runs.
+/// State of a call with the declared memory; its Read chunks are complete when the handler runs.
 #[derive(Debug)]
 pub(crate) enum Ready {}
-/// Its handler has finished.
+/// State of a call whose handler has finished.
 #[derive(Debug)]
 pub(crate) enum Answered {}
-/// Answered without results, or not at all.
+/// State of a call that is answered without results, or not at all.
 #[derive(Debug)]
 pub(crate) enum Refused {}
-/// The RPC message of its reply is complete.
+/// State of a call whose reply has a complete RPC message.
 #[derive(Debug)]
 pub(crate) enum Replying {}
 
-/// States in which a call may be refused.
-pub(crate) trait Refusable {}
-
-impl Refusable for Long {}
-impl Refusable for Admitted {}
-impl Refusable for Ready {}
-impl Refusable for Answered {}
-impl Refusable for Replying {}
-
-/// A call in one of these states.
+/// A call in the state `S`.
 #[derive(Debug)]
 pub(crate) struct Call<S> {
     memory: Box<OwnedCall>,
@@ -63,7 +55,7 @@ pub(crate) struct Call<S> {
 impl<S> Deref for Call<S> {
     type Target = CallParts;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &CallParts {
         &self.memory.parts
     }
@@ -77,10 +69,21 @@ pub(crate) struct RpcMessage {
 }
 
 impl RpcMessage {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         self.buf.get(self.at..).unwrap_or_default()
     }
+}
+
+/// RPC message of a reply, or its unsent rest.
+#[derive(Debug)]
+pub(crate) struct ReplyMessage {
+    pub(crate) buf: Buf,
+    /// Offset and length in the buffer. Its transport header fits in front of it.
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    /// Whether its call needs nothing else.
+    pub(crate) plain: bool,
 }
 
 /// Decoded RPC header of a call.
@@ -93,87 +96,84 @@ pub(crate) struct Header {
 }
 
 impl<S> Call<S> {
-    #[inline(always)]
-    pub(super) fn becomes<T>(self) -> Call<T> {
+    #[inline]
+    fn becomes<T>(self) -> Call<T> {
         Call::in_memory(self.memory)
     }
 
     /// The call in this memory.
-    #[inline(always)]
+    #[inline]
     pub(in crate::service) fn in_memory(memory: Box<OwnedCall>) -> Self {
         Self { memory, _state: PhantomData }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(in crate::service) fn into_memory(self) -> Box<OwnedCall> {
         self.memory
     }
 
-    #[inline(always)]
-    pub(super) fn parts(&mut self) -> &mut CallParts {
+    #[inline]
+    fn parts(&mut self) -> &mut CallParts {
         &mut self.memory.parts
     }
 
     /// Answers it without results, or not at all.
-    pub(crate) fn refuse(self) -> Call<Refused>
-    where
-        S: Refusable,
-    {
+    pub(crate) fn refuse(self) -> Call<Refused> {
         self.becomes()
     }
 
     /// Takes its measurements, if it is timed: once.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_stamp(&mut self) -> Option<Stamp> {
-        self.parts().extras.get_mut()?.stamp.take()
+        self.parts().cold.get_mut()?.stamp.take()
     }
 
-    /// Drops the call: frees its buffers; returns its memory for reuse.
+    /// Ends the call: frees its buffers, and returns its memory for reuse.
     #[inline(always)]
     pub(in crate::service) fn end(mut self) -> Box<OwnedCall> {
-        let CallParts { message, reply, extras, .. } = self.parts();
-        // Most have neither any more.
+        let CallParts { message, reply, cold, .. } = self.parts();
+        // Most calls have neither buffer any more.
         if message.buf.is_some() {
             message.buf = None;
         }
         if reply.buf.is_some() {
             reply.buf = None;
         }
-        extras.end();
+        cold.end();
         self.memory
     }
 }
 
 impl Call<Arrived> {
     /// A call in reused memory.
-    #[inline(always)]
-    pub(in crate::service) fn again(mut memory: Box<OwnedCall>, qp: QpId, id: InboundId) -> Self {
-        memory.parts.from.caller.qp = qp;
-        memory.parts.id = id;
+    #[inline]
+    pub(in crate::service) fn in_reused(mut memory: Box<OwnedCall>, qp: QpId, id: InboundId) -> Self {
+        let CallParts { from, id: own, entry, .. } = &mut memory.parts;
+        (from.caller.qp, *own, *entry) = (qp, id, NO_ENTRY);
         Self::in_memory(memory)
     }
 
     /// A call in new memory.
     #[cold]
     #[inline(never)]
-    pub(in crate::service) fn blank(shard: u32, qp: QpId, id: InboundId) -> Self {
+    pub(in crate::service) fn in_new(shard: u32, qp: QpId, id: InboundId) -> Self {
         let parts = CallParts {
-            from: CalledFrom { caller: Caller { shard, qp }, host: None, reply_room: 0 },
+            from: CallOrigin { caller: Caller { shard, qp }, host: None, reply_room: 0 },
             id,
             xid: 0,
             inv_handle: 0,
-            message: Message::default(),
+            message: CallMessage::default(),
             entry: NO_ENTRY,
-            reply: Reply::default(),
+            reply: ReplyBuffer::default(),
             outcome: Ok(()),
-            extras: Extras::default(),
+            cold: ColdSlot::default(),
             link: Link::default(),
         };
         Self::in_memory(Box::new(ServerCall { parts, _no_size: [] }))
     }
 
     /// Sets the properties of its connection.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn comes_from(&mut self, host: Option<IpAddr>, reply_room: u32) {
         let from = &mut self.parts().from;
         (from.host, from.reply_room) = (host, reply_room);
@@ -182,30 +182,30 @@ impl Call<Arrived> {
     /// Times it from its arrival, in nanoseconds.
     #[inline(never)]
     pub(crate) fn stamp(&mut self, arrived: u64) {
-        self.parts().extras.begin().stamp = Some(Stamp { arrived, bytes_in: 0, bytes_out: 0 });
+        self.parts().cold.begin().stamp = Some(Stamp { arrived, bytes_in: 0, bytes_out: 0 });
     }
 
     /// Stores values of its transport header.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn set_head(&mut self, xid: u32, inv_handle: u32) {
         let parts = self.parts();
         (parts.xid, parts.inv_handle) = (xid, inv_handle);
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn xid(&self) -> u32 {
         self.xid
     }
 
     /// Starts its chunk lists.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn begin_chunks(&mut self) -> &mut Chunks {
-        &mut self.parts().extras.begin().chunks
+        &mut self.parts().cold.begin().chunks
     }
 
     /// Marks its message as assembled in a buffer of the pool.
     pub(crate) fn put_together(&mut self) {
-        self.parts().extras.begin().put_together = true;
+        self.parts().cold.begin().is_assembled = true;
     }
 
     /// Admits it: its message is complete.
@@ -221,31 +221,20 @@ impl Call<Arrived> {
     #[cold]
     pub(crate) fn refuse_message(mut self, message: RpcMessage) -> Call<Refused> {
         self.parts().message.put(message, 0);
-        self.unnamed().refuse()
+        self.refuse()
     }
 
-    /// Marks its procedure as unknown: its message has to be read from a chunk, or it is refused.
-    #[cold]
-    pub(crate) fn unnamed(mut self) -> Call<Long> {
-        self.parts().entry = NO_ENTRY;
+    /// Makes it a call whose message has to be read from a chunk, or that is refused.
+    pub(crate) fn unnamed(self) -> Call<Long> {
         self.becomes()
-    }
-}
-
-impl Message {
-    #[inline(always)]
-    fn put(&mut self, RpcMessage { buf, at }: RpcMessage, header_len: usize) {
-        debug_assert!(self.buf.is_none());
-        self.buf.get_or_insert(buf);
-        (self.at, self.args_at) = (at as u32, (at + header_len) as u32);
     }
 }
 
 impl Call<Long> {
     /// Records that its message was read.
     pub(crate) fn has_come(mut self) -> Call<Arrived> {
-        if let Some(extra) = self.parts().extras.get_mut() {
-            extra.chunks.drop_message();
+        if let Some(cold) = self.parts().cold.get_mut() {
+            cold.chunks.drop_message();
         }
         self.becomes()
     }
@@ -254,10 +243,10 @@ impl Call<Long> {
 impl Call<Admitted> {
     /// Sets the peer's authenticated name.
     pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
-        self.parts().extras.begin().peer = Some(Arc::clone(peer));
+        self.parts().cold.begin().peer = Some(Arc::clone(peer));
     }
 
-    /// Prepares it with memory for its reply only; results start at byte `results_at` of it.
+    /// Prepares the call with memory for its reply only. Results start at byte `results_at` of the memory.
     #[inline(always)]
     pub(crate) fn give_reply(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
         let parts = self.parts();
@@ -270,8 +259,8 @@ impl Call<Admitted> {
         self.becomes()
     }
 
-    /// Prepares it with memory for its reply, and for results of at most `longest_result` bytes each in pool memory.
-    /// Returns it unprepared without enough memory.
+    /// Prepares the call with memory for its reply, and by `alloc` with pool memory for results of at most
+    /// `longest_result` bytes each. Returns the call unprepared without enough memory.
     #[inline(always)]
     pub(crate) fn prepare(
         mut self,
@@ -280,14 +269,11 @@ impl Call<Admitted> {
         alloc: Option<impl FnMut(usize) -> Option<Buf>>,
     ) -> Result<Call<Ready>, Self> {
         let Some((reply, results_at)) = reply else { return Err(self) };
-        if let Some(extra) = self.parts().extras.get_mut() {
-            extra.chunks.limit_results(longest_result);
-            if let Some(alloc) = alloc
-                && !extra.chunks.fill_results(alloc)
-            {
-                extra.chunks.release();
-                return Err(self);
-            }
+        if let Some(cold) = self.parts().cold.get_mut()
+            && !cold.chunks.prepare_results(longest_result, alloc)
+        {
+            cold.chunks.release();
+            return Err(self);
         }
         Ok(self.give_reply(reply, results_at))
     }
@@ -303,7 +289,7 @@ pub(crate) enum Unready {
 impl Deref for Unready {
     type Target = CallParts;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &CallParts {
         match self {
             Self::Long(call) => call,
@@ -323,13 +309,13 @@ impl Unready {
 
 impl Call<Ready> {
     /// The handler's view of it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn view(&self) -> &ServerCall {
         &*self.memory
     }
 
     /// The handler's view of it, mutable.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn view_mut(&mut self) -> &mut ServerCall {
         &mut *self.memory
     }
@@ -337,16 +323,16 @@ impl Call<Ready> {
     /// Adds an argument at this position before its Read. Returns its index.
     #[inline(always)]
     pub(crate) fn push_argument(&mut self, position: u32) -> usize {
-        let CallParts { message, extras, .. } = self.parts();
-        let chunks = &mut extras.begin().chunks;
-        chunks.push_argument(position - (message.args_at - message.at));
-        chunks.arguments.len() - 1
+        let CallParts { message, cold, .. } = self.parts();
+        let arguments = &mut cold.begin().chunks.arguments.0;
+        arguments.push(ReadArgument { at: position - (message.args_at - message.at), buf: None });
+        arguments.len() - 1
     }
 
     /// Stores the buffers of its arguments; `last` returns them in reverse order. False if one was lost.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn landed(&mut self, last: impl FnMut() -> Option<Buf>) -> bool {
-        self.parts().extras.get_mut().is_none_or(|extra| extra.chunks.landed(last))
+        self.parts().cold.get_mut().is_none_or(|cold| cold.chunks.landed(last))
     }
 
     /// Cuts Read chunks to the lengths of their arguments.
@@ -354,21 +340,21 @@ impl Call<Ready> {
     /// # Errors
     /// The word in front of a chunk, if there is one, is not the count of its bytes, as the binding declares it.
     pub(crate) fn trim_arguments(&mut self, binding: &Binding) -> Result<(), Miscounted> {
-        let CallParts { message, extras, .. } = self.parts();
-        extras.get_mut().map_or(Ok(()), |extra| extra.chunks.trim_arguments(message.args(), binding))
+        let CallParts { message, cold, .. } = self.parts();
+        cold.get_mut().map_or(Ok(()), |cold| cold.chunks.trim_arguments(message.args(), binding))
     }
 
-    /// Stores the ticket of a new call.
-    pub(in crate::service) fn set_claim(&mut self, claim: Claim) {
-        self.parts().extras.begin().claim = Some(claim);
+    /// Stores its entry in the duplicate request cache.
+    pub(in crate::service) fn set_reservation(&mut self, reservation: CacheReservation) {
+        self.parts().cold.begin().reservation = Some(reservation);
     }
 
-    /// Frees its memory, so that it can wait.
+    /// Frees the memory of the reply, arguments and results, so that the call can wait.
     pub(crate) fn give_back(mut self) -> Call<Admitted> {
         let parts = self.parts();
         parts.reply.buf = None;
-        if let Some(extra) = parts.extras.get_mut() {
-            extra.chunks.release();
+        if let Some(cold) = parts.cold.get_mut() {
+            cold.chunks.release();
         }
         self.becomes()
     }
@@ -379,8 +365,8 @@ impl Call<Ready> {
         self.parts().outcome = outcome;
         let mut answered: Call<Answered> = self.becomes();
         // A call that has run must not run again, even if its connection has closed.
-        if answered.parts().extras.has_any() {
-            answered.remember();
+        if answered.parts().cold.is_used() {
+            answered.keep_for_retransmissions();
         }
         answered
     }
@@ -388,15 +374,15 @@ impl Call<Ready> {
     /// Ends its handler by a panic with this text.
     #[cold]
     pub(in crate::service) fn panicked(mut self, panic: Box<str>) -> Call<Answered> {
-        self.parts().extras.begin().panic = Some(panic);
+        self.parts().cold.begin().panic = Some(panic);
         self.answered(Err(Refusal::SystemError))
     }
 
-    /// Ends a call of a closed connection that did not run: a retransmission runs.
+    /// Ends a call of a closed connection that did not run, so that its retransmission runs.
     #[cold]
     pub(crate) fn skipped(mut self) -> Call<Answered> {
-        if let Some(claim) = self.parts().extras.get_mut().and_then(|extra| extra.claim.take()) {
-            claim.forget();
+        if let Some(reservation) = self.parts().cold.get_mut().and_then(|cold| cold.reservation.take()) {
+            reservation.forget();
         }
         self.dropped()
     }
@@ -404,7 +390,202 @@ impl Call<Ready> {
     /// Ends a deferred call that was dropped.
     #[cold]
     pub(in crate::service) fn dropped(mut self) -> Call<Answered> {
-        self.parts().extras.begin().dropped = true;
+        self.parts().cold.begin().is_dropped = true;
         self.answered(Err(Refusal::SystemError))
+    }
+}
+
+impl Call<Answered> {
+    /// Keeps its reply in the duplicate request cache, if the procedure has one.
+    #[inline(never)]
+    fn keep_for_retransmissions(&mut self) {
+        let CallParts { reply, outcome, cold, .. } = self.parts();
+        let Some(cold) = cold.get_mut() else { return };
+        let Some(reservation) = cold.reservation.take() else { return };
+        match outcome {
+            Ok(()) => {
+                let (room, len) = reply.room();
+                reservation.finish(cold.verifier.get(), room.get(..*len).unwrap_or_default());
+            }
+            // Its effects are unknown.
+            Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(reservation),
+            Err(_) => reservation.forget(),
+        }
+    }
+
+    /// Refusal instead of results, if any.
+    #[inline]
+    pub(crate) fn outcome(&self) -> Result<(), Refusal> {
+        self.outcome
+    }
+
+    /// Completes and takes the reply of an ordinary call; otherwise returns the call. Results, if any, are in its
+    /// message, which begins at byte `at`, after a header without verifier.
+    #[inline(always)]
+    pub(crate) fn complete_plain(mut self, at: usize) -> Result<(Call<Replying>, ReplyMessage), Self> {
+        let CallParts { xid, reply, outcome, cold, .. } = self.parts();
+        if outcome.is_err() || !cold.leaves_reply_plain() || reply.at != at + ACCEPTED_REPLY_LEN {
+            return Err(self);
+        }
+        let Some(mut buf) = reply.buf.take() else { return Err(self) };
+        if let Some(header) = buf.full_mut().get_mut(at..reply.at) {
+            rpc::emit_accepted_success(header, *xid);
+        }
+        let message = ReplyMessage { buf, at, len: reply.len + ACCEPTED_REPLY_LEN, plain: true };
+        Ok((self.becomes(), message))
+    }
+
+    /// Text of its handler's panic, if any.
+    #[cold]
+    pub(crate) fn take_panic(&mut self) -> Option<Box<str>> {
+        self.parts().cold.get_mut()?.panic.take()
+    }
+
+    /// Arenas of results in the handler's memory.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = ArenaId> {
+        self.chunks().arenas()
+    }
+
+    /// Records the bytes of its arguments and results, if it is timed.
+    pub(crate) fn note_bytes(&mut self) {
+        let CallParts { message, reply, outcome, cold, .. } = self.parts();
+        let Some(cold) = cold.get_mut() else { return };
+        let Some(stamp) = &mut cold.stamp else { return };
+        stamp.bytes_in = message.args().len() as u64 + cold.chunks.read_bytes();
+        if outcome.is_ok() {
+            stamp.bytes_out = (reply.len + cold.chunks.result_bytes()) as u64;
+        }
+    }
+
+    /// Whether its reply has a verifier that is not AUTH_NONE.
+    #[inline]
+    pub(crate) fn has_verifier(&self) -> bool {
+        self.cold.get().is_some_and(|cold| cold.verifier.is_some())
+    }
+
+    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they are that far back. False
+    /// without memory.
+    #[cold]
+    pub(crate) fn move_results(&mut self, at: usize, alloc: impl FnOnce(usize) -> Option<Buf>) -> bool {
+        let reply = &mut self.parts().reply;
+        let (results, end) = (reply.at..reply.at + reply.len, at + reply.len);
+        if at <= reply.at {
+            return true;
+        }
+        match &mut reply.buf {
+            Some(buf) if end <= buf.capacity() => buf.full_mut().copy_within(results, at),
+            Some(buf) => {
+                let Some(mut longer) = alloc(end) else { return false };
+                longer[at..].copy_from_slice(&buf.full_mut()[results]);
+                reply.buf = Some(longer);
+            }
+            None => return false,
+        }
+        reply.at = at;
+        true
+    }
+
+    /// Writes its RPC reply header in front of its results, if it fits.
+    #[inline(always)]
+    pub(crate) fn complete(mut self) -> Call<Replying> {
+        let header_len = self.header_len();
+        let CallParts { xid, reply: ReplyBuffer { buf, at, len }, cold, .. } = self.parts();
+        let end = *at;
+        (*at, *len) = (end - header_len, *len + header_len);
+        if let Some(header) = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..end)) {
+            match cold.get().map(|cold| &cold.verifier).filter(|verifier| verifier.is_some()) {
+                None => _ = rpc::emit_accepted_success(header, *xid),
+                Some(verifier) => emit_verified(header, *xid, verifier.get()),
+            }
+        }
+        self.becomes()
+    }
+}
+
+#[inline(never)]
+fn emit_verified(out: &mut [u8], xid: u32, verifier: OpaqueAuth<'_>) {
+    let body = ReplyBody::Accepted { verifier, stat: AcceptStat::Success };
+    let written = ReplyHeader { xid, body }.emit(out);
+    debug_assert_eq!(written, Ok(out.len()));
+}
+
+impl Call<Refused> {
+    /// Writes its reply, without results, at byte `at` of the first buffer with room. That is the one of its reply, of
+    /// its message, or a new one.
+    ///
+    /// # Errors
+    /// Out of memory.
+    #[cold]
+    pub(crate) fn compose(
+        mut self,
+        body: ReplyBody<'_>,
+        at: usize,
+        alloc: impl FnOnce(usize) -> Option<Buf>,
+    ) -> Result<Call<Replying>, Self> {
+        let CallParts { xid, message, reply, cold, .. } = self.parts();
+        let verifier = cold.get_mut().map_or(OpaqueAuth::NONE, |cold| {
+            cold.chunks.results.iter_mut().for_each(|result| result.len = 0);
+            cold.verifier.get()
+        });
+        let body = match body {
+            ReplyBody::Accepted { stat, .. } => ReplyBody::Accepted { verifier, stat },
+            denied @ ReplyBody::Denied(_) => denied,
+        };
+        let header = ReplyHeader { xid: *xid, body };
+        let needed = at + header.encoded_len();
+        if reply.buf.as_ref().is_none_or(|buf| buf.capacity() < needed) {
+            // The message of the call is no longer needed.
+            let message = message.buf.take().filter(|message| message.capacity() >= needed);
+            reply.buf =
+                message.map(ReceivedBuf::into_buf).or_else(|| alloc(at + header.encoded_len().max(REFUSAL_LEN)));
+        }
+        let written = reply.buf.as_mut().and_then(|buf| header.emit(buf.full_mut().get_mut(at..)?).ok());
+        let Some(len) = written else { return Err(self) };
+        (reply.at, reply.len) = (at, len);
+        Ok(self.becomes())
+    }
+}
+
+impl Call<Replying> {
+    /// Bytes of the RPC message of its reply.
+    pub(crate) fn reply_len(&self) -> usize {
+        self.reply.len
+    }
+
+    /// Bytes of its reply, and of its results in chunks.
+    pub(crate) fn bytes(&self) -> usize {
+        self.reply.len + self.chunks().result_bytes()
+    }
+
+    /// Takes the message of its reply, to be sent.
+    #[inline]
+    pub(crate) fn take_reply(&mut self) -> Option<ReplyMessage> {
+        let plain = !self.cold.is_used();
+        let ReplyBuffer { buf, at, len } = &mut self.parts().reply;
+        Some(ReplyMessage { buf: buf.take()?, at: *at, len: *len, plain })
+    }
+
+    /// Stores its reply, which has to wait.
+    #[inline]
+    pub(crate) fn put_reply(&mut self, ReplyMessage { buf, at, len, .. }: ReplyMessage) {
+        self.parts().reply = ReplyBuffer { buf: Some(buf), at, len };
+    }
+
+    /// Takes the buffer of its message, which is no longer needed.
+    #[inline]
+    pub(crate) fn take_message(&mut self) -> Option<ReceivedBuf> {
+        self.parts().message.buf.take()
+    }
+
+    /// Ends the call: returns its message, and its memory for reuse.
+    #[inline(always)]
+    pub(crate) fn end_with_message(mut self) -> (Option<ReceivedBuf>, Box<OwnedCall>) {
+        (self.take_message(), self.end())
+    }
+
+    /// Its chunk lists, for writing.
+    #[inline]
+    pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {
+        self.parts().cold.get_mut().map(|cold| &mut cold.chunks)
     }
 }

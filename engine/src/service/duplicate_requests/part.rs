@@ -4,18 +4,18 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::{CallKey, DuplicateRequestCacheStats, Kept, State};
+use super::{CachedReply, CallKey, CallState, DuplicateRequestCacheStats};
 
 /// Host that calls count against: a keyed hash of the [owner of its quotas](crate::service::DeferredCall::quota_owner).
 pub(super) type HostId = u64;
 
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) state: State,
+pub(super) struct CacheEntry {
+    pub(super) state: CallState,
     host: HostId,
 }
 
-/// Calls of one host in a [`Part`].
+/// Calls of one host in a [`CachePart`].
 #[derive(Debug, Default)]
 struct HostCalls {
     running: usize,
@@ -26,46 +26,46 @@ struct HostCalls {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Part {
-    pub(super) calls: HashMap<CallKey, Entry>,
+pub(super) struct CachePart {
+    pub(super) calls: HashMap<CallKey, CacheEntry>,
     /// Hosts that have calls here, so no more than calls. They are searched only to evict or expire a call, because
     /// each call would pay for an order of them.
     hosts: BTreeMap<HostId, HostCalls>,
-    /// No finished call is older.
+    /// Lower bound of the time when a finished call ended.
     oldest: Option<Instant>,
     running: usize,
     pub(super) stats: DuplicateRequestCacheStats,
 }
 
-impl Part {
+impl CachePart {
     /// Finished calls of all hosts, for tests.
     #[cfg(test)]
     pub(super) fn finished(&self) -> usize {
         self.hosts.values().map(|calls| calls.finished.len()).sum()
     }
 
-    /// Whether a host has as many running calls as there are free entries: few hosts leave some.
-    pub(super) fn has_its_share(&self, host: HostId, entries: usize) -> bool {
+    /// Whether a host has as many running calls as there are free entries, so that it leaves some to other hosts.
+    pub(super) fn is_at_limit(&self, host: HostId, entries: usize) -> bool {
         let own = self.hosts.get(&host).map_or(0, |calls| calls.running);
         own > 0 && own >= entries - self.running
     }
 
     /// Adds a running call.
     pub(super) fn start(&mut self, key: CallKey, host: HostId) {
-        self.calls.insert(key, Entry { state: State::InProgress, host });
+        self.calls.insert(key, CacheEntry { state: CallState::InProgress, host });
         self.running += 1;
         self.hosts.entry(host).or_default().running += 1;
     }
 
     /// Stores the reply of a running call, if it fits in `limit` bytes beside the replies of hosts that have fewer.
-    pub(super) fn finish(&mut self, key: &CallKey, reply: Option<Kept>, limit: u64) {
+    pub(super) fn finish(&mut self, key: &CallKey, reply: Option<CachedReply>, limit: u64) {
         let Some(entry) = self.calls.get_mut(key) else { return };
         let (host, mut len) = (entry.host, reply.as_ref().map_or(0, |reply| reply.bytes.len() as u64));
-        entry.state = State::Finished(reply);
+        entry.state = CallState::Finished(reply);
         self.running -= 1;
-        if !self.has_bytes_for(host, len, limit) {
+        if !self.make_room_for(host, len, limit) {
             // The call must not run again, although its reply is lost.
-            self.calls.insert(*key, Entry { state: State::Finished(None), host });
+            self.calls.insert(*key, CacheEntry { state: CallState::Finished(None), host });
             len = 0;
         }
         self.stats.bytes += len;
@@ -77,8 +77,8 @@ impl Part {
         calls.bytes += len;
     }
 
-    /// Evicts until `len` more bytes fit. False if a host would hold more than each other one with this reply alone.
-    fn has_bytes_for(&mut self, host: HostId, len: u64, limit: u64) -> bool {
+    /// Evicts until `len` more bytes fit. False if the host would hold more than any other host by this reply alone.
+    fn make_room_for(&mut self, host: HostId, len: u64, limit: u64) -> bool {
         while self.stats.bytes + len > limit {
             let own = self.hosts.get(&host).map_or(0, |calls| calls.bytes);
             let evicted = match self.largest(|calls| calls.bytes) {
@@ -93,7 +93,7 @@ impl Part {
 
     /// Removes a running call.
     pub(super) fn forget(&mut self, key: &CallKey) {
-        let Some(Entry { host, .. }) = self.calls.remove(key) else { return };
+        let Some(CacheEntry { host, .. }) = self.calls.remove(key) else { return };
         self.running -= 1;
         self.remove_call(host, |calls| calls.running -= 1);
     }
@@ -108,7 +108,7 @@ impl Part {
     }
 
     /// Evicts the oldest finished call of the host with most calls; false if none has finished.
-    pub(super) fn evict_for_a_call(&mut self) -> bool {
+    pub(super) fn evict_one(&mut self) -> bool {
         let Some((_, host)) = self.largest(|calls| calls.running + calls.finished.len()) else { return false };
         self.evict(host);
         true
@@ -138,7 +138,7 @@ impl Part {
     fn forget_oldest(&mut self, host: HostId) {
         let Some((_, key)) = self.hosts.get(&host).and_then(|calls| calls.finished.front()) else { return };
         let len = match self.calls.remove(key) {
-            Some(Entry { state: State::Finished(Some(reply)), .. }) => reply.bytes.len() as u64,
+            Some(CacheEntry { state: CallState::Finished(Some(reply)), .. }) => reply.bytes.len() as u64,
             _ => 0,
         };
         self.stats.bytes -= len;

@@ -40,9 +40,9 @@ fn key(xid: u32) -> CallKey {
     key_of(Client::number(1), xid, 100, 3, 9, b"arguments")
 }
 
-fn new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Claim {
+fn new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> CacheReservation {
     match cache.begin(key, HOST) {
-        Lookup::New(claim) => claim,
+        Lookup::New(reservation) => reservation,
         other => panic!("not new: {other:?}"),
     }
 }
@@ -57,9 +57,9 @@ fn reply(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Option<Vec<u8>> {
 #[test]
 fn a_call_runs_once_and_is_answered_again() {
     let cache = cache(8, 1024);
-    let claim = new(&cache, key(1));
+    let reservation = new(&cache, key(1));
     assert!(matches!(begin(&cache, key(1)), Lookup::InProgress));
-    claim.finish(OpaqueAuth::NONE, b"results");
+    reservation.finish(OpaqueAuth::NONE, b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
     let expected =
@@ -172,12 +172,12 @@ fn the_call_that_finished_longest_ago_goes_first() {
 fn calls_in_progress_are_never_forgotten() {
     let cache = cache(3, 1024);
     let other = |xid| cache.begin(key(xid), "192.0.2.2");
-    let mut claims: Vec<Claim> = (0..2).map(|xid| new(&cache, key(xid))).collect();
-    let Lookup::New(claim) = other(2) else { panic!("there is room") };
-    claims.push(claim);
+    let mut reservations: Vec<CacheReservation> = (0..2).map(|xid| new(&cache, key(xid))).collect();
+    let Lookup::New(reservation) = other(2) else { panic!("there is room") };
+    reservations.push(reservation);
     assert!(matches!(other(9), Lookup::Full));
     assert!((0..2).all(|xid| matches!(begin(&cache, key(xid)), Lookup::InProgress)));
-    claims.into_iter().for_each(|claim| claim.finish(OpaqueAuth::NONE, b"done"));
+    reservations.into_iter().for_each(|reservation| reservation.finish(OpaqueAuth::NONE, b"done"));
     new(&cache, key(9)).finish(OpaqueAuth::NONE, b"9");
     assert_eq!((cache.stats().entries, cache.stats().full), (3, 1));
 }
@@ -191,19 +191,19 @@ fn running_calls_of_a_host_leave_room_for_others() {
         cache.begin(key_of(client, xid, 100, host, 9, b"arguments"), &host.to_string())
     };
     let start = |host, xid| match begin(host, xid) {
-        Lookup::New(claim) => claim,
+        Lookup::New(reservation) => reservation,
         other => panic!("not new: {other:?}"),
     };
-    let mut claims = Vec::new();
+    let mut reservations = Vec::new();
     for (host, share) in [(1, 30), (2, 15), (3, 8), (4, 4)] {
-        claims.extend((0..share).map(|xid| start(host, xid)));
+        reservations.extend((0..share).map(|xid| start(host, xid)));
         assert!(matches!(begin(host, 99), Lookup::Full), "{host}");
     }
     // What has ended counts no more.
-    drop(claims.remove(0));
-    claims.remove(0).forget();
-    claims.remove(0).finish(OpaqueAuth::NONE, b"done");
-    claims.extend((0..3).map(|xid| start(5, xid)));
+    drop(reservations.remove(0));
+    reservations.remove(0).forget();
+    reservations.remove(0).finish(OpaqueAuth::NONE, b"done");
+    reservations.extend((0..3).map(|xid| start(5, xid)));
     assert!(matches!(begin(5, 99), Lookup::Full));
 }
 
@@ -217,7 +217,7 @@ fn finished_calls_of_a_host_stay_whatever_another_host_calls() {
     }
     for xid in 0..15_000 {
         match cache.begin(of(1 + u64::from(xid), xid), "192.0.2.2") {
-            Lookup::New(claim) => claim.finish(OpaqueAuth::NONE, &[0; 80]),
+            Lookup::New(reservation) => reservation.finish(OpaqueAuth::NONE, &[0; 80]),
             other => panic!("not new: {other:?}"),
         }
     }
@@ -231,17 +231,17 @@ fn finished_calls_of_a_host_stay_whatever_another_host_calls() {
 fn hosts_with_equally_many_calls_lose_the_oldest() {
     let cache = cache(4, 1024);
     for (xid, host) in [(0, "b"), (1, "a"), (2, "d"), (3, "c")] {
-        let Lookup::New(claim) = cache.begin(key(xid), host) else { panic!("{host}") };
-        claim.finish(OpaqueAuth::NONE, host.as_bytes());
+        let Lookup::New(reservation) = cache.begin(key(xid), host) else { panic!("{host}") };
+        reservation.finish(OpaqueAuth::NONE, host.as_bytes());
     }
     for (xid, oldest) in [(4, 0), (5, 1), (6, 2), (7, 3)] {
-        let Lookup::New(claim) = cache.begin(key(xid), &xid.to_string()) else { panic!("{xid}") };
+        let Lookup::New(reservation) = cache.begin(key(xid), &xid.to_string()) else { panic!("{xid}") };
         let part = lock(&cache.parts[0]);
         assert!(
             !part.calls.contains_key(&key(oldest)) && (oldest + 1..4).all(|xid| part.calls.contains_key(&key(xid)))
         );
         drop(part);
-        claim.finish(OpaqueAuth::NONE, b"");
+        reservation.finish(OpaqueAuth::NONE, b"");
     }
 }
 
@@ -250,7 +250,7 @@ fn hosts_with_equally_many_calls_lose_the_oldest() {
 fn bytes_of_a_host_stay_whatever_another_host_calls() {
     let cache = cache(16, 100);
     let finish = |xid, host, len: usize| match cache.begin(key(xid), host) {
-        Lookup::New(claim) => claim.finish(OpaqueAuth::NONE, &vec![xid as u8; len]),
+        Lookup::New(reservation) => reservation.finish(OpaqueAuth::NONE, &vec![xid as u8; len]),
         other => panic!("not new: {other:?}"),
     };
     (0..2).for_each(|xid| finish(xid, "a", 20));
@@ -292,9 +292,9 @@ fn a_reply_that_is_too_long_is_not_kept_but_its_call_does_not_run_again() {
 #[test]
 fn a_handler_that_panics_leaves_a_call_that_does_not_run_again() {
     let cache = cache(16, 100);
-    let claim = new(&cache, key(1));
+    let reservation = new(&cache, key(1));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-        let _claim = claim;
+        let _claim = reservation;
         std::panic::resume_unwind(Box::new("as the test wants"));
     }));
     assert!(panicked.is_err());
@@ -319,9 +319,9 @@ fn many_threads_run_each_call_once() {
             scope.spawn(|| {
                 for (xid, runs) in runs.iter().enumerate() {
                     match begin(&cache, key(xid as u32)) {
-                        Lookup::New(claim) => {
+                        Lookup::New(reservation) => {
                             runs.fetch_add(1, Ordering::Relaxed);
-                            claim.finish(OpaqueAuth::NONE, &(xid as u32).to_be_bytes());
+                            reservation.finish(OpaqueAuth::NONE, &(xid as u32).to_be_bytes());
                         }
                         Lookup::Done(reply) => assert_eq!(&reply[..], (xid as u32).to_be_bytes()),
                         Lookup::InProgress => {}
@@ -345,13 +345,13 @@ proptest! {
         steps in prop::collection::vec((0u32..12, 0u8..4, 0usize..60), 0..200),
     ) {
         let cache = cache(6, 100);
-        let mut running: HashMap<u32, Claim> = HashMap::new();
+        let mut running: HashMap<u32, CacheReservation> = HashMap::new();
         let mut finished: HashMap<u32, Option<Vec<u8>>> = HashMap::new();
         for (xid, action, len) in steps {
             match action {
                 0 | 1 => match begin(&cache, key(xid)) {
-                    Lookup::New(claim) => {
-                        prop_assert!(running.insert(xid, claim).is_none());
+                    Lookup::New(reservation) => {
+                        prop_assert!(running.insert(xid, reservation).is_none());
                         finished.remove(&xid);
                     }
                     Lookup::InProgress => prop_assert!(running.contains_key(&xid)),
@@ -362,16 +362,16 @@ proptest! {
                     Lookup::Full => prop_assert!(running.len() == 3),
                     Lookup::Nobody => prop_assert!(false, "it has a key"),
                 },
-                2 => if let Some(claim) = running.remove(&xid) {
+                2 => if let Some(reservation) = running.remove(&xid) {
                     let reply = vec![xid as u8; len];
-                    claim.finish(OpaqueAuth::NONE, &reply);
+                    reservation.finish(OpaqueAuth::NONE, &reply);
                     finished.insert(xid, Some(reply));
                 },
-                _ => if let Some(claim) = running.remove(&xid) {
+                _ => if let Some(reservation) = running.remove(&xid) {
                     if len < 30 {
-                        claim.forget();
+                        reservation.forget();
                     } else {
-                        drop(claim);
+                        drop(reservation);
                         finished.insert(xid, None);
                     }
                 },
@@ -385,7 +385,7 @@ proptest! {
             let part = lock(part);
             assert_eq!(part.finished(), part.calls.len());
             part.calls.values().map(|entry| match &entry.state {
-                State::Finished(Some(reply)) => reply.len() as u64,
+                CallState::Finished(Some(reply)) => reply.len() as u64,
                 _ => 0,
             }).sum::<u64>()
         }).sum();

@@ -1,9 +1,9 @@
-//! Rare parts of a call, in separate memory.
+//! State of a call that most calls do not need, in separate memory.
 
 use std::sync::Arc;
 
 use super::chunks::Chunks;
-use crate::service::duplicate_requests::Claim;
+use crate::service::duplicate_requests::CacheReservation;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, OpaqueAuth};
 use crate::wire::xdr::padded;
 
@@ -16,13 +16,13 @@ pub(super) struct Verifier {
 
 impl Verifier {
     /// Whether it is not AUTH_NONE.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_some(&self) -> bool {
         self.flavor != Flavor::None.code()
     }
 
     /// Bytes of RPC header of a successful reply with it.
-    #[inline(always)]
+    #[inline]
     pub(super) fn header_len(&self) -> usize {
         ACCEPTED_REPLY_LEN + if self.is_some() { padded(self.body.len()) } else { 0 }
     }
@@ -49,102 +49,94 @@ pub(crate) struct Stamp {
     pub(crate) bytes_out: u64,
 }
 
+/// State that most calls do not need.
 #[derive(Debug, Default)]
-pub(super) struct Extra {
+pub(super) struct ColdPart {
     pub(super) chunks: Chunks,
     pub(super) verifier: Verifier,
     /// Authenticated name of the caller's host.
     pub(super) peer: Option<Arc<str>>,
-    /// Ticket in the duplicate request cache.
-    pub(super) claim: Option<Claim>,
+    /// Its entry in the duplicate request cache.
+    pub(super) reservation: Option<CacheReservation>,
     /// Text of its handler's panic.
     pub(super) panic: Option<Box<str>>,
     /// Deferred, and dropped unanswered.
-    pub(super) dropped: bool,
+    pub(super) is_dropped: bool,
     /// Its message was assembled in a buffer of the pool.
-    pub(super) put_together: bool,
+    pub(super) is_assembled: bool,
     pub(super) stamp: Option<Stamp>,
 }
 
-impl Extra {
+impl ColdPart {
     /// Whether the call has only Read chunks, which its reply need not return.
+    #[inline(never)]
     fn has_only_reads(&self) -> bool {
-        let Self { chunks, verifier, peer, claim, panic, dropped, put_together, stamp } = self;
-        let none = || peer.is_none() && claim.is_none() && panic.is_none() && stamp.is_none();
-        !chunks.is_returned() && !verifier.is_some() && verifier.body.is_empty() && !dropped && !put_together && none()
+        let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, stamp } = self;
+        let none = || peer.is_none() && reservation.is_none() && panic.is_none() && stamp.is_none();
+        let no_verifier = !verifier.is_some() && verifier.body.is_empty();
+        !chunks.is_returned() && no_verifier && !is_dropped && !is_assembled && none()
     }
 
+    #[inline(never)]
     fn clear(&mut self) {
         // Most calls with chunks have arguments in them, and no results.
         if self.has_only_reads() {
             return self.chunks.clear_reads();
         }
-        let Self { chunks, verifier, peer, claim, panic, dropped, put_together, stamp } = self;
+        let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, stamp } = self;
         chunks.clear();
         verifier.set(Flavor::None.code(), &[]);
-        (*peer, *claim, *panic, *stamp) = (None, None, None, None);
-        (*dropped, *put_together) = (false, false);
+        (*peer, *reservation, *panic, *stamp) = (None, None, None, None);
+        (*is_dropped, *is_assembled) = (false, false);
     }
 }
 
-/// Optional [`Extra`]. Its memory stays for the next call.
+/// An optional [`ColdPart`], whose memory stays for the next call.
 #[derive(Debug, Default)]
-pub(super) struct Extras {
+pub(super) struct ColdSlot {
     /// Cleared while unused.
-    memory: Option<Box<Extra>>,
-    has_any: bool,
+    memory: Option<Box<ColdPart>>,
+    is_used: bool,
 }
 
-impl Extras {
-    /// Whether the call has any.
-    #[inline(always)]
-    pub(super) fn has_any(&self) -> bool {
-        self.has_any
-    }
-
-    /// Whether the reply ignores them.
-    #[inline(always)]
-    pub(super) fn leave_reply_plain(&self) -> bool {
-        !self.has_any || self.have_only_reads()
-    }
-
-    #[inline(never)]
-    fn have_only_reads(&self) -> bool {
-        self.memory.as_ref().is_none_or(|extra| extra.has_only_reads())
-    }
-
-    /// The parts; `None` if there are none.
-    #[inline(always)]
-    pub(super) fn get(&self) -> Option<&Extra> {
-        if self.has_any { self.memory.as_deref() } else { None }
-    }
-
-    /// As `get`, mutable.
-    #[inline(always)]
-    pub(super) fn get_mut(&mut self) -> Option<&mut Extra> {
-        if self.has_any { self.memory.as_deref_mut() } else { None }
-    }
-
-    /// Starts using them.
+impl ColdSlot {
+    /// Whether the call has a cold part.
     #[inline]
-    pub(super) fn begin(&mut self) -> &mut Extra {
-        self.has_any = true;
+    pub(super) fn is_used(&self) -> bool {
+        self.is_used
+    }
+
+    /// Whether the reply needs nothing of the cold part.
+    #[inline]
+    pub(super) fn leaves_reply_plain(&self) -> bool {
+        self.get().is_none_or(ColdPart::has_only_reads)
+    }
+
+    /// The cold part, if the call has one.
+    #[inline]
+    pub(super) fn get(&self) -> Option<&ColdPart> {
+        if self.is_used { self.memory.as_deref() } else { None }
+    }
+
+    /// The cold part, if the call has one, for changes.
+    #[inline]
+    pub(super) fn get_mut(&mut self) -> Option<&mut ColdPart> {
+        if self.is_used { self.memory.as_deref_mut() } else { None }
+    }
+
+    /// Starts using the cold part.
+    #[inline]
+    pub(super) fn begin(&mut self) -> &mut ColdPart {
+        self.is_used = true;
         self.memory.get_or_insert_default()
     }
 
-    /// Clears and ends their use.
-    #[inline(always)]
+    /// Clears the cold part, and ends its use.
+    #[inline]
     pub(super) fn end(&mut self) {
-        if self.has_any {
-            self.clear();
-        }
-    }
-
-    #[inline(never)]
-    fn clear(&mut self) {
-        self.has_any = false;
-        if let Some(extra) = &mut self.memory {
-            extra.clear();
+        if let Some(cold) = self.get_mut() {
+            cold.clear();
+            self.is_used = false;
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Memory of served calls.
+//! Memory of served calls, for reuse.
 
 use super::call::{Arrived, Call, OwnedCall, Unready};
 use crate::fabric::QpId;
 use crate::proto::InboundId;
 
-/// Memory of served calls, kept for reuse: no allocation per call.
+/// Memory of served calls: kept for reuse, so that a call allocates none.
 #[derive(Debug, Default)]
 pub(crate) struct CallBoxes {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
@@ -25,18 +25,18 @@ impl CallBoxes {
     #[inline(always)]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Call<Arrived> {
         match self.last.take().or_else(|| self.spare.pop()) {
-            Some(memory) => Call::again(memory, qp, id),
-            None => Call::blank(self.shard, qp, id),
+            Some(memory) => Call::in_reused(memory, qp, id),
+            None => Call::in_new(self.shard, qp, id),
         }
     }
 
     /// Takes a call back, and frees its buffers.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn put<S>(&mut self, call: Call<S>) {
         self.put_memory(call.end());
     }
 
-    /// Takes back a call without buffers.
+    /// Takes back the memory of a call without buffers.
     #[inline(always)]
     pub(crate) fn put_memory(&mut self, memory: Box<OwnedCall>) {
         match &mut self.last {
@@ -45,7 +45,7 @@ impl CallBoxes {
         }
     }
 
-    /// Takes back a call that waited.
+    /// Takes back a call that waited for memory.
     pub(crate) fn put_unready(&mut self, call: Unready) {
         match call {
             Unready::Long(call) => self.put(call),
