@@ -58,7 +58,7 @@ const FORMS: &str = if cfg!(feature = "verbs") {
 
 /// An invalid address: its text and its defect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address: {detail}; addresses look like {FORMS}")]
+#[error("invalid address {text:?}: {detail}; expected {FORMS}")]
 #[non_exhaustive]
 pub struct AddressError {
     /// The text.
@@ -71,22 +71,23 @@ impl Address {
     /// Name of the fabric: the part before the colon.
     #[must_use]
     pub fn scheme(&self) -> &'static str {
-        match self {
-            Self::Soft(_) => SoftwareFabric::SCHEME,
-            Self::Iwarp(_) => IwarpFabric::SCHEME,
-            #[cfg(feature = "verbs")]
-            Self::Verbs(_) => VerbsFabric::SCHEME,
-        }
+        self.parts().0
     }
 
     /// Address within the fabric: the part after the colon.
     #[must_use]
     #[doc(hidden)]
     pub fn fabric_address(&self) -> &FabricAddress {
+        self.parts().1
+    }
+
+    /// Name of the fabric, and the address within it.
+    fn parts(&self) -> (&'static str, &FabricAddress) {
         match self {
-            Self::Soft(address) | Self::Iwarp(address) => address,
+            Self::Soft(at) => (SoftwareFabric::SCHEME, at),
+            Self::Iwarp(at) => (IwarpFabric::SCHEME, at),
             #[cfg(feature = "verbs")]
-            Self::Verbs(address) => address,
+            Self::Verbs(at) => (VerbsFabric::SCHEME, at),
         }
     }
 
@@ -99,7 +100,7 @@ impl Address {
         self.of_scheme(device.scheme)
     }
 
-    /// The same for a device of this scheme; of any, if it is empty.
+    /// Address within the fabric, for a device of this scheme, or of any scheme if it is empty.
     pub(crate) fn of_scheme(&self, scheme: &str) -> Result<&FabricAddress, FabricError> {
         if scheme.is_empty() || scheme == self.scheme() {
             return Ok(self.fabric_address());
@@ -136,7 +137,7 @@ impl Address {
         }
     }
 
-    /// Same fabric and device, at another host and port. Unchanged if the fabric is not a network.
+    /// An address of this fabric and device at another host and port. Unchanged if the fabric is not a network.
     #[must_use]
     pub fn with_socket_address(&self, at: SocketAddr) -> Self {
         match self {
@@ -168,7 +169,7 @@ impl Address {
         }
     }
 
-    /// The NUMA node of the device that a shard opens for this address, where the kernel knows it.
+    /// NUMA node of the device that a shard opens for this address, if the kernel knows it.
     pub(crate) fn node(&self, config: &Config) -> Option<u32> {
         #[cfg(feature = "verbs")]
         if let Self::Verbs(address) = self {
@@ -182,7 +183,7 @@ impl Address {
     /// Binds the address, for a shard to listen at.
     ///
     /// # Errors
-    /// As [`Fabric::bind`].
+    /// Those of [`Fabric::bind`].
     #[doc(hidden)]
     pub fn bind(&self) -> Result<AnyListener, FabricError> {
         AnyFabric::bind(&FabricAddress(self.to_string()))
@@ -224,7 +225,8 @@ impl FromStr for Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.scheme(), self.fabric_address().0)
+        let (scheme, at) = self.parts();
+        write!(f, "{scheme}:{}", at.0)
     }
 }
 

@@ -11,9 +11,9 @@ use crate::fabric::{FabricError, FabricErrorKind};
 /// A server, client or shard did not start.
 ///
 /// The text names the call or knob, the limit, and the remedy. [`source`](Error::source) has the system's reason.
-pub struct StartError(Box<Cause>);
+pub struct StartError(Box<StartErrorInner>);
 
-struct Cause {
+struct StartErrorInner {
     kind: StartErrorKind,
     /// The text, and the source where `source` has none.
     error: Box<dyn Error + Send + Sync>,
@@ -43,7 +43,7 @@ pub enum StartErrorKind {
 impl StartError {
     #[cold]
     pub(crate) fn of(kind: StartErrorKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(Box::new(Cause { kind, error: error.into(), source: None }))
+        Self(Box::new(StartErrorInner { kind, error: error.into(), source: None }))
     }
 
     #[cold]
@@ -51,7 +51,7 @@ impl StartError {
         Self::of(kind, text.to_string())
     }
 
-    /// A contradiction within the configuration.
+    /// Error of a configuration that contradicts itself.
     #[cold]
     pub(crate) fn conflict(text: impl fmt::Display) -> Self {
         Self::new(StartErrorKind::Config, text)
@@ -64,14 +64,14 @@ impl StartError {
         self
     }
 
-    /// A failed spawn: `what` names it.
+    /// Error of a thread that could not be started; `what` names it.
     #[cold]
     pub(crate) fn no_thread(what: impl fmt::Display, source: io::Error) -> Self {
         let text = format_args!("cannot start {what} ({})", thread_limits());
         Self::new(StartErrorKind::System, text).because(source)
     }
 
-    /// Subject of this error.
+    /// Category of this error.
     pub fn kind(&self) -> StartErrorKind {
         self.0.kind
     }

@@ -81,10 +81,7 @@ impl ClientCall {
     #[inline]
     pub fn args_mut(&mut self) -> &mut [u8] {
         self.fill();
-        match &mut self.message {
-            Some(message) => &mut message[self.args_at..],
-            None => self.memory.get_mut().map(|memory| &mut memory.args[..]).unwrap_or_default(),
-        }
+        self.args_room()
     }
 
     /// Appends arguments; allocates unless the call is prepared.
@@ -107,7 +104,7 @@ impl ClientCall {
         Ok(())
     }
 
-    /// Memory of all arguments, uninitialized: to be written, then [counted](Self::args_written).
+    /// Memory of all arguments, uninitialized: to be written, then [marked](Self::args_written).
     #[inline]
     pub(crate) fn args_room(&mut self) -> &mut [u8] {
         match &mut self.message {
@@ -116,7 +113,7 @@ impl ClientCall {
         }
     }
 
-    /// The first `len` bytes of the arguments are written. The rest, if any, is cleared.
+    /// Marks the first `len` bytes of the arguments as written. The rest, if any, is cleared later.
     #[inline]
     pub(crate) fn args_written(&mut self, len: usize) {
         self.filled = self.args_at + len;

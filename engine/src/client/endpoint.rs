@@ -10,7 +10,7 @@ use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::handoff::block_on::block_on;
 use crate::handoff::slot::oneshot;
-use crate::shard::{CloseCause, CloseReason, Command, ConnectRequest, LocalClose, Shard, ShardHandle, check, spawn};
+use crate::shard::{CloseCause, CloseReason, Command, ConnectRequest, LocalClose, ShardHandle, check, spawn};
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
@@ -56,11 +56,11 @@ use crate::stats::ShardStats;
 #[must_use = "dropped at once, it ends its thread"]
 #[derive(Clone)]
 pub struct Endpoint {
-    shared: Arc<Shared>,
+    shared: Arc<EndpointState>,
 }
 
-/// State shared by all clients of a shard.
-pub(super) struct Shared {
+/// State that all clients of a shard share.
+pub(super) struct EndpointState {
     pub(super) shard: ShardHandle,
     /// Scheme of its device's addresses.
     scheme: &'static str,
@@ -68,7 +68,7 @@ pub(super) struct Shared {
     pub(super) config: ClientConfig,
 }
 
-impl Shared {
+impl EndpointState {
     pub(super) fn new(shard: ShardHandle, scheme: &'static str, config: ClientConfig) -> Arc<Self> {
         let template = Template::new(config.program, config.version, &config.credential);
         Arc::new(Self { shard, scheme, template, config })
@@ -93,11 +93,13 @@ impl Endpoint {
         block_on(Self::start_async(address, config))
     }
 
-    /// As [`start`](Self::start), as a future of any runtime. The new thread opens the device and makes the memory.
-    /// Dropped before it is ready, the future leaves nothing behind.
+    /// Starts the thread, as a future of any runtime; see [`start`](Self::start).
+    ///
+    /// The new thread opens the device and makes the memory. Dropped before it is ready, the future leaves nothing
+    /// behind.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// [`ConnectError::Start`].
     pub fn start_async(
         address: &Address,
         config: ClientConfig,
@@ -106,15 +108,10 @@ impl Endpoint {
         async move {
             config.check().map_err(StartError::from)?;
             check(&config.shard, config.services.as_deref(), 1)?;
-            let scheme = address.scheme();
-            let (shard_config, services) = (config.shard.clone(), config.services.clone());
-            let connect = config.connect.clone();
-            let make = move || {
-                let fabric = address.open(&shard_config)?;
-                Ok::<_, StartError>(Shard::open(fabric, shard_config, services)?.connecting(connect))
-            };
+            let (scheme, own) = (address.scheme(), config.clone());
+            let make = move || own.open_shard(address.open(&own.shard)?);
             let shard = spawn("rpcrdma-client".into(), config.shard.poll.core, make).await?;
-            Ok(Self { shared: Shared::new(shard, scheme, config) })
+            Ok(Self { shared: EndpointState::new(shard, scheme, config) })
         }
     }
 
@@ -131,10 +128,10 @@ impl Endpoint {
         block_on(self.connect_async(address))
     }
 
-    /// As [`connect`](Self::connect), as a future of any runtime. Dropped early, it leaves nothing behind.
+    /// Connects, as a future of any runtime. Dropped early, it leaves nothing behind.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     pub fn connect_async(
         &self,
         address: &Address,

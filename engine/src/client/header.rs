@@ -25,7 +25,7 @@ impl Credential {
         Self::stamped(AuthSys::new(0, machine.as_bytes(), uid, gid), gids)
     }
 
-    /// As [`sys`](Self::sys), with a stamp. For the C interface.
+    /// `AUTH_SYS` with a stamp, for the C interface.
     #[doc(hidden)]
     pub fn stamped(sys: AuthSys<'_>, gids: &[u32]) -> Result<Self, NoSpace> {
         let mut body = vec![0; MAX_AUTH_LEN];
@@ -98,7 +98,9 @@ impl Template {
         results.saturating_add(self.verifier_room)
     }
 
-    /// As above, with a credential. (Separate: otherwise the compiler merges both copies into one of unknown length.)
+    /// Writes a header with a credential.
+    ///
+    /// It is separate because the compiler otherwise merges both copies into one of unknown length.
     #[inline(never)]
     fn write_named(&self, out: &mut [u8]) {
         out[..self.header.len()].copy_from_slice(&self.header);

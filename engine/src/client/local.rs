@@ -32,10 +32,10 @@ use crate::stats::ShardStats;
 pub struct Connection(ConnRef);
 
 /// Most close reasons of closed connections to keep.
-const REASONS: usize = 1024;
+const MAX_REASONS: usize = 1024;
 
-/// Token of blocking calls.
-const OWN: u64 = u64::MAX;
+/// Token of a blocking call.
+const BLOCKING: u64 = u64::MAX;
 /// Empty turns between two yields of the core while a call is waited for.
 const YIELD_EVERY: u32 = 256;
 
@@ -55,15 +55,15 @@ const YIELD_EVERY: u32 = 256;
 #[must_use = "dropped at once, it closes its connections"]
 pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
-    /// The first connection; `NONE` before.
+    /// The first connection; `NONE` before there is one.
     first: ConnRef,
     /// The last closed connections, and their reasons.
     closed: VecDeque<(ConnRef, CloseReason)>,
     template: Template,
-    /// Calls that ended while a blocking call waited.
-    waiting: Vec<Done>,
+    /// Calls that ended while a blocking call waited, not reported yet.
+    unreported: Vec<Done>,
     config: ClientConfig,
-    /// Of the configuration, which does not change.
+    /// Whether calls with chunks are checked against a binding. The configuration does not change.
     limits_chunks: bool,
     /// Memory of prepared calls.
     arena: ArenaId,
@@ -79,7 +79,7 @@ impl LocalClient<AnyFabric> {
         Self::with_fabric(address.open(&config.shard)?, address, config)
     }
 
-    /// As [`connect`](Self::connect), but [begins](Self::begin_connect) to connect, without blocking.
+    /// Makes a shard on this thread, and [begins](Self::begin_connect) to connect, without blocking.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -99,11 +99,10 @@ impl<F: Fabric> LocalClient<F> {
     #[doc(hidden)]
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, StartError> {
         let template = Template::new(config.program, config.version, &config.credential);
-        let shard =
-            Shard::open(fabric, config.shard.clone(), config.services.clone())?.connecting(config.connect.clone());
+        let shard = config.open_shard(fabric)?;
         let limits_chunks = config.limits_chunks();
-        let (closed, waiting, arena) = (VecDeque::new(), Vec::new(), shard.arena().id());
-        Ok(Self { shard, first: ConnRef::NONE, closed, template, waiting, config, limits_chunks, arena })
+        let (closed, unreported, arena) = (VecDeque::new(), Vec::new(), shard.arena().id());
+        Ok(Self { shard, first: ConnRef::NONE, closed, template, unreported, config, limits_chunks, arena })
     }
 
     /// Connects through a given device; blocks until connected.
@@ -169,7 +168,7 @@ impl<F: Fabric> LocalClient<F> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
             Some((_, reason)) => Some(reason),
-            None if self.closed.len() < REASONS || self.shard.has(connection.0) => None,
+            None if self.closed.len() < MAX_REASONS || self.shard.has(connection.0) => None,
             None => Some(&CloseReason(CloseCause::Before)),
         }
     }
@@ -182,16 +181,16 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.flush();
         let busy = self.shard.poll_once();
         if !self.shard.notices().is_empty() {
-            self.notice();
+            self.take_notices();
         }
         busy
     }
 
     #[cold]
-    fn notice(&mut self) {
+    fn take_notices(&mut self) {
         for notice in self.shard.notices().drain(..) {
             if let Notice::Closed { conn, reason } = notice {
-                if self.closed.len() == REASONS {
+                if self.closed.len() == MAX_REASONS {
                     self.closed.pop_front();
                 }
                 self.closed.push_back((conn, reason));
@@ -377,8 +376,8 @@ impl<F: Fabric> LocalClient<F> {
     #[doc(alias("completion queue", "poll_cq"))]
     pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
         let busy = self.turn();
-        if !self.waiting.is_empty() {
-            self.waiting.drain(..).for_each(&mut on_done);
+        if !self.unreported.is_empty() {
+            self.unreported.drain(..).for_each(&mut on_done);
         }
         let done = self.shard.done();
         if done.len() > 1 {
@@ -393,7 +392,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// The next [`poll`](Self::poll) reports the work.
     pub fn wait(&mut self, longest: Duration) {
-        if self.waiting.is_empty() {
+        if self.unreported.is_empty() {
             self.shard.sleep(longest);
         }
     }
@@ -407,7 +406,7 @@ impl<F: Fabric> LocalClient<F> {
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.shard.arm_elsewhere(longest)?;
-        (self.waiting.is_empty() && self.shard.done().is_empty()).then_some(timeout)
+        (self.unreported.is_empty() && self.shard.done().is_empty()).then_some(timeout)
     }
 
     /// Ends the sleep that [`arm`](Self::arm) prepared.
@@ -423,21 +422,21 @@ impl<F: Fabric> LocalClient<F> {
         self.call_on(self.first(), call)
     }
 
-    /// As [`call`](Self::call), on a given connection.
+    /// Calls on a given connection, and blocks until the call ends; see [`call`](Self::call).
     ///
     /// # Errors
     /// The failure of a call without a reply.
     pub fn call_on(&mut self, connection: Connection, call: ClientCall) -> CallResult {
-        self.start(connection, call, OWN);
+        self.start(connection, call, BLOCKING);
         let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);
         loop {
             let busy = self.turn();
             let mut own = None;
             for done in self.shard.done().drain(..) {
-                if done.token == OWN {
+                if done.token == BLOCKING {
                     own = Some(done.result);
                 } else {
-                    self.waiting.push(done);
+                    self.unreported.push(done);
                 }
             }
             if let Some(result) = own {
@@ -458,7 +457,7 @@ impl<F: Fabric> LocalClient<F> {
     pub fn close(mut self, timeout: Duration) -> Vec<Done> {
         self.shard.drain();
         let started = self.shard.now();
-        let mut ended = std::mem::take(&mut self.waiting);
+        let mut ended = std::mem::take(&mut self.unreported);
         while !self.shard.is_drained() && self.shard.now() - started < timeout.as_nanos() as u64 {
             if !self.shard.poll_once() {
                 std::thread::yield_now();

@@ -16,12 +16,11 @@ use arrayvec::ArrayVec;
 use crate::address::Address;
 use crate::binding::Bindings;
 use crate::config::{Config, ConfigError, ConnectConfig, MemoryConfig};
-use crate::fabric::FabricError;
-use crate::proto::binding::BindingError;
-use crate::proto::binding::reduction_allowed;
+use crate::fabric::{Fabric, FabricError};
+use crate::proto::binding::{BindingError, reduction_allowed};
 use crate::proto::{CallError, Defect};
 use crate::service::{MAX_CHUNKS, Services};
-use crate::shard::{CloseReason, CloseReasonKind, Memory};
+use crate::shard::{CloseReason, CloseReasonKind, Memory, Shard};
 use crate::start_error::StartError;
 
 pub use crate::proto::CallId;
@@ -66,16 +65,10 @@ pub struct ClientConfig {
 impl ClientConfig {
     /// Default configuration for calls of this program and version.
     pub fn new(program: u32, version: u32) -> Self {
+        let memory =
+            MemoryConfig { receives: 1024, small_buffers: 1024, message_buffers: 256, ..MemoryConfig::default() };
         Self {
-            shard: Config {
-                memory: MemoryConfig {
-                    receives: 1024,
-                    small_buffers: 1024,
-                    message_buffers: 256,
-                    ..MemoryConfig::default()
-                },
-                ..Config::default()
-            },
+            shard: Config { memory, ..Config::default() },
             program,
             version,
             credential: Credential::default(),
@@ -94,58 +87,13 @@ impl ClientConfig {
             _ => Ok(()),
         }
     }
-}
 
-/// A connection was not established.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The client's shard did not start.
-    #[error(transparent)]
-    Start(#[from] StartError),
-    /// The fabric did not begin to connect.
-    #[error(transparent)]
-    Fabric(#[from] FabricError),
-    /// The server did not take the connection.
-    #[error("{address} did not connect: {reason}")]
-    Refused {
-        /// The server's.
-        address: String,
-        /// Why.
-        reason: CloseReason,
-    },
-    /// A host key is missing or wrong, at either side.
-    ///
-    /// No call was executed, and a retry fails in the same way.
-    #[error("{address}: {reason}; no call was executed, and a retry fails in the same way")]
-    NotAuthenticated {
-        /// The server's.
-        address: String,
-        /// What is missing, and at which side.
-        reason: CloseReason,
-    },
-    /// Nothing was heard in time.
-    #[error("{address} did not answer within {timeout:?} (connect.timeout)")]
-    TimedOut {
-        /// The server's.
-        address: String,
-        /// Time waited.
-        timeout: std::time::Duration,
-    },
-}
-
-impl ConnectError {
-    /// The connection closed before it was established.
-    fn closed(address: &Address, reason: CloseReason) -> Self {
-        let address = address.to_string();
-        match reason.kind() {
-            CloseReasonKind::NotAuthenticated => Self::NotAuthenticated { address, reason },
-            _ => Self::Refused { address, reason },
-        }
+    /// Opens a shard on this device; allocates its memory.
+    fn open_shard<F: Fabric>(&self, fabric: F) -> Result<Shard<F>, StartError> {
+        let shard = Shard::open(fabric, self.shard.clone(), self.services.clone())?;
+        Ok(shard.connecting(self.connect.clone()))
     }
-}
 
-impl ClientConfig {
     /// Whether calls with chunks are checked against a binding.
     fn limits_chunks(&self) -> bool {
         self.bindings.is_some() || !self.reduction_allowed()
@@ -161,13 +109,6 @@ impl ClientConfig {
         if memory.too_many {
             return Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
         }
-        match self.limits_chunks() {
-            true => self.check_binding(procedure, inline_len, memory).map_err(CallError::from),
-            false => Ok(()),
-        }
-    }
-
-    fn check_binding(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), BindingError> {
         let reduction = self.reduction_allowed();
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes = memory.result_lens();
@@ -178,10 +119,60 @@ impl ClientConfig {
                 memory.most_results = (!writes.is_empty()).then(|| binding.reply_len(writes.len()));
                 Ok(())
             }
-            // The table names all that may be reduced.
-            Some(None) if !reads.is_empty() || !writes.is_empty() => Err(BindingError::ReductionOff),
-            _ if !reduction && (!reads.is_empty() || !writes.is_empty()) => Err(BindingError::ReductionOff),
+            // Bindings name all that may be reduced.
+            bindings if (bindings.is_some() || !reduction) && !(reads.is_empty() && writes.is_empty()) => {
+                Err(BindingError::ReductionOff.into())
+            }
             _ => Ok(()),
+        }
+    }
+}
+
+/// A connection was not established.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The client's shard did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The fabric did not begin to connect.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The server did not accept the connection.
+    #[error("{address} did not connect: {reason}")]
+    Refused {
+        /// Address of the server.
+        address: String,
+        /// Reason of the close.
+        reason: CloseReason,
+    },
+    /// A host key is missing or wrong, at either side.
+    ///
+    /// No call was executed, and a retry fails in the same way.
+    #[error("{address}: {reason}; no call was executed, and a retry fails in the same way")]
+    NotAuthenticated {
+        /// Address of the server.
+        address: String,
+        /// The missing or wrong key, and its side.
+        reason: CloseReason,
+    },
+    /// The server did not answer in time.
+    #[error("{address} did not answer within {timeout:?} (connect.timeout)")]
+    TimedOut {
+        /// Address of the server.
+        address: String,
+        /// Time waited.
+        timeout: std::time::Duration,
+    },
+}
+
+impl ConnectError {
+    /// Error of a connection that closed before it was established.
+    fn closed(address: &Address, reason: CloseReason) -> Self {
+        let address = address.to_string();
+        match reason.kind() {
+            CloseReasonKind::NotAuthenticated => Self::NotAuthenticated { address, reason },
+            _ => Self::Refused { address, reason },
         }
     }
 }

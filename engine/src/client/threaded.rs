@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use rpcrdma_mempool::Buf;
 
 use super::call::ClientCall;
-use super::endpoint::{Endpoint, Shared};
+use super::endpoint::{Endpoint, EndpointState};
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::handoff::block_on::block_on;
@@ -54,16 +54,16 @@ use crate::stats::ShardStats;
 pub struct Client {
     sender: Sender<Command>,
     slots: SlotTable<CallResult>,
-    line: Arc<Line>,
+    connection: Arc<ConnectionState>,
 }
 
-/// State shared by all clones of a client.
-struct Line {
+/// State that all clones of a client share.
+struct ConnectionState {
     conn: ConnRef,
     /// Ends the connection with its last client. Before the shard, which may stop then.
     _owned: Option<OwnedConn>,
     closed: Arc<ClosedBecause>,
-    shared: Arc<Shared>,
+    shared: Arc<EndpointState>,
 }
 
 /// A call under way: wait for it, await it, or drop it.
@@ -84,24 +84,24 @@ impl Pending {
     /// On the thread of the client's shard, where a call does not end meanwhile. Await it there.
     pub fn join(&mut self) -> CallResult {
         self.shard.must_not_wait();
-        self.ticket.wait_with(self.idle, None).map_or_else(lost, ended)
+        self.ticket.wait_with(self.idle, None).map_or_else(disconnected, outcome_of)
     }
 
     /// Outcome of the call, if it has ended; does not block.
     pub fn try_take(&mut self) -> Option<CallResult> {
-        self.ticket.try_take().map(ended)
+        self.ticket.try_take().map(outcome_of)
     }
 }
 
 /// The outcome in a call's slot.
 #[inline]
-fn ended(outcome: Result<CallResult, Lost>) -> CallResult {
-    outcome.unwrap_or_else(|Lost| lost())
+fn outcome_of(outcome: Result<CallResult, Lost>) -> CallResult {
+    outcome.unwrap_or_else(|Lost| disconnected())
 }
 
 /// Error of a stopped shard, whose memory is gone.
 #[cold]
-fn lost() -> CallResult {
+fn disconnected() -> CallResult {
     Err(CallError::ConnectionLost { sent: true }.into())
 }
 
@@ -113,7 +113,7 @@ impl fmt::Debug for Client {
 
 impl Clone for Client {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.line))
+        Self::of(Arc::clone(&self.connection))
     }
 }
 
@@ -121,7 +121,7 @@ impl Future for Pending {
     type Output = CallResult;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
-        Pin::new(&mut self.ticket).poll(context).map(ended)
+        Pin::new(&mut self.ticket).poll(context).map(outcome_of)
     }
 }
 
@@ -138,7 +138,7 @@ impl Client {
         block_on(Self::connect_async(address, config))
     }
 
-    /// As [`connect`](Self::connect), as a future of any runtime. Dropped early, it leaves nothing behind.
+    /// Starts an [`Endpoint`] with one connection, as a future of any runtime. Dropped early, it leaves nothing behind.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -151,8 +151,8 @@ impl Client {
     }
 
     /// A client of a new connection.
-    pub(super) fn connected(shared: Arc<Shared>, conn: OwnedConn, closed: Arc<ClosedBecause>) -> Self {
-        Self::of(Arc::new(Line { conn: conn.conn(), _owned: Some(conn), closed, shared }))
+    pub(super) fn connected(shared: Arc<EndpointState>, conn: OwnedConn, closed: Arc<ClosedBecause>) -> Self {
+        Self::of(Arc::new(ConnectionState { conn: conn.conn(), _owned: Some(conn), closed, shared }))
     }
 
     /// A client in the reverse direction, on a connection that a server's shard accepted.
@@ -160,12 +160,21 @@ impl Client {
         let closed = Arc::default();
         // A stopped shard is detected as closed.
         shard.send(Command::Watch(conn, Arc::clone(&closed)));
-        Self::of(Arc::new(Line { conn, _owned: None, closed, shared: Shared::new(shard, "", config) }))
+        Self::of(Arc::new(ConnectionState {
+            conn,
+            _owned: None,
+            closed,
+            shared: EndpointState::new(shard, "", config),
+        }))
     }
 
-    fn of(line: Arc<Line>) -> Self {
-        let calls = line.shared.config.shard.limits.max_calls;
-        Self { sender: line.shared.shard.connector().connect(calls), slots: SlotTable::new(calls as u32), line }
+    fn of(connection: Arc<ConnectionState>) -> Self {
+        let calls = connection.shared.config.shard.limits.max_calls;
+        Self {
+            sender: connection.shared.shard.connector().connect(calls),
+            slots: SlotTable::new(calls as u32),
+            connection,
+        }
     }
 
     /// Allocates memory for a chunk; blocks for the shard's answer.
@@ -178,15 +187,15 @@ impl Client {
     /// buffer left, [`CallError::TooLong`] when it never has; [`CallError::Closed`]; [`CallError::Invalid`] as for
     /// [`call`](Self::call).
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
-        self.line.shared.shard.thread().may_wait()?;
-        let idle = self.line.shared.config.shard.poll.idle;
+        self.connection.shared.shard.thread().may_wait()?;
+        let idle = self.connection.shared.config.shard.poll.idle;
         match self.ask_alloc(len, Command::Alloc).wait_with(idle, None) {
             Some(Ok(answer)) => answer,
             Some(Err(_)) | None => Err(CallError::Closed),
         }
     }
 
-    /// As [`alloc`](Self::alloc), as a future that waits for a free buffer.
+    /// Allocates memory for a chunk, as a future that waits for a free buffer; see [`alloc`](Self::alloc).
     ///
     /// Waiters for buffers of one size are served as their requests reach the shard, also across a reconnect. Other
     /// sizes and other connections do not wait for them. The wait ends with the connection. Dropping the future ends
@@ -206,18 +215,18 @@ impl Client {
         ask: impl FnOnce(ConnRef, usize, Completer<Result<Buf, CallError>>) -> Command,
     ) -> Ticket<Result<Buf, CallError>> {
         let (answer, completer) = oneshot();
-        // One that is not sent is lost.
-        self.tell(ask(self.line.conn, len, completer));
+        // A command that is not sent ends the ticket.
+        self.send(ask(self.connection.conn, len, completer));
         answer
     }
 
     /// Sends a command to the shard, by a new ring when this client's is full. Gives it back if the shard has stopped.
     #[inline]
-    fn tell(&mut self, command: Command) -> Option<Command> {
+    fn send(&mut self, command: Command) -> Option<Command> {
         match self.sender.send(command) {
             Ok(()) => None,
             Err(SendError::Full(command)) => {
-                self.line.shared.shard.connector().connect(1).send(command).err().map(SendError::into_inner)
+                self.connection.shared.shard.connector().connect(1).send(command).err().map(SendError::into_inner)
             }
             Err(SendError::Closed(command)) => Some(command),
         }
@@ -225,7 +234,7 @@ impl Client {
 
     /// Whether its calls are of this program and version.
     pub(crate) fn is_of(&self, program: u32, version: u32) -> bool {
-        self.line.shared.template.is_of(program, version)
+        self.connection.shared.template.is_of(program, version)
     }
 
     /// Starts a call; does not block.
@@ -235,7 +244,7 @@ impl Client {
     /// [`limits.max_calls`](crate::config::LimitsConfig::max_calls); [`CallError::Closed`] when the shard has stopped;
     /// [`CallError::Invalid`].
     pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
-        let Shared { template, config, .. } = &*self.line.shared;
+        let EndpointState { template, config, .. } = &*self.connection.shared;
         let header = template.len();
         let inline_len = call.args_mut().len();
         if let Some(chunks) = call.memory.get_mut() {
@@ -254,7 +263,7 @@ impl Client {
         drop(call.memory.take_args());
         let idle = config.shard.poll.idle;
         let call = RemoteCall {
-            conn: self.line.conn,
+            conn: self.connection.conn,
             message,
             memory: call.memory.unless_empty(),
             one_way: call.one_way,
@@ -262,10 +271,10 @@ impl Client {
             timeout: call.timeout,
             completer,
         };
-        if let Some(Command::Call(unsent)) = self.tell(Command::Call(call)) {
+        if let Some(Command::Call(unsent)) = self.send(Command::Call(call)) {
             return Err(FailedCall::new(CallError::Closed, unsent.memory));
         }
-        Ok(Pending { ticket, idle, shard: self.line.shared.shard.thread() })
+        Ok(Pending { ticket, idle, shard: self.connection.shared.shard.thread() })
     }
 
     /// Calls, and blocks until the call ends.
@@ -274,7 +283,7 @@ impl Client {
     /// The failure of a call without a reply. [`CallError::Invalid`] in a handler that runs on the client's shard: use
     /// [`start`](Self::start) there.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
-        if let Err(defect) = self.line.shared.shard.thread().may_wait() {
+        if let Err(defect) = self.connection.shared.shard.thread().may_wait() {
             return Err(FailedCall::new(defect.into(), call.memory));
         }
         self.start(call)?.join()
@@ -290,7 +299,7 @@ impl Client {
     /// it](CallError::ConnectionLost).
     #[must_use]
     pub fn close_reason(&self) -> Option<&CloseReason> {
-        let closed = &self.line.closed;
+        let closed = &self.connection.closed;
         if closed.get().is_none() && self.sender.is_closed() {
             return Some(closed.get_or_init(|| LocalClose::Stopped.into()));
         }
@@ -300,17 +309,17 @@ impl Client {
     /// Whether the calling thread is the client's shard: it would wait for itself.
     #[doc(hidden)]
     pub fn is_on_own_shard(&self) -> bool {
-        self.line.shared.shard.thread().may_wait().is_err()
+        self.connection.shared.shard.thread().may_wait().is_err()
     }
 
     /// Statistics of the client's shard; blocks; `None` once it stopped.
     #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {
-        self.line.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
+        self.connection.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
     }
 
     /// Takes no more calls; the connection closes after those under way.
     pub fn close(&self) {
-        self.line.shared.shard.send(Command::Close(self.line.conn));
+        self.connection.shared.shard.send(Command::Close(self.connection.conn));
     }
 }

@@ -31,7 +31,7 @@ impl AcceptConfig {
     /// Checks all values.
     ///
     /// # Errors
-    /// Names the knob and its bounds.
+    /// Names the knob, its value and its range.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_each()
     }

@@ -9,9 +9,10 @@ use crate::wire::{self, ChunkCounts, Limits, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
-/// The same of an own call with up to three chunks of one segment each; others are moved to where there is room.
+/// Bytes in front of an own call for a header with up to three chunks of one segment each. A call with more chunks is
+/// moved to a longer buffer.
 pub(crate) const HEADROOM_CALL: usize = 128;
-/// The same of an own call with as many chunks as it may have, of one segment each.
+/// Bytes in front of an own call for a header with the most chunks, of one segment each.
 pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());
 /// Bytes in front of a reply for the longest transport header that it can have.
 pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
@@ -33,7 +34,7 @@ pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
     (wire::msg_len(Version::V2, true) + counts.encoded_len()).next_multiple_of(64)
 }
 
-/// A number of buffers that the budget may have to determine.
+/// A number of buffers that the budget determines unless it is set.
 struct Count<'a> {
     count: &'a mut usize,
     /// Bytes of each.
@@ -45,7 +46,7 @@ struct Count<'a> {
 }
 
 impl Count<'_> {
-    /// Bytes of so many of these buffers.
+    /// Bytes of `count` buffers.
     fn bytes(&self, count: usize) -> u128 {
         self.bytes.saturating_mul(count) as u128
     }
@@ -98,7 +99,7 @@ impl Config {
             let wanted = format!("at least {least} bytes, as the other knobs of this group, limits and wire have it");
             return Err(ConfigError::new("memory.budget", budget, wanted));
         }
-        // Whatever would get less than its least gets that, and the others share the rest.
+        // A number that would be less than its least becomes its least, and the others share the remaining bytes.
         loop {
             let weight: u128 = derived.iter().map(|count| count.bytes(count.usual)).sum();
             let left = budget - taken;
@@ -121,7 +122,7 @@ impl Config {
         self.buffers(true).iter().flat_map(|(_, classes)| classes).map(Class::bytes).sum()
     }
 
-    /// Bytes that knobs cost, and what of.
+    /// Bytes that each knob costs, and of which memory.
     #[doc(hidden)]
     pub fn costs(&self) -> Vec<(&'static str, usize, &'static str)> {
         let (limits, DebugConfig { reverse_credits, sample_latency, .. }) = (&self.limits, &self.debug);
@@ -213,8 +214,8 @@ impl Config {
         }
     }
 
-    /// Knob of the smallest of these buffers that hold so many bytes. Of equal ones: that of bulk data, which most
-    /// needs are.
+    /// Knob of the smallest buffers that hold so many bytes. Among equal sizes that is the knob of bulk data, for which
+    /// most buffers are needed.
     fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
         let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
         of_all

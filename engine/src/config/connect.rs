@@ -49,7 +49,7 @@ impl ConnectConfig {
     /// Checks all values.
     ///
     /// # Errors
-    /// Names the knob and its bounds.
+    /// Names the knob, its value and its range.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_each()?;
         let (first, longest) = self.reconnect_backoff;

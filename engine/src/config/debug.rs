@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Config, ConfigError, between, check, duration, positive};
+use super::{ConfigError, WireConfig, between, check, duration, positive};
 use crate::fabric::iwarp::{FpduSize, MAX_READ_DEPTH};
 use crate::proto::{CreditMode, MAX_CREDITS};
 use crate::wire::Revision;
@@ -93,20 +93,24 @@ knobs! {
     pub linger: Duration = Duration::from_secs(1), duration;
 }
 
-impl Config {
-    /// Checks the debug group, and what of it contradicts the wire group.
-    pub(super) fn check_debug(&self) -> Result<(), ConfigError> {
-        self.debug.check_each()?;
-        let (most, size) = (self.debug.max_receive_size, self.wire.receive_size);
+impl DebugConfig {
+    /// Checks all values, and that none contradicts the wire group.
+    pub(super) fn validate(&self, wire: &WireConfig) -> Result<(), ConfigError> {
+        self.check_each()?;
+        let (most, size) = (self.max_receive_size, wire.receive_size);
         if most != 0 && most < size {
             let wanted = format!("0, or at least wire.receive_size, which is {size}");
             return Err(ConfigError::new("debug.max_receive_size", most, wanted));
         }
-        let resizes = "false, or debug.optional_operations true, which is false: a peer asks by such an operation";
-        let possible = !self.debug.resize_on_request || self.debug.optional_operations;
-        check(possible, "debug.resize_on_request", true, resizes)?;
-        let resizes = "false, as wire.credit_mode is v1: only a peer of version 2 asks for another size";
-        let possible = !self.debug.resize_on_request || self.wire.credit_mode != CreditMode::V1;
-        check(possible, "debug.resize_on_request", true, resizes)
+        let refuse = |wanted| Err(ConfigError::new("debug.resize_on_request", true, wanted));
+        match self.resize_on_request {
+            true if !self.optional_operations => {
+                refuse("false, or debug.optional_operations true, which is false: a peer asks by such an operation")
+            }
+            true if wire.credit_mode == CreditMode::V1 => {
+                refuse("false, as wire.credit_mode is v1: only a peer of version 2 asks for another size")
+            }
+            _ => Ok(()),
+        }
     }
 }

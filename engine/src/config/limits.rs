@@ -88,13 +88,12 @@ impl LimitsConfig {
             let wanted = format!("{MIN_CREDITS} to {backed}, as memory.receives is {receives}, {reserve} in reserve");
             return Err(ConfigError::new("limits.credits", self.credits, wanted));
         }
+        let refuse = |wanted| Err(ConfigError::new("limits.max_credits", self.max_credits, wanted));
         if self.max_credits < self.credits {
-            let wanted = format!("at least limits.credits, which is {}", self.credits);
-            return Err(ConfigError::new("limits.max_credits", self.max_credits, wanted));
+            return refuse(format!("at least limits.credits, which is {}", self.credits));
         }
         if self.max_credits as usize > receives {
-            let wanted = format!("{MIN_CREDITS} to {receives}, as memory.receives is {receives}");
-            return Err(ConfigError::new("limits.max_credits", self.max_credits, wanted));
+            return refuse(format!("{MIN_CREDITS} to {receives}, as memory.receives is {receives}"));
         }
         Ok(())
     }

@@ -140,12 +140,12 @@ impl StartError {
     }
 }
 
-/// Refuses a value that is not `ok`.
+/// Refuses a value unless `ok`.
 fn check(ok: bool, knob: &'static str, value: impl Display, wanted: &'static str) -> Result<(), ConfigError> {
     if ok { Ok(()) } else { Err(ConfigError::new(knob, value, wanted)) }
 }
 
-/// Checks a value: see `knobs`.
+/// Checks a value, for the macro `knobs`.
 fn apply<T>(
     knob: &'static str,
     value: T,
@@ -235,7 +235,7 @@ impl Config {
         self.sized().map_or(self.memory.receives, |sized| sized.memory.receives) + RECEIVE_MARGIN
     }
 
-    /// Checks what the types do not.
+    /// Checks all values, and that none contradicts another.
     ///
     /// # Errors
     /// Names the knob, its value and its range.
@@ -248,7 +248,7 @@ impl Config {
         self.device.validate()?;
         self.iwarp.check_each()?;
         self.poll.check_each()?;
-        self.check_debug()
+        self.debug.validate(&self.wire)
     }
 
     /// Longest message sent or received, bytes.
@@ -257,10 +257,10 @@ impl Config {
     }
 }
 
-/// Receives that a shard keeps posted beyond what it has promised: what one turn may consume, and as much
-/// again before more are posted.
+/// Receives that a shard keeps posted beyond those promised to connections: as many as one turn may consume, and as
+/// many again before more are posted.
 pub(crate) const RECEIVE_MARGIN: usize = 128;
-/// The rest of the margin at which more are posted.
+/// Unpromised Receives below which a shard posts more.
 pub(crate) const RECEIVE_LOW_WATER: usize = 64;
 /// Completions that one turn takes.
 pub(crate) const POLL_BATCH: usize = 64;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::{CallBacks, ServerConfig, local_on_workers, serve, start_workers};
+use super::{CallBacks, ServerConfig, serve, start_workers, workers_conflict};
 use crate::address::Address;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
@@ -73,16 +73,17 @@ impl LocalServer {
             services.check_placement()?;
         }
         let services = Arc::new(services);
-        let workers = config.workers.as_ref().map(|config| start_workers(config, &services)).transpose()?;
+        let workers = start_workers(config, &services)?;
         Self::open(address, config, workers, |shard, workers| serve(shard, &services, workers))
     }
 
-    /// As [`start`](Self::start), with services whose handlers share this thread's state.
+    /// Serves an address by services whose handlers share this thread's state; see [`start`](Self::start).
     ///
     /// `make` gets the shard's memory and waker.
     ///
     /// # Errors
-    /// As [`start`](Self::start); also with [`ServerConfig::workers`], as local services stay on this thread.
+    /// Those of [`start`](Self::start). [`ServerConfig::workers`] is refused, because local services stay on this
+    /// thread.
     pub fn start_with(
         address: &Address,
         make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,
@@ -90,7 +91,7 @@ impl LocalServer {
     ) -> Result<Self, StartError> {
         config.check_local()?;
         if config.workers.is_some() {
-            return Err(local_on_workers());
+            return Err(workers_conflict());
         }
         Self::open(address, config, None, |shard, _| {
             let services = make(&shard.setup(0));
@@ -120,8 +121,8 @@ impl LocalServer {
     /// Listens at one more address of the same fabric.
     ///
     /// # Errors
-    /// As [`start`](Self::start); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has
-    /// shards for several.
+    /// Those of [`start`](Self::start). On RDMA devices it fails, because a shard has one address there:
+    /// [`Server`](super::Server) has shards for several.
     pub fn listen(&mut self, address: &Address) -> Result<(), StartError> {
         Ok(self.shard.listen(&address.bind()?)?)
     }
@@ -138,8 +139,8 @@ impl LocalServer {
 
     /// Prepares to sleep in an external event loop; turns the shard once.
     ///
-    /// As [`LocalClient::arm`](crate::LocalClient::arm); the [waker](ShardSetup::waker), too, makes the descriptor
-    /// readable.
+    /// It works like [`LocalClient::arm`](crate::LocalClient::arm); the [waker](ShardSetup::waker), too, makes the
+    /// descriptor readable.
     #[must_use]
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
@@ -182,7 +183,7 @@ impl LocalServer {
     #[doc(hidden)]
     pub fn call_backs(&mut self) -> CallBacks {
         let reverse_credits = self.shard.config().debug.reverse_credits;
-        CallBacks::of_polled(self.shard.polled_handle(), reverse_credits)
+        CallBacks { shards: vec![self.shard.polled_handle()], reverse_credits }
     }
 
     /// Statistics of the shard.
@@ -190,7 +191,7 @@ impl LocalServer {
         self.stats_with_connections(0)
     }
 
-    /// As [`stats`](Self::stats), with up to `most` connections: those in the lowest slots.
+    /// Statistics of the shard, with up to `most` connections: those in the lowest slots.
     pub fn stats_with_connections(&mut self, most: usize) -> ShardStats {
         self.shard.stats_with_connections(most)
     }

@@ -30,7 +30,7 @@ use crate::client::{Client, ClientConfig};
 use crate::config::{AcceptConfig, Config};
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
-use crate::service::{Application, Caller, LocalServices, Services, ShardSetup};
+use crate::service::{Application, Caller, LocalServices, Services, ShardSetup, Sharing};
 use crate::shard::{
     Command, ConnRef, CutOff, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of,
 };
@@ -41,7 +41,7 @@ pub use crate::handoff::workers::WorkerConfig;
 pub use crate::shard::{Peer, PeerEvent, PeerHook};
 pub use local::LocalServer;
 #[cfg(feature = "stats")]
-use stats_socket::{Source, StatsSocket};
+use stats_socket::{ShardSource, StatsSocket};
 
 /// Shards, cores, addresses and workers of a server.
 ///
@@ -105,11 +105,6 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Start address, and further addresses.
-    fn addresses(&self, first: &Address) -> Vec<Address> {
-        std::iter::once(first).chain(&self.more_addresses).cloned().collect()
-    }
-
     fn check(&self, addresses: &[Address]) -> Result<(), StartError> {
         self.accept.validate()?;
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
@@ -127,6 +122,16 @@ impl ServerConfig {
             )));
         }
         Ok(())
+    }
+
+    /// Checks the configuration and binds its addresses; returns the address that each shard serves.
+    fn bind<S: Sharing>(&self, first: &Address, services: &Services<S>) -> Result<Vec<Place>, StartError> {
+        let addresses: Vec<_> = std::iter::once(first).chain(&self.more_addresses).cloned().collect();
+        self.check(&addresses)?;
+        check(&self.shard, Some(services), self.shards)?;
+        let serves = self.placement(&addresses)?;
+        let bound = addresses.iter().map(Address::bind).collect::<Result<Vec<_>, _>>()?;
+        Ok(serves.into_iter().map(|at| (addresses[at].clone(), bound[at].clone())).collect())
     }
 
     /// Checks the configuration of a server that its caller polls.
@@ -196,40 +201,34 @@ impl Server {
     /// The configuration contradicts itself, the host lacks a resource, or a call failed. The text names the knob or
     /// call, the limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
-        let addresses = &config.addresses(address)[..];
-        config.check(addresses)?;
         if config.workers.is_none() {
             services.check_placement()?;
         }
-        check(&config.shard, Some(&services), config.shards)?;
-        let places = bind(addresses, config)?;
+        let places = config.bind(address, &services)?;
         let services = Arc::new(services);
-        let workers = config.workers.as_ref().map(|config| start_workers(config, &services)).transpose()?;
-        let workers = workers.map(Arc::new);
+        let workers = start_workers(config, &services)?.map(Arc::new);
         let attached = workers.clone();
         let equip = move |shard: &mut Shard<AnyFabric>, _| serve(shard, &services, attached.as_deref());
         Self::start_shards(&places, config, workers, equip)
     }
 
-    /// As [`start`](Self::start), with services that `make` creates for each shard.
+    /// Starts the shards with services that `make` creates for each; see [`start`](Self::start).
     ///
     /// `make` runs on the shard's thread. Its services share state there without a lock. The shard polls its
     /// [task](crate::service::ShardTask).
     ///
     /// # Errors
-    /// As [`start`](Self::start); and with [`ServerConfig::workers`], as such services stay on their threads.
+    /// Those of [`start`](Self::start). [`ServerConfig::workers`] is refused, because such services stay on their
+    /// threads.
     pub fn start_with(
         address: &Address,
         make: impl Fn(&ShardSetup<'_>) -> Result<Application, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
         config: &ServerConfig,
     ) -> Result<Self, StartError> {
-        let addresses = &config.addresses(address)[..];
-        config.check(addresses)?;
         if config.workers.is_some() {
-            return Err(local_on_workers());
+            return Err(workers_conflict());
         }
-        check(&config.shard, Some(&LocalServices::new()), config.shards)?;
-        let places = bind(addresses, config)?;
+        let places = config.bind(address, &LocalServices::new())?;
         let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
             let application = make(&shard.setup(index)).map_err(|source| {
                 let text = format_args!("application of shard {index} failed to start");
@@ -249,9 +248,7 @@ impl Server {
     ) -> Result<Self, StartError> {
         // Before any peer can connect.
         #[cfg(feature = "stats")]
-        let stats = config.stats.as_deref().map(stats_socket::bind).transpose();
-        #[cfg(feature = "stats")]
-        let stats = stats.map_err(|error| error.of_setting("`ServerConfig::stats`"))?;
+        let socket = config.stats.as_deref().map(StatsSocket::bind).transpose()?;
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
         for (index, (address, listener)) in places.iter().enumerate() {
@@ -276,7 +273,7 @@ impl Server {
             shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), shard_config.poll.core, make))?);
         }
         #[cfg(feature = "stats")]
-        let stats = stats.map(|bound| StatsSocket::start(bound, sources(&shards, places, config))).transpose()?;
+        let stats = socket.map(|socket| StatsSocket::start(socket, sources(&shards, places, config))).transpose()?;
         Ok(Self {
             shards,
             reverse_credits: config.shard.debug.reverse_credits,
@@ -329,7 +326,7 @@ impl Server {
         self.stats_with_connections(0)
     }
 
-    /// As [`stats`](Self::stats), with up to `most` connections of each shard.
+    /// Statistics of each shard, with up to `most` connections of each; blocks for their answers.
     ///
     /// Those are the connections in the lowest slots.
     #[must_use]
@@ -366,7 +363,7 @@ impl Server {
     /// Calls were cut off, or handlers still run.
     #[doc(alias = "graceful shutdown")]
     pub fn drain(mut self, timeout: Duration) -> Result<Vec<ShardStats>, Undrained> {
-        let (soon, end) = (Until::after(timeout - (timeout / 10).min(CUT)), Until::after(timeout));
+        let (soon, end) = (Deadline::after(timeout - (timeout / 10).min(ABORT_TIME)), Deadline::after(timeout));
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));
         while !self.shards.iter().all(ShardHandle::has_stopped) && soon.step() {}
         let undrained = self.shards.iter().filter(|shard| !shard.has_stopped()).count();
@@ -398,12 +395,7 @@ pub struct CallBacks {
 }
 
 impl CallBacks {
-    /// Of a shard that its owner polls.
-    fn of_polled(shard: ShardHandle, reverse_credits: u32) -> Self {
-        Self { shards: vec![shard], reverse_credits }
-    }
-
-    /// As [`Server::call_back`].
+    /// A client for calls to a connected client; see [`Server::call_back`].
     #[must_use]
     pub fn client(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
         let shard = self.shards.get(caller.shard as usize)?;
@@ -412,16 +404,17 @@ impl CallBacks {
     }
 }
 
-fn local_on_workers() -> StartError {
+/// Error of workers for services that stay on their shards.
+fn workers_conflict() -> StartError {
     StartError::conflict("`ServerConfig::workers` is set, and services of `start_with` stay on their shards")
 }
 
-/// Starts the threads that run what of these services is declared to run on workers.
-fn start_workers(config: &WorkerConfig, services: &Arc<Services>) -> Result<Workers, StartError> {
-    Workers::new(config, worker_of(Arc::clone(services)))
+/// Starts the threads for the procedures that are declared to run on workers.
+fn start_workers(config: &ServerConfig, services: &Arc<Services>) -> Result<Option<Workers>, StartError> {
+    config.workers.as_ref().map(|config| Workers::new(config, worker_of(Arc::clone(services)))).transpose()
 }
 
-/// Has a shard serve these, with the workers that were started for them.
+/// Makes a shard serve these services, with their workers.
 fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Workers>) -> Result<(), StartError> {
     if let Some(workers) = workers {
         shard.use_workers(workers);
@@ -431,23 +424,16 @@ fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Wor
 
 /// Sources of the statistics socket.
 #[cfg(feature = "stats")]
-fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> Vec<Source> {
+fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> Vec<ShardSource> {
     let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
         let core = config.cores.as_ref().map_or(config.shard.poll.core, |cores| cores.get(index).copied());
-        Source::new(index as u32, address, core, shard.share())
+        ShardSource::new(index as u32, address, core, shard.share())
     };
     shards.iter().zip(places).enumerate().map(source).collect()
 }
 
 /// Address and listener of a shard.
 type Place = (Address, AnyListener);
-
-/// Binds each of these; returns what each shard serves.
-fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, StartError> {
-    let serves = config.placement(addresses)?;
-    let bound = addresses.iter().map(Address::bind).collect::<Result<Vec<_>, _>>()?;
-    Ok(serves.into_iter().map(|at| (addresses[at].clone(), bound[at].clone())).collect())
-}
 
 /// Remainder of a [drain](Server::drain) after its time-out.
 ///
@@ -493,22 +479,22 @@ impl fmt::Display for Undrained {
 }
 
 /// Part of a drain's time that is reserved for aborting unfinished work.
-const CUT: Duration = Duration::from_secs(1);
+const ABORT_TIME: Duration = Duration::from_secs(1);
 
-/// Looks again now and then, until a time.
-struct Until(Option<Instant>);
+/// A deadline that is checked now and then.
+struct Deadline(Option<Instant>);
 
-impl Until {
+impl Deadline {
     fn after(time: Duration) -> Self {
         Self(Instant::now().checked_add(time))
     }
 
     /// Waits one step; false once the time has expired.
     fn step(&self) -> bool {
-        std::thread::sleep(STEP);
+        std::thread::sleep(CHECK_INTERVAL);
         self.0.is_none_or(|end| Instant::now() < end)
     }
 }
 
-/// Time between two checks.
-const STEP: Duration = Duration::from_millis(1);
+/// Time between two checks of a deadline.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);

@@ -35,7 +35,7 @@ impl ServerConfig {
         let devices: Vec<_> = addresses.iter().map(|address| address.node(&self.shard)).collect();
         let cores: Vec<_> = cores.iter().map(|&core| node_of(Path::new(CPUS), core)).collect();
         let serves = by_node(&devices, &cores);
-        tell(addresses, &devices, &cores, &serves);
+        log_placement(addresses, &devices, &cores, &serves);
         Ok(serves)
     }
 }
@@ -68,12 +68,12 @@ fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
 }
 
 /// The first suitable address with the fewest shards.
-fn fewest(counts: &[usize], will_do: impl Fn(usize) -> bool) -> Option<usize> {
-    (0..counts.len()).filter(|&address| will_do(address)).min_by_key(|&address| counts[address])
+fn fewest(counts: &[usize], is_suitable: impl Fn(usize) -> bool) -> Option<usize> {
+    (0..counts.len()).filter(|&address| is_suitable(address)).min_by_key(|&address| counts[address])
 }
 
 /// Addresses that no shard on the node of their device serves.
-fn far(addresses: &[Option<u32>], shards: &[Option<u32>], serves: &[usize]) -> Vec<usize> {
+fn without_near_shard(addresses: &[Option<u32>], shards: &[Option<u32>], serves: &[usize]) -> Vec<usize> {
     let is_near = |address: usize| {
         addresses[address].is_none()
             || serves.iter().zip(shards).any(|(&serves, node)| serves == address && *node == addresses[address])
@@ -82,13 +82,13 @@ fn far(addresses: &[Option<u32>], shards: &[Option<u32>], serves: &[usize]) -> V
 }
 
 /// Logs the placement, where the nodes of devices are known.
-fn tell(addresses: &[Address], devices: &[Option<u32>], cores: &[Option<u32>], serves: &[usize]) {
+fn log_placement(addresses: &[Address], devices: &[Option<u32>], cores: &[Option<u32>], serves: &[usize]) {
     for (index, (address, node)) in addresses.iter().zip(devices).enumerate() {
         let Some(node) = node else { continue };
         let shards: Vec<_> = (0..serves.len()).filter(|&shard| serves[shard] == index).collect();
         log::info!("{address}: its device is on node {node}, shards {shards:?} serve it");
     }
-    for index in far(devices, cores, serves) {
+    for index in without_near_shard(devices, cores, serves) {
         let (address, node) = (&addresses[index], devices[index].unwrap_or_default());
         log::warn!(
             "{address}: its device is on node {node}, and none of the shards that serve it: give `ServerConfig::cores` \
@@ -116,14 +116,14 @@ mod tests {
         assert_eq!(by_node(&[Some(0), Some(1)], &[UNKNOWN; 3]), [0, 1, 0]);
         assert_eq!(by_node(&[UNKNOWN; 2], &[Some(0), Some(1), Some(1)]), [0, 1, 0]);
         assert_eq!(by_node(&[UNKNOWN], &[Some(0), Some(1)]), [0, 0]);
-        assert!(far(&[UNKNOWN; 2], &[Some(0), Some(1)], &[0, 1]).is_empty());
+        assert!(without_near_shard(&[UNKNOWN; 2], &[Some(0), Some(1)], &[0, 1]).is_empty());
     }
 
     #[test]
     fn an_address_is_served_on_the_node_of_its_device() {
         let (devices, cores) = ([Some(1), Some(0)], [Some(0), Some(0), Some(1), Some(1)]);
         assert_eq!(by_node(&devices, &cores), [1, 1, 0, 0]);
-        assert!(far(&devices, &cores, &[1, 1, 0, 0]).is_empty());
+        assert!(without_near_shard(&devices, &cores, &[1, 1, 0, 0]).is_empty());
         // Two devices of one node share its shards; a device of unknown node gets one of another.
         let devices = [Some(0), Some(0), UNKNOWN];
         assert_eq!(by_node(&devices, &[Some(0), Some(1), Some(0), Some(1)]), [0, 2, 1, 0]);
@@ -134,11 +134,11 @@ mod tests {
         // By a shard that has no address on its own node.
         let (devices, cores) = ([Some(0), Some(1)], [Some(0), Some(2), Some(0)]);
         assert_eq!(by_node(&devices, &cores), [0, 1, 0]);
-        assert_eq!(far(&devices, &cores, &[0, 1, 0]), [1]);
+        assert_eq!(without_near_shard(&devices, &cores, &[0, 1, 0]), [1]);
         // By one that is taken from the address with most.
         let cores = [Some(0); 3];
         assert_eq!(by_node(&devices, &cores), [0, 0, 1]);
-        assert_eq!(far(&devices, &cores, &[0, 0, 1]), [1]);
+        assert_eq!(without_near_shard(&devices, &cores, &[0, 0, 1]), [1]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ const DIGITS: u8 = 2;
 #[derive(Serialize, Deserialize)]
 #[serde(default)]
 #[derive(Default)]
-struct Written {
+struct HistogramJson {
     count: u64,
     min: u64,
     max: u64,
@@ -30,7 +30,7 @@ pub(super) fn serialize<S: Serializer>(histogram: &Histogram<u64>, serializer: S
         histogram.iter_recorded().map(|at| (at.value_iterated_to(), at.count_since_last_iteration())).collect()
     };
     let at = |quantile| histogram.value_at_quantile(quantile);
-    let written = Written {
+    let written = HistogramJson {
         count: histogram.len(),
         min: histogram.min(),
         max: histogram.max(),
@@ -45,7 +45,7 @@ pub(super) fn serialize<S: Serializer>(histogram: &Histogram<u64>, serializer: S
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Histogram<u64>, D::Error> {
-    Ok(of(&Written::deserialize(deserializer)?.buckets))
+    Ok(of(&HistogramJson::deserialize(deserializer)?.buckets))
 }
 
 /// The histogram of these values.

@@ -1,4 +1,4 @@
-//! Statistics by a Unix socket: each reader gets one snapshot in JSON, and the end of the stream.
+//! Statistics on a Unix socket: each reader gets one snapshot in JSON, and the end of the stream.
 //!
 //! One thread serves all readers (`readers`), and queries the shards as [`Server::stats`](super::Server::stats) does.
 //! It sleeps without readers.
@@ -21,29 +21,20 @@ use crate::shard::{Command, ShardHandle};
 use crate::start_error::StartError;
 use crate::stats::{ShardSnapshot, ShardStats, Snapshot};
 
-use readers::Readers;
+use readers::StatsReaders;
 
-/// Time-out of the shards: one in a handler is left out.
-const ANSWER: Duration = Duration::from_secs(1);
+/// The setting, as errors name it.
+const SETTING: &str = "`ServerConfig::stats`";
+/// Time-out of a shard's answer: a shard in a handler is left out.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most connections of all shards in a snapshot.
-const CONNECTIONS: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 
 /// A socket without its thread.
-pub(super) struct Bound {
+pub(super) struct BoundSocket {
     // Dropped before the socket: while the file exists, the socket listens.
     file: SocketFile,
     socket: OwnedFd,
-}
-
-/// Binds and listens.
-///
-/// # Errors
-/// As [`SocketFile::listen`].
-pub(super) fn bind(path: &Path) -> Result<Bound, FabricError> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(|error| FabricError::failed("socket(AF_UNIX, SOCK_STREAM)", &error.into()))?;
-    Ok(Bound { file: SocketFile::listen(socket.as_fd(), path, readers::MOST as i32)?, socket })
 }
 
 /// The thread that serves the socket. Its drop ends it, and removes the file.
@@ -54,20 +45,32 @@ pub(super) struct StatsSocket {
 }
 
 impl StatsSocket {
+    /// Binds the socket, and listens.
+    ///
+    /// # Errors
+    /// The system refused the socket, or its path is in use.
+    pub(super) fn bind(path: &Path) -> Result<BoundSocket, FabricError> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(|error| FabricError::failed("socket(AF_UNIX, SOCK_STREAM)", &error.into()).of_setting(SETTING))?;
+        let file = SocketFile::listen(socket.as_fd(), path, readers::MAX_READERS as i32);
+        Ok(BoundSocket { file: file.map_err(|error| error.of_setting(SETTING))?, socket })
+    }
+
     /// Serves snapshots of these shards.
-    pub(super) fn start(bound: Bound, sources: Vec<Source>) -> Result<Self, StartError> {
-        let failed = |error| StartError::no_thread("the thread of `ServerConfig::stats`", error);
-        let no_pipe = |error| FabricError::failed("pipe", &error).of_setting("`ServerConfig::stats`");
-        let (stopped, stop) = std::io::pipe().map_err(no_pipe)?;
-        let Bound { file, socket } = bound;
-        let mut shards = Shards { started: Instant::now(), sources };
+    pub(super) fn start(bound: BoundSocket, mut shards: Vec<ShardSource>) -> Result<Self, StartError> {
+        let (stopped, stop) =
+            std::io::pipe().map_err(|error| FabricError::failed("pipe", &error).of_setting(SETTING))?;
+        let BoundSocket { file, socket } = bound;
+        let started = Instant::now();
         let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
-            let mut readers = Readers::new(socket.into());
-            while readers.turn(&stopped, || shards.snapshot()) {}
-            // Before the socket, as above.
+            let mut readers = StatsReaders::new(socket.into());
+            while readers.turn(&stopped, || snapshot(started, &mut shards)) {}
+            // Before the socket: while the file exists, the socket listens.
             drop(file);
         });
-        Ok(Self { stop: Some(stop), thread: Some(thread.map_err(failed)?) })
+        let thread = thread.map_err(|error| StartError::no_thread("the thread of `ServerConfig::stats`", error))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
 
@@ -82,28 +85,27 @@ impl Drop for StatsSocket {
 }
 
 /// A shard, and its constant properties.
-pub(super) struct Source {
+pub(super) struct ShardSource {
     known: ShardSnapshot,
     shard: ShardHandle,
     /// The unanswered question.
     asked: Option<Ticket<ShardStats>>,
 }
 
-impl Source {
+impl ShardSource {
     pub(super) fn new(index: u32, address: &Address, core: Option<usize>, shard: ShardHandle) -> Self {
         let known = ShardSnapshot { shard: index, address: address.to_string(), core, stats: None };
         Self { known, shard, asked: None }
     }
 
-    /// Queries the shards, unless an earlier query is pending.
+    /// Queries the shard, unless an earlier query is pending.
     fn ask(&mut self, connections: usize) {
         // A late answer is too old for the next reader.
         self.asked.take_if(|asked| asked.try_take().is_some());
-        let ask = || self.shard.ask(|answer| Command::Stats(connections, answer));
-        self.asked.get_or_insert_with(ask);
+        self.asked.get_or_insert_with(|| self.shard.ask(|answer| Command::Stats(connections, answer)));
     }
 
-    /// Its answer until then, if any.
+    /// The shard, with its answer if that arrives in time.
     fn answer(&mut self, until: Instant) -> ShardSnapshot {
         let answer = self.asked.as_mut().and_then(|asked| asked.wait(Some(until)));
         if answer.is_some() {
@@ -113,21 +115,15 @@ impl Source {
     }
 }
 
-struct Shards {
-    started: Instant,
-    sources: Vec<Source>,
-}
-
-impl Shards {
-    fn snapshot(&mut self) -> Vec<u8> {
-        let connections = CONNECTIONS / self.sources.len().max(1);
-        self.sources.iter_mut().for_each(|source| source.ask(connections));
-        let uptime = self.started.elapsed().as_nanos() as u64;
-        let until = Instant::now() + ANSWER;
-        let shards = self.sources.iter_mut().map(|source| source.answer(until)).collect();
-        // JSON has numbers and strings.
-        let mut json = serde_json::to_vec(&Snapshot::new(uptime, shards)).unwrap_or_default();
-        json.push(b'\n');
-        json
-    }
+/// A snapshot of these shards in JSON.
+fn snapshot(started: Instant, shards: &mut [ShardSource]) -> Vec<u8> {
+    let connections = MAX_CONNECTIONS / shards.len().max(1);
+    shards.iter_mut().for_each(|shard| shard.ask(connections));
+    let uptime = started.elapsed().as_nanos() as u64;
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    let shards = shards.iter_mut().map(|shard| shard.answer(until)).collect();
+    // JSON has numbers and strings.
+    let mut json = serde_json::to_vec(&Snapshot::new(uptime, shards)).unwrap_or_default();
+    json.push(b'\n');
+    json
 }

@@ -1,6 +1,6 @@
-//! Readers of the socket. Their cost is bounded: [`MOST`] at a time, each for [`PATIENCE`]. Readers within [`PACE`] of
-//! each other share a snapshot, which limits the requests to shards. Their input is ignored. Only failures of accept
-//! are logged.
+//! Readers of the socket. Their cost is bounded: [`MAX_READERS`] at a time, each for [`READER_TIMEOUT`]. Readers within
+//! [`SNAPSHOT_INTERVAL`] of each other share a snapshot, which limits the requests to shards. Their input is ignored.
+//! Only failures of accept are logged.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -14,15 +14,15 @@ use rustix::fd::AsFd;
 use crate::fabric::log_limit::ClockedLog;
 
 /// Most readers at a time; one more replaces the slowest.
-pub(super) const MOST: usize = 16;
+pub(super) const MAX_READERS: usize = 16;
 /// Time-out of a reader.
-const PATIENCE: Duration = Duration::from_secs(5);
+const READER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least time between two snapshots.
-const PACE: Duration = Duration::from_millis(100);
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause after a failed accept.
-const PAUSE: Duration = Duration::from_millis(10);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-struct Reader {
+struct StatsReader {
     stream: UnixStream,
     /// Deadline.
     until: Instant,
@@ -30,7 +30,7 @@ struct Reader {
     answer: Option<(Arc<[u8]>, usize)>,
 }
 
-impl Reader {
+impl StatsReader {
     /// Writes as much as the socket accepts; false once all is written, or the reader has closed.
     fn write(&mut self) -> bool {
         let Some((answer, written)) = &mut self.answer else { return true };
@@ -57,16 +57,16 @@ impl Reader {
 }
 
 /// All readers, and the listening socket.
-pub(super) struct Readers {
+pub(super) struct StatsReaders {
     listener: UnixListener,
     /// Oldest first.
-    readers: Vec<Reader>,
+    readers: Vec<StatsReader>,
     /// Earliest time of the next snapshot.
     next: Instant,
     log: ClockedLog,
 }
 
-impl Readers {
+impl StatsReaders {
     /// Readers of a listening, non-blocking socket.
     pub(super) fn new(listener: UnixListener) -> Self {
         Self { listener, readers: Vec::new(), next: Instant::now(), log: ClockedLog::new("rpcrdma::stats") }
@@ -111,7 +111,7 @@ impl Readers {
 
     /// Whether there is room for one more, or a reader to replace.
     fn has_room(&self) -> bool {
-        self.readers.len() < MOST || self.readers.iter().any(|reader| reader.answer.is_some())
+        self.readers.len() < MAX_READERS || self.readers.iter().any(|reader| reader.answer.is_some())
     }
 
     fn accept(&mut self, now: Instant) {
@@ -122,19 +122,19 @@ impl Readers {
             Err(error) => {
                 self.log.accept_failed("statistics socket", error);
                 // Mostly too many open files: some will be closed.
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(ACCEPT_PAUSE);
                 return;
             }
         };
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        if self.readers.len() >= MOST
+        if self.readers.len() >= MAX_READERS
             && let Some(slow) = self.readers.iter().position(|reader| reader.answer.is_some())
         {
             self.readers.remove(slow);
         }
-        self.readers.push(Reader { stream, until: now + PATIENCE, answer: None });
+        self.readers.push(StatsReader { stream, until: now + READER_TIMEOUT, answer: None });
     }
 
     /// Gives waiting readers a snapshot, if one is due.
@@ -143,11 +143,11 @@ impl Readers {
             return;
         }
         let snapshot: Arc<[u8]> = take().into();
-        self.next = Instant::now() + PACE;
+        self.next = Instant::now() + SNAPSHOT_INTERVAL;
         for reader in self.readers.iter_mut().filter(|reader| reader.answer.is_none()) {
             reader.answer = Some((Arc::clone(&snapshot), 0));
         }
-        self.readers.retain_mut(Reader::write);
+        self.readers.retain_mut(StatsReader::write);
     }
 }
 
@@ -172,10 +172,10 @@ mod tests {
         std::thread::scope(|scope| {
             let taken = &taken;
             scope.spawn(move || {
-                let mut readers = Readers::new(listener);
+                let mut readers = StatsReaders::new(listener);
                 let take = || vec![1 + taken.fetch_add(1, Ordering::Relaxed) as u8; bytes];
                 while readers.turn(&stopped, take) {
-                    assert!(readers.readers.len() <= MOST, "{} readers", readers.readers.len());
+                    assert!(readers.readers.len() <= MAX_READERS, "{} readers", readers.readers.len());
                 }
             });
             run(&|| UnixStream::connect(&path).expect("it listens"));
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn idle_readers_make_room_for_others() {
         serving(LONG, |connect| {
-            let deaf: Vec<_> = (0..5 * MOST).map(|_| connect()).collect();
+            let deaf: Vec<_> = (0..5 * MAX_READERS).map(|_| connect()).collect();
             for _ in 0..3 {
                 assert_eq!(all_of(connect()).len(), LONG);
             }
             let cut = deaf.into_iter().map(all_of).filter(|all| all.len() < LONG).count();
-            assert!(cut >= 4 * MOST, "{cut} made room");
+            assert!(cut >= 4 * MAX_READERS, "{cut} made room");
         });
     }
 
@@ -240,7 +240,7 @@ mod tests {
                 }
             });
         });
-        let most = 1 + begun.elapsed().as_millis() / PACE.as_millis();
+        let most = 1 + begun.elapsed().as_millis() / SNAPSHOT_INTERVAL.as_millis();
         assert!(taken as u128 <= most, "{taken} snapshots, {most} are the most");
     }
 }
