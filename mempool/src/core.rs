@@ -167,7 +167,7 @@ pub(crate) struct Core {
     pub(crate) classes: Box<[ClassList]>,
     /// The buffers, class by class. Filled once the core has its place, which they point to.
     headers: OnceCell<Box<[BufHeader]>>,
-    leaked: AtomicU64,
+    pub(crate) leaked: AtomicU64,
     pub(crate) remote_free: RemoteFreeList,
 }
 
@@ -249,11 +249,6 @@ impl Core {
             let header = &self.headers()[index as usize];
             header.class().push(NonNull::from(header));
         })
-    }
-
-    /// Buffers leaked so far.
-    pub(crate) fn leaked(&self) -> u64 {
-        self.leaked.load(Ordering::Relaxed)
     }
 }
 

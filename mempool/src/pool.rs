@@ -13,6 +13,7 @@ use crate::core::{ClassList, Core, NOBODY, abandon};
 use crate::current_thread;
 use crate::error::{Leak, MemError};
 use crate::stats::{Census, PoolStats};
+use crate::sync::Ordering;
 
 /// Buffers of a few sizes, for one thread.
 ///
@@ -95,7 +96,13 @@ impl Pool {
     /// when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
-        self.alloc_within(len, usize::MAX)
+        for class in &self.core().classes {
+            if let Some(buf) = Self::alloc_from(class, len) {
+                return Some(buf);
+            }
+        }
+        self.count_oversize(len);
+        None
     }
 
     /// Allocates a buffer of `len` bytes from classes of at most `longest` bytes. Longer buffers are spared.
@@ -110,10 +117,16 @@ impl Pool {
     #[cold]
     fn alloc_larger(&self, len: usize, longest: usize) -> Option<Buf> {
         let buf = self.classes_within(len, longest).find_map(|class| Self::alloc_from(class, len));
-        if buf.is_none() && self.first_class(len).is_none() {
-            self.oversize.set(self.oversize.get() + 1);
+        if buf.is_none() {
+            self.count_oversize(len);
         }
         buf
+    }
+
+    /// Counts a request that failed, if no class could ever hold it.
+    #[cold]
+    fn count_oversize(&self, len: usize) {
+        self.oversize.set(self.oversize.get() + u64::from(self.first_class(len).is_none()));
     }
 
     /// Allocates buffers, as [`alloc`](Self::alloc), until none is left. It looks up the class once.
@@ -168,7 +181,8 @@ impl Pool {
     /// [`drain_remote`](Self::drain_remote).
     pub fn stats(&self) -> PoolStats {
         let classes = self.core().classes.iter().map(ClassList::stats).collect();
-        PoolStats { classes, leaked: self.core().leaked(), oversize: self.oversize.get() }
+        let leaked = self.core().leaked.load(Ordering::Relaxed);
+        PoolStats { classes, leaked, oversize: self.oversize.get() }
     }
 
     /// Free and total buffers that hold `len` bytes. Buffers dropped by other threads count as in

@@ -73,17 +73,13 @@ impl Scratch {
     #[inline]
     fn reserve(&mut self, count: usize) {
         if self.requests.len() < count {
-            self.grow(count);
+            self.requests.resize_with(count, blank);
+            self.parts.resize_with(count, || NOTHING);
         }
-    }
-
-    #[cold]
-    fn grow(&mut self, count: usize) {
-        self.requests.resize_with(count, blank);
-        self.parts.resize_with(count, || NOTHING);
     }
 }
 
+/// The work queues of one queue pair, and the memory of their requests.
 pub(super) struct WorkQueues {
     id: QpId,
     owner: Owner,

@@ -410,6 +410,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn addresses_of_c_are_read_as_they_were_written() {
+        // SAFETY: all zeroes are a valid value of this struct of integers.
+        let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
+        assert_eq!(address(&storage), None, "no family");
+        for text in ["10.0.0.1:20049", "[fe80::1%3]:7"] {
+            let written: SocketAddr = text.parse().expect("an address");
+            let mut any = SocketAddrAny::from(written);
+            let (from, to) = (any.as_mut_ptr().cast::<u8>(), (&raw mut storage).cast::<u8>());
+            // SAFETY: both are valid for the length of the address.
+            unsafe { ptr::copy_nonoverlapping(from, to, any.addr_len() as usize) };
+            assert_eq!(address(&storage), Some(written));
+        }
+        storage.ss_family = libc::AF_UNIX as libc::sa_family_t;
+        assert_eq!(address(&storage), None, "another family");
+    }
+
+    #[test]
     fn a_path_record_is_in_network_byte_order() {
         let record = PathRecord { dgid: [1; 16], sgid: [2; 16], traffic_class: 104, service_level: 5, mtu_code: 3 };
         let path = record.raw().path;
