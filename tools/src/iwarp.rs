@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use rpcrdma::fabric::iwarp::wire::{Kind, Opcode, Place, Reader, Segment, Setup, Step, Terminate};
+use rpcrdma::fabric::iwarp::wire::{Kind, Opcode, Place, Segment, SegmentReader, Setup, Step, Terminate};
 
 use crate::capture::Packet;
 use crate::message::{Flow, Message};
@@ -83,7 +83,7 @@ enum Stage {
     /// After the frame.
     SetUp,
     /// Segments.
-    Open(Box<Reader>),
+    Open(Box<SegmentReader>),
     /// The first bytes contain no set-up frame.
     Unknown,
     /// Nothing more is read.
@@ -219,7 +219,7 @@ impl Half {
                 return Err("the stream has markers, which are not understood".to_owned());
             }
             // Either end enables it for both.
-            self.stage = Stage::Open(Box::new(Reader::new(own.crc || peer.is_some_and(|peer| peer.crc))));
+            self.stage = Stage::Open(Box::new(SegmentReader::new(own.crc || peer.is_some_and(|peer| peer.crc))));
         }
         let Stage::Open(reader) = &mut self.stage else { return Ok(()) };
         while let Some(step) = reader.step(&mut rest).map_err(|error| error.to_string())? {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::process::Command;
 
-use rpcrdma::fabric::iwarp::wire::{self, Kind, Opcode, ReadRequest, Reader, Setup, Step};
+use rpcrdma::fabric::iwarp::wire::{self, Kind, Opcode, ReadRequest, SegmentReader, Setup, Step};
 use rpcrdma::wire::{Body, Chunks, Header, ReadSegment, Revision, Segment, View, ViewBody, WriteList};
 use rpcrdma_tools::capture::{self, CaptureError};
 use rpcrdma_tools::iwarp::{self, Found};
@@ -269,7 +269,7 @@ fn segment(row: &[String]) -> Seen {
 #[test]
 fn every_iwarp_segment_agrees_with_tshark() {
     let mut streams = Streams::default();
-    let mut readers: HashMap<Direction, (Vec<u8>, Option<Reader>)> = HashMap::new();
+    let mut readers: HashMap<Direction, (Vec<u8>, Option<SegmentReader>)> = HashMap::new();
     let mut open: HashMap<Direction, (usize, wire::Segment, Vec<u8>)> = HashMap::new();
     let mut seen: Vec<Seen> = Vec::new();
     capture::read(File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data"), |packet| {
@@ -282,7 +282,7 @@ fn every_iwarp_segment_agrees_with_tshark() {
             let Some((setup, used)) = Setup::decode(kind, start).expect("a frame of set-up") else { return Ok(()) };
             assert!(setup.revision == 2 && setup.enhanced.is_some() && !setup.reject && !setup.crc && !setup.markers);
             start.drain(..used);
-            *reader = Some(Reader::new(false));
+            *reader = Some(SegmentReader::new(false));
         }
         let reader = reader.as_mut().expect("it is set up");
         let bytes = std::mem::take(start);
@@ -308,7 +308,9 @@ fn every_iwarp_segment_agrees_with_tshark() {
         Ok(())
     })
     .expect("a capture");
-    assert!(open.is_empty() && readers.values().all(|(_, reader)| reader.as_ref().is_some_and(Reader::is_between)));
+    assert!(
+        open.is_empty() && readers.values().all(|(_, reader)| reader.as_ref().is_some_and(SegmentReader::is_between))
+    );
     let rows: Vec<Seen> = table("nfs3-siw").iter().map(|row| segment(row)).collect();
     assert_eq!((seen.len(), rows.len()), (253, 253));
     for (seen, row) in seen.iter().zip(&rows) {

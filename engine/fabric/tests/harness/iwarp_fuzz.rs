@@ -12,8 +12,8 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfi
 use super::rdmap_stream::{Arenas, RdmapStream, SharedResources};
 use super::setup::Negotiated;
 use super::wire::{
-    MAX_ULPDU, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment,
-    Step, crc32c, fpdu_len,
+    MAX_ULPDU, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
+    SegmentReader, Step, crc32c, fpdu_len,
 };
 use crate::receives::Receives;
 use crate::{
@@ -113,7 +113,7 @@ struct Story<'p, 'd> {
     asked: Vec<ReadRequest>,
     /// The received part of the next request.
     asking: Option<Vec<u8>>,
-    heard: Reader,
+    heard: SegmentReader,
     /// The incomplete message of our side.
     amid: Option<Message>,
     over: bool,
@@ -157,7 +157,7 @@ impl<'p, 'd> Story<'p, 'd> {
             offset: 0,
             asked: Vec::new(),
             asking: None,
-            heard: Reader::new(crc),
+            heard: SegmentReader::new(crc),
             amid: None,
             over: false,
         }

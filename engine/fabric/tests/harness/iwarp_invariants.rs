@@ -16,7 +16,7 @@ pub enum Event {
 /// Reads a stream in pieces of the lengths `cuts`, then the rest. With `past`, payloads are read past the reader where
 /// possible. Checks the reader's own statements on the way.
 pub fn read(stream: &[u8], crc: bool, cuts: &[usize], past: bool) -> Vec<Event> {
-    let mut reader = Reader::new(crc);
+    let mut reader = SegmentReader::new(crc);
     let mut events = Vec::new();
     let mut rest = stream;
     let mut cuts = cuts.iter();

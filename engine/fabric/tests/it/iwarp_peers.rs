@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rpcrdma_fabric::iwarp::wire::{
-    Enhanced, Fault, Kind, Opcode as Message, Place, Reader, Segment, Setup, Step, Terminate, crc32c, fpdu_len,
+    Enhanced, Fault, Kind, Opcode as Message, Place, Segment, SegmentReader, Setup, Step, Terminate, crc32c, fpdu_len,
 };
 use rpcrdma_fabric::iwarp::{Crc, IwarpConfig, IwarpFabric, IwarpListener};
 use rpcrdma_fabric::testing::loopback_address;
@@ -231,7 +231,7 @@ impl Peer {
     /// Waits for the end of the stream and returns the fault that the Terminate message reports.
     fn told(&mut self, server: &mut Server, crc: bool) -> Option<Fault> {
         server.until("the end of the stream", |_| self.listen().then_some(()));
-        let (mut reader, mut input) = (Reader::new(crc), &self.got[..]);
+        let (mut reader, mut input) = (SegmentReader::new(crc), &self.got[..]);
         let (mut opcode, mut fault) = (None, None);
         while let Some(step) = reader.step(&mut input).expect("a stream") {
             match step {

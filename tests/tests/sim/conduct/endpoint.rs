@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rpcrdma::fabric::FabricAddress;
 use rpcrdma::fabric::iwarp::memory::BareEnd;
 use rpcrdma::fabric::iwarp::wire::{
-    Enhanced, Kind, Opcode, Place, QUEUE_SEND, ReadRequest, Reader, Segment as Ddp, Setup, Step, fpdu_len,
+    Enhanced, Kind, Opcode, Place, QUEUE_SEND, ReadRequest, Segment as Ddp, SegmentReader, Setup, Step, fpdu_len,
 };
 use rpcrdma::wire::{Body, Chunks, Flags, Header, ReadSegment, Revision, Segment, Version, WriteList};
 
@@ -21,7 +21,7 @@ pub(super) struct Endpoint {
     end: BareEnd,
     up: bool,
     refused: bool,
-    reader: Reader,
+    reader: SegmentReader,
     segment: Option<Ddp>,
     /// Payload of the segment being received.
     payload: Vec<u8>,
@@ -61,7 +61,7 @@ impl Endpoint {
             end: BareEnd::connect(address, host, request).expect("the server listens"),
             up: false,
             refused: false,
-            reader: Reader::new(false),
+            reader: SegmentReader::new(false),
             segment: None,
             payload: Vec::new(),
             message: Vec::new(),

@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
 use rpcrdma::Address;
-use rpcrdma::fabric::iwarp::wire::{Kind, Reader, SegmentError, Setup, Step, fpdu_len};
+use rpcrdma::fabric::iwarp::wire::{Kind, SegmentError, SegmentReader, Setup, Step, fpdu_len};
 
 use crate::client::{Nfsd, pattern, put};
 use crate::nfs3c::run_by_way_of;
@@ -30,7 +30,7 @@ impl Said {
 
     /// The lengths of its FPDUs; with `crc`, each has one, which is right.
     fn fpdus(&self, crc: bool) -> Result<Vec<usize>, SegmentError> {
-        let (mut reader, mut input, mut lengths) = (Reader::new(crc), &self.stream[..], Vec::new());
+        let (mut reader, mut input, mut lengths) = (SegmentReader::new(crc), &self.stream[..], Vec::new());
         while let Some(step) = reader.step(&mut input)? {
             if let Step::Segment { segment, len } = step {
                 // Behind the two bytes of its length.

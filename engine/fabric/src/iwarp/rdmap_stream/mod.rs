@@ -31,7 +31,7 @@ use self::placement::{Completed, Placement, Violation};
 use self::windows::Windows;
 use super::setup::Negotiated;
 use super::sys::ReceiveTarget;
-use super::wire::{Fault, Reader, Step, Terminate};
+use super::wire::{Fault, SegmentReader, Step, Terminate};
 use crate::receives::Receives;
 use crate::{
     Access, Completion, ConnectParams, Disconnect, FabricError, FabricStats, Flow, PostError, Posting, QpId, Status,
@@ -141,7 +141,7 @@ pub(super) struct RdmapStream {
     /// Receives of this queue pair alone.
     pub(super) own_receives: Option<Receives>,
     pub(super) rnr_retry: u8,
-    reader: Reader,
+    reader: SegmentReader,
     placement: Placement,
     /// Polls in which the waiting message has found no Receive.
     rnr_polls: u32,
@@ -158,7 +158,7 @@ impl RdmapStream {
             windows: Windows::new(params.windows, random),
             own_receives: params.own_receive_queue.map(|depth| Receives::new(depth as usize)),
             rnr_retry: params.rnr_retry,
-            reader: Reader::default(),
+            reader: SegmentReader::default(),
             placement: Placement::default(),
             rnr_polls: 0,
             received: 0,
@@ -168,7 +168,7 @@ impl RdmapStream {
     /// Begins when the connection is established. A responder `waits`: it is silent until the first FPDU (RFC 5044
     /// §7.1.2). The limits are the longest ULPDU to send, and the longest message in either direction.
     pub(super) fn begin(&mut self, agreed: &Negotiated, waits: bool, max_ulpdu: usize, max_message: usize) {
-        self.reader = Reader::new(agreed.crc);
+        self.reader = SegmentReader::new(agreed.crc);
         self.placement.max_message = max_message;
         self.placement.ird = agreed.ird.into();
         self.outbound.begin(agreed, waits, max_ulpdu, max_message);

@@ -420,7 +420,7 @@ fn ask(side: &mut Side, len: usize) -> (Lent, ReadRequest) {
     let remote = RemoteMemory { rkey: 5, address: 0 };
     side.post(1, WorkRequest::Read { dst: dst.clone(), offset: 10, len, remote });
     let bytes = side.say();
-    let mut reader = Reader::new(false);
+    let mut reader = SegmentReader::new(false);
     let (mut input, mut request) = (&bytes[..], None);
     while let Some(step) = reader.step(&mut input).expect("segments") {
         if let Step::Payload(payload) = step {
@@ -606,7 +606,7 @@ fn segments_of_a_message_are_contiguous() {
 
 /// Whether a Write of nothing is among these FPDUs.
 fn of_nothing(mut bytes: &[u8]) -> bool {
-    let mut reader = Reader::new(false);
+    let mut reader = SegmentReader::new(false);
     let mut found = false;
     while let Some(step) = reader.step(&mut bytes).expect("FPDUs") {
         found |= matches!(step, Step::Segment { segment: Segment { place: Place::Tagged { stag: 0, .. }, .. }, .. });

@@ -14,9 +14,9 @@
 //! ```
 //!
 //! [`Segment::encode`] writes length and header, and [`pad`] returns the number of zeros after the payload. [`crc32c`]
-//! covers all of it; its least significant byte is sent first (RFC 5044 §4.4). [`Reader`] is the reverse, for a byte
-//! stream cut anywhere. Markers (RFC 5044 §4.3) are neither written nor decoded: an end that does not request them gets
-//! none.
+//! covers all of it; its least significant byte is sent first (RFC 5044 §4.4). [`SegmentReader`] is the reverse, for a
+//! byte stream cut anywhere. Markers (RFC 5044 §4.3) are neither written nor decoded: an end that does not request them
+//! gets none.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -46,7 +46,7 @@ pub use crc32c::crc32c;
 
 pub use self::mpa::{Enhanced, Kind, MAX_PRIVATE_DATA, Setup, SetupError};
 pub use self::read_request::ReadRequest;
-pub use self::reader::{Reader, Step};
+pub use self::reader::{SegmentReader, Step};
 pub use self::segment::{
     MAX_ULPDU, Opcode, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, Segment, SegmentError, TAGGED_HEADER,
     UNTAGGED_HEADER, fpdu_len, pad,

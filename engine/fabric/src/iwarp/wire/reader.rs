@@ -11,14 +11,14 @@ use super::segment::{HEADER, LENGTH, Segment, SegmentError, fpdu_len, trailer, w
 /// reported.
 ///
 /// ```
-/// use rpcrdma_fabric::iwarp::wire::{Opcode, Place, QUEUE_SEND, Reader, Segment, SegmentError, Step};
+/// use rpcrdma_fabric::iwarp::wire::{Opcode, Place, QUEUE_SEND, SegmentReader, Segment, SegmentError, Step};
 ///
 /// let opcode = Opcode::Send { invalidate: None, solicited: false };
 /// let send = Segment { opcode, last: true, place: Place::Untagged { queue: QUEUE_SEND, msn: 1, offset: 0 } };
 /// let mut stream = send.encode(3).to_vec();
 /// stream.extend_from_slice(b"abc\0\0\0\0\0"); // With one byte of pad, and a CRC that is not looked at.
 ///
-/// let mut reader = Reader::new(false);
+/// let mut reader = SegmentReader::new(false);
 /// let mut input = &stream[..];
 /// assert_eq!(reader.step(&mut input)?, Some(Step::Segment { segment: send, len: 3 }));
 /// assert_eq!(reader.step(&mut input)?, Some(Step::Payload(b"abc")));
@@ -28,7 +28,7 @@ use super::segment::{HEADER, LENGTH, Segment, SegmentError, fpdu_len, trailer, w
 /// # Ok::<(), SegmentError>(())
 /// ```
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct SegmentReader {
     framer: Framer,
     /// With CRCs an FPDU is collected and checked before any of it is reported.
     crc: bool,
@@ -55,7 +55,7 @@ pub enum Step<'a> {
     End,
 }
 
-impl Reader {
+impl SegmentReader {
     /// A reader at a stream's start, with or without CRCs.
     pub fn new(crc: bool) -> Self {
         Self { crc, ..Self::default() }

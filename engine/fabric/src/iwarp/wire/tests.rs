@@ -142,7 +142,7 @@ proptest! {
             Some(*end)
         }));
         let whole = boundaries.contains(&input.len());
-        let mut reader = Reader::new(crc);
+        let mut reader = SegmentReader::new(crc);
         while reader.step(&mut input).expect("all of it is right").is_some() {}
         prop_assert_eq!(reader.is_between(), whole);
     }
@@ -225,7 +225,7 @@ fn payloads_are_not_copied() {
     let place = Place::Tagged { stag: 1, offset: 2 };
     let stream = fpdu(&Segment { opcode: Opcode::Write, last: true, place }, &[7; 100]);
     for crc in [false, true] {
-        let (mut reader, mut input) = (Reader::new(crc), &stream[..]);
+        let (mut reader, mut input) = (SegmentReader::new(crc), &stream[..]);
         assert!(matches!(reader.step(&mut input), Ok(Some(Step::Segment { len: 100, .. }))));
         let Ok(Some(Step::Payload(payload))) = reader.step(&mut input) else { panic!("no payload") };
         assert_eq!(payload.as_ptr_range(), stream[16..116].as_ptr_range());
@@ -237,7 +237,7 @@ fn payloads_are_not_copied() {
 fn payloads_go_past_the_reader() {
     let place = Place::Tagged { stag: 1, offset: 2 };
     let stream = fpdu(&Segment { opcode: Opcode::ReadResponse, last: true, place }, &[7; 100]);
-    let mut reader = Reader::new(false);
+    let mut reader = SegmentReader::new(false);
     assert_eq!(reader.payload_left(), 0);
     let mut input = &stream[..20];
     assert!(matches!(reader.step(&mut input), Ok(Some(Step::Segment { len: 100, .. }))));

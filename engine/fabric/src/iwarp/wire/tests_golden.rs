@@ -248,7 +248,7 @@ fn headers_are_refused_by_the_byte_that_is_wrong() {
         assert_eq!(error.fault(), fault);
         header.resize(40, 0);
         assert_eq!(Segment::decode(&header), Err(error));
-        let mut reader = Reader::new(false);
+        let mut reader = SegmentReader::new(false);
         assert_eq!(reader.step(&mut &header[..]), Err(error));
         let told = !Terminate::new(fault, Some(reader.header()), None).header.is_empty();
         assert_eq!(told, !matches!(error, SegmentError::Short { .. }), "{error}");
