@@ -15,7 +15,7 @@ use super::common::Common;
 use super::config::{MAX_WINDOWS, RING_BYTES};
 use super::memory::{Layout, Side};
 use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Opening};
-use super::qp::{Qp, State};
+use super::qp::{SoftwareQp, State};
 use super::region::{self, ExposedMemory, Places};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
 use crate::connection_manager::{
@@ -197,7 +197,7 @@ impl SoftwareFabric {
         let ring = layout.rings(ring).map_err(FabricError::misuse)?;
         // Last, so that the opening follows at once: the acceptor soon closes a silent connection.
         let progress = address::connect(to)?;
-        let id = self.table.insert(|id| Qp::new(id, layout, ring, windows, params, max_message, exposed));
+        let id = self.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, exposed));
         let hello = Some((Message::Hello(opening), [ring_fd, table_fd]));
         self.connections.dial(&mut self.common, id, (to, progress), hello).map(|()| id).inspect_err(|_| {
             self.table.remove(id);
@@ -220,7 +220,7 @@ impl SoftwareFabric {
         let mapped = layout.bytes() as u64 + table_bytes + peer_table.len() as u64;
         let exposed = ExposedMemory::new(mapped, places);
         let ring = layout.rings(ring).map_err(FabricError::peer)?;
-        let id = self.table.insert(|id| Qp::new(id, layout, ring, windows, params, max_message, exposed));
+        let id = self.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, exposed));
         let sent = Message::Accept(opening).send(socket.as_fd(), &[table.as_fd()]);
         let sent = sent.map_err(|e| FabricError::closed(format!("sendmsg(Accept): {e}")));
         let peer_windows = PeerWindows::new(peer_table, hello.windows);
@@ -371,7 +371,7 @@ impl ManagedFabric for SoftwareFabric {
         let common = &self.common;
         if common.rung || !common.ready.is_empty() || !common.control.events.is_empty() {
             Some(Duration::ZERO)
-        } else if self.hot.iter().any(|&slot| self.table.peek_at(slot).is_some_and(Qp::needs_polls)) {
+        } else if self.hot.iter().any(|&slot| self.table.peek_at(slot).is_some_and(SoftwareQp::needs_polls)) {
             Some(SHORT_TICK)
         } else {
             (!common.control.attention.is_empty() || !self.closing.is_empty()).then_some(TICK)

@@ -59,7 +59,7 @@ pub use self::address::SoftwareListener;
 use self::common::Common;
 pub use self::config::SoftwareConfig;
 use self::message::Message;
-use self::qp::{Polled, Qp, State};
+use self::qp::{Polled, SoftwareQp, State};
 use self::region::{PROCESS, PeerMemory, Regions};
 use self::window::OwnWindows;
 use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Received};
@@ -101,7 +101,7 @@ impl ClosingQp {
 #[derive(Debug)]
 pub struct SoftwareFabric {
     common: Common,
-    table: Table<Qp>,
+    table: Table<SoftwareQp>,
     /// Queue pairs in every poll.
     hot: Vec<u32>,
     /// Start of the next poll in `hot`.
@@ -240,7 +240,7 @@ impl SoftwareFabric {
         }
     }
 
-    fn for_each_hot(&mut self, mut act: impl FnMut(&mut Qp)) {
+    fn for_each_hot(&mut self, mut act: impl FnMut(&mut SoftwareQp)) {
         for &slot in &self.hot {
             if let Some(qp) = self.table.at(slot) {
                 act(qp);
@@ -296,7 +296,7 @@ impl Fabric for SoftwareFabric {
         }
         gone.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned(), None);
         self.common.control.forget(qp);
-        let Qp { mut windows, socket, .. } = *gone;
+        let SoftwareQp { mut windows, socket, .. } = *gone;
         if let Some(socket) = &socket {
             self.connections.sockets.sleeper.remove(socket);
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
@@ -399,21 +399,21 @@ impl Fabric for SoftwareFabric {
         // check. So a sleep costs the same for any number of cold ones.
         let mut at = 0;
         while let Some(&slot) = self.cold.get(at) {
-            if self.table.at(slot).is_some_and(Qp::arm_cold) {
+            if self.table.at(slot).is_some_and(SoftwareQp::arm_cold) {
                 at += 1;
             } else {
                 self.cold.swap_remove(at);
                 self.start_polling(slot);
             }
         }
-        self.for_each_hot(Qp::arm);
+        self.for_each_hot(SoftwareQp::arm);
         self.common.rung = false;
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         // A message and a control event wake it the same way.
         let news = self.sleep(timeout);
-        self.for_each_hot(Qp::disarm);
+        self.for_each_hot(SoftwareQp::disarm);
         news
     }
 }

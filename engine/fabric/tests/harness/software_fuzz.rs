@@ -10,7 +10,7 @@ use super::SoftwareFabric;
 use super::connect::table_bytes;
 use super::memory::{Layout, Side, Word};
 use super::message::Message;
-use super::qp::{Qp, State};
+use super::qp::{SoftwareQp, State};
 use super::region::{self, ExposedMemory};
 use super::ring::{Header, Producer};
 use super::window::{OwnWindows, PeerWindows};
@@ -86,7 +86,7 @@ impl Peer {
         let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
         let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
         let (max_message, memory) = (MAX_MESSAGE as u32, ExposedMemory::new(0, places));
-        let id = fabric.table.insert(|id| Qp::new(id, layout, ring, windows, params, max_message, memory));
+        let id = fabric.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, memory));
         let region = fabric.common.regions.get(exposed).expect("it is registered").id;
         let qp = fabric.table.get(id).expect("it was just made");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));

@@ -4,7 +4,7 @@ use rpcrdma_mempool::{ArenaId, Buf, PeerMapping};
 use rustix::io::Errno;
 
 use super::retire::Retire;
-use super::{FALSE_HEAD, Qp, State, VIOLATION};
+use super::{FALSE_HEAD, SoftwareQp, State, VIOLATION};
 use crate::checks;
 use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
@@ -21,7 +21,7 @@ use crate::{
 /// Bytes copied per queue pair and post or poll, for fairness.
 const COPY_BUDGET: usize = 1 << 20;
 
-impl Qp {
+impl SoftwareQp {
     /// Posts a chain; see [`Fabric::post_send`](crate::Fabric::post_send).
     #[inline]
     pub(crate) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
