@@ -74,14 +74,6 @@ impl CallsHome {
 /// Returned calls, oldest first.
 pub(crate) struct CameHome(Drained<OwnedCall>);
 
-impl CameHome {
-    /// Whether all were taken.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
 impl Iterator for CameHome {
     type Item = Call<Answered>;
 

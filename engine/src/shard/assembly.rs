@@ -13,9 +13,9 @@ use std::rc::Rc;
 
 use rpcrdma_mempool::Buf;
 
+use super::admission::quota::{QuotaOwner, is_scarce_for_hosts};
 use super::conn::Conn;
 use super::context::Context;
-use super::host::{Party, is_short_for_hosts};
 use crate::fabric::{Fabric, QpId};
 
 /// Users of long buffers, by the age of the message.
@@ -27,7 +27,7 @@ const LONG: u64 = 100_000_000;
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     qp: QpId,
-    party: Party,
+    party: QuotaOwner,
     /// Size of its buffer, in bytes.
     capacity: usize,
     /// Received bytes.
@@ -58,7 +58,7 @@ impl Assemblies {
     }
 
     /// Records `buf` as the storage of this connection's message with this age.
-    fn hold(&self, buf: Buf, is_long: bool, (age, began): (u64, u64), (qp, party): (QpId, Party)) -> Assembly {
+    fn hold(&self, buf: Buf, is_long: bool, (age, began): (u64, u64), (qp, party): (QpId, QuotaOwner)) -> Assembly {
         let place = is_long.then(|| {
             let holder = Holder { qp, party, capacity: buf.capacity(), len: buf.len(), began };
             self.long.borrow_mut().insert(age, holder);
@@ -69,7 +69,7 @@ impl Assemblies {
 
     /// Whether this party may take one more buffer of at least `size` bytes. `count` such buffers exist, `free` are
     /// free.
-    fn may_have(&self, size: usize, (free, count): (usize, usize), party: Party) -> bool {
+    fn may_have(&self, size: usize, (free, count): (usize, usize), party: QuotaOwner) -> bool {
         // At most the buffers in use serve reassembly.
         if free * 2 > count {
             return true;
@@ -77,19 +77,19 @@ impl Assemblies {
         let holders = self.long.borrow();
         let held = || holders.values().filter(|holder| holder.capacity >= size);
         let is_first = || held().all(|holder| holder.party != party);
-        held().count() < count / 2 && (!is_short_for_hosts(free, count) || is_first())
+        held().count() < count / 2 && (!is_scarce_for_hosts(free, count) || is_first())
     }
 
     /// Picks the message to drop for the message `age` of this party, which needs a buffer of at least `size` bytes.
     /// That is an earlier message of this party, if no party has more. Otherwise it is one of the party with the most.
     /// If each party has one, it is one that has taken long.
-    fn makes_room(&self, size: usize, age: u64, party: Party, now: u64) -> Option<QpId> {
+    fn makes_room(&self, size: usize, age: u64, party: QuotaOwner, now: u64) -> Option<QpId> {
         let holders = self.long.borrow();
         let holders = || holders.iter().filter(|(_, holder)| holder.capacity >= size);
-        let mut counts: HashMap<Party, usize> = HashMap::new();
+        let mut counts: HashMap<QuotaOwner, usize> = HashMap::new();
         holders().for_each(|(_, holder)| *counts.entry(holder.party).or_default() += 1);
         let most = counts.values().copied().max()?;
-        let count = |party: &Party| counts.get(party).copied().unwrap_or(0);
+        let count = |party: &QuotaOwner| counts.get(party).copied().unwrap_or(0);
         let makes_room = |&(&begun, holder): &(&u64, &Holder)| match (holder.party == party, count(&party) == most) {
             (own, true) => own && begun < age,
             (own, false) => {
@@ -203,7 +203,7 @@ impl<F: Fabric> Context<F> {
     /// Allocates a buffer for `len` bytes of parts, or preferably for `roomy` bytes. `conn` is not in the table, and
     /// has no such buffer.
     fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
-        let party = conn.party();
+        let party = conn.quota_owner();
         let buf = self.alloc_in_part(party, roomy).or_else(|| self.alloc_in_part(party, len)).or_else(|| {
             self.drop_assembly(conn, len);
             self.alloc_in_part(party, len)
@@ -213,7 +213,7 @@ impl<F: Fabric> Context<F> {
     }
 
     /// Allocates a buffer of at least `len` bytes, of a size with room for continued messages.
-    fn alloc_in_part(&self, party: Party, len: usize) -> Option<Buf> {
+    fn alloc_in_part(&self, party: QuotaOwner, len: usize) -> Option<Buf> {
         let is_short = |size: usize| size <= self.sizing.configured_capacity();
         let may_have = |&size: &usize| is_short(size) || self.assemblies.may_have(size, self.pool.room(size), party);
         let longest = self.pool.sizes().filter(|&size| size >= len).take_while(may_have).last()?;
@@ -223,7 +223,7 @@ impl<F: Fabric> Context<F> {
     /// Stores the parts of a connection's message in `buf`.
     fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
-        let whose = (conn.qp(), conn.party());
+        let whose = (conn.qp(), conn.quota_owner());
         conn.assembling.held =
             Some(self.assemblies.hold(buf, is_long, (conn.assembling.age, conn.assembling.began), whose));
     }
@@ -232,7 +232,7 @@ impl<F: Fabric> Context<F> {
     /// with an error.
     fn drop_assembly(&mut self, conn: &Conn, len: usize) {
         let now = self.clock.read();
-        let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.party(), now) else { return };
+        let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.quota_owner(), now) else { return };
         let Some(other) = self.conns.get_mut(who) else { return };
         other.assembling.give_up();
         other.proto.drop_parts();
@@ -266,10 +266,15 @@ mod tests {
     #[test]
     fn long_buffers_are_counted_from_where_they_are_taken_to_where_they_go() {
         let (pool, mut all) = (pool([4, 4]), Assemblies::default());
-        let (one, other) = (Party::Connection(qp(7)), Party::Connection(qp(0)));
+        let (one, other) = (QuotaOwner::Connection(qp(7)), QuotaOwner::Connection(qp(0)));
         let mut hold = |is_long, slot, len| {
             let age = all.begin();
-            all.hold(pool.alloc(len).expect("a buffer"), is_long, (age, 0), (qp(slot), Party::Connection(qp(slot))))
+            all.hold(
+                pool.alloc(len).expect("a buffer"),
+                is_long,
+                (age, 0),
+                (qp(slot), QuotaOwner::Connection(qp(slot))),
+            )
         };
         let (first, second, short, third) =
             (hold(true, 7, 64), hold(true, 5, 64), hold(false, 6, 64), hold(true, 3, 128));
@@ -289,8 +294,8 @@ mod tests {
     #[test]
     fn the_host_that_has_most_makes_room() {
         let (pool, mut all) = (pool([8, 1]), Assemblies::default());
-        let (greedy, modest) = (Party::Host([10, 0, 0, 1].into()), Party::Host([10, 0, 0, 2].into()));
-        let newcomer = Party::Host([10, 0, 0, 3].into());
+        let (greedy, modest) = (QuotaOwner::Host([10, 0, 0, 1].into()), QuotaOwner::Host([10, 0, 0, 2].into()));
+        let newcomer = QuotaOwner::Host([10, 0, 0, 3].into());
         let mut hold = |slot, party, len, began| {
             let (age, buf) = (all.begin(), pool.alloc(len).expect("a buffer"));
             all.hold(buf, true, (age, began), (qp(slot), party))

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use rpcrdma_mempool::prefetch;
 
 use super::ConnRef;
-use super::accepted::Accepted;
+use super::admission::credit_usage::CreditUsage;
+use super::admission::peer_info::PeerInfo;
+use super::admission::quota::QuotaOwner;
+use super::admission::receives::Promise;
 use super::assembly::Assembling;
 use super::close_reason::{CloseReason, LocalClose};
 use super::continuation::Continuation;
-use super::host::Party;
+use super::obligations::{ObligationTimers, PeerObligations};
 use super::peers::{OwedEnd, Peers};
-use super::progress::{Owed, Progress};
-use super::receives::Promise;
 use super::reconnect::Again;
 use super::requester::Requests;
-use super::responder::Served;
+use super::responder::ServedCalls;
 use super::send_queue::SendQueue;
 use super::stage::Stage;
-use super::usage::Use;
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{ConnConfig, Connection};
 
@@ -42,16 +42,16 @@ pub(super) struct Conn {
     /// Our calls on it.
     pub(super) requests: Requests,
     /// The peer's calls on it.
-    pub(super) served: Served,
+    pub(super) served: ServedCalls,
     // The start of `proto` is hot too.
     pub(super) proto: Connection,
     /// The incoming continued message, if any.
     pub(super) assembling: Assembling,
     /// Receives kept for it by the shard.
     pub(super) promise: Promise,
-    pub(super) usage: Use,
-    /// Duties of the peer.
-    pub(super) progress: Progress,
+    pub(super) usage: CreditUsage,
+    /// What the peer owes, and since when.
+    pub(super) obligations: ObligationTimers,
     /// State of reconnecting.
     pub(super) again: Again,
     /// The outgoing continued message, if any.
@@ -59,7 +59,7 @@ pub(super) struct Conn {
     /// Authenticated name of the peer.
     peer: Option<Arc<str>>,
     /// The peer of an accepted connection.
-    accepted: Option<Accepted>,
+    accepted: Option<PeerInfo>,
     /// Close report for the upper layer, if it knows the connection.
     owed_end: Option<OwedEnd>,
     /// Deadline of a client's negotiation, in nanoseconds.
@@ -78,7 +78,7 @@ struct Linger {
     heard: u64,
     /// Final deadline, whatever the peer sends.
     end: u64,
-    /// A message that the peer had begun by then; its rest has a [deadline](super::progress) of its own.
+    /// A message that the peer had begun by then; its rest has a [deadline](super::obligations) of its own.
     half: Option<u32>,
     /// The peer has not received all replies yet.
     untaken: bool,
@@ -121,7 +121,7 @@ impl Conn {
             sends: SendQueue::new(),
             ready: false,
             requests: Requests::new(proto.calls().capacity()),
-            served: Served::new(proto.inbound().capacity()),
+            served: ServedCalls::new(proto.inbound().capacity()),
             proto,
             assembling: Assembling::default(),
             continuation: None,
@@ -131,8 +131,8 @@ impl Conn {
             owed_end: None,
             settle_by: u64::MAX,
             promise: Promise::default(),
-            usage: Use::default(),
-            progress: Progress::default(),
+            usage: CreditUsage::default(),
+            obligations: ObligationTimers::default(),
             again: Again::default(),
             close_reason: None,
             granting_since: u64::MAX,
@@ -141,7 +141,7 @@ impl Conn {
     }
 
     /// Marks it as accepted from this peer, with the address of the peer's host.
-    pub(super) fn was_accepted(&mut self, accepted: Accepted, host: Option<IpAddr>) {
+    pub(super) fn was_accepted(&mut self, accepted: PeerInfo, host: Option<IpAddr>) {
         (self.accepted, self.host) = (Some(accepted), host);
     }
 
@@ -205,9 +205,9 @@ impl Conn {
         self.host
     }
 
-    /// Holder of a share of resources: its host, or itself.
-    pub(super) fn party(&self) -> Party {
-        Party::of(self.host, self.origin())
+    /// Owner of the quota that its calls count against: its host, or itself.
+    pub(super) fn quota_owner(&self) -> QuotaOwner {
+        QuotaOwner::new(self.host, self.origin())
     }
 
     /// The peer, as in log lines: the host of a client, or the connection to a server.
@@ -220,12 +220,12 @@ impl Conn {
     }
 
     /// The peer of an accepted connection.
-    pub(super) fn accepted(&self) -> Option<&Accepted> {
+    pub(super) fn accepted(&self) -> Option<&PeerInfo> {
         self.accepted.as_ref()
     }
 
     /// As above, mutable.
-    pub(super) fn accepted_mut(&mut self) -> Option<&mut Accepted> {
+    pub(super) fn accepted_mut(&mut self) -> Option<&mut PeerInfo> {
         self.accepted.as_mut()
     }
 
@@ -365,7 +365,7 @@ impl Conn {
         self.served.forget_device();
         self.assembling.give_up();
         self.continuation = None;
-        self.progress = Progress::default();
+        self.obligations = ObligationTimers::default();
     }
 
     /// Resizes the slots for the peer's calls to the protocol's limit.
@@ -377,7 +377,7 @@ impl Conn {
     pub(super) fn pass_time(&mut self, now: u64) {
         self.proto.pass_time(now);
         if let Some(accepted) = &mut self.accepted {
-            accepted.look(self.proto.status().useful_messages, now);
+            accepted.record_useful(self.proto.status().useful_messages, now);
         }
     }
 
@@ -417,16 +417,16 @@ impl Conn {
         }
     }
 
-    /// Duties of the peer. `in_device`: the device holds memory of this connection.
-    pub(super) fn owed(&self, in_device: bool, max_abandoned: usize) -> Owed {
+    /// What the peer owes. `in_device`: the device holds memory of this connection.
+    pub(super) fn owed(&self, in_device: bool, max_abandoned: usize) -> PeerObligations {
         // A busy peer may delay work that costs this side nothing.
         let status = self.proto.status();
         let holds = in_device || !self.sends.is_empty() || status.has_replies;
-        let (sends, left) = self.sends.numbers();
+        let (sends, completed) = self.sends.numbers();
         let (fetches, fetched) = self.served.fetches();
-        Owed {
+        PeerObligations {
             sends,
-            left: if holds { left } else { sends },
+            completed: if holds { completed } else { sends },
             written: self.sends.written_so_far(),
             fetches,
             fetched,
@@ -440,7 +440,7 @@ impl Conn {
 
     /// Whether nothing is in progress beside the protocol.
     pub(super) fn is_idle(&self) -> bool {
-        self.served.none_away() && self.requests.expose_nothing()
+        self.served.none_pending() && self.requests.expose_nothing()
     }
 }
 

@@ -8,13 +8,13 @@ use log::Level;
 use rpcrdma_mempool::{Buf, Pool};
 
 use super::ConnRef;
+use super::admission::receives::ReceiveBudget;
 use super::assembly::Assemblies;
 use super::clock::{Clock, nanoseconds};
 use super::close_reason::{CloseCause, LocalClose};
 use super::conn::Conn;
 use super::peers::Peers;
 use super::ready::ReadyList;
-use super::receives::ReceiveBudget;
 use super::resize::Sizing;
 use super::sampler::Sampler;
 use super::schedule::Schedule;

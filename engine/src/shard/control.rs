@@ -220,8 +220,8 @@ impl<F: Fabric> Shard<F> {
         }
         self.cx.sum_up_lines();
         self.cx.resize();
-        self.cx.adapt(&mut self.fitting);
-        self.watch.control(&mut self.cx);
+        self.credit_limits.adapt(&mut self.cx);
+        self.obligation_checks.control(&mut self.cx);
         self.check_arrivals();
         self.responder.control(&mut self.cx, self.task.is_some());
         self.check_negotiations();
@@ -439,11 +439,11 @@ impl<F: Fabric> Shard<F> {
         self.cx.fabric.destroy_qp(conn.leave_qp());
         if let Some(Continuation { owner, rest, whole, .. }) = conn.take_continuation() {
             match owner {
-                MessageOwner::Reply(call) => self.responder.drop_call(call),
+                MessageOwner::Reply(call) => self.responder.replies.drop_call(call),
                 MessageOwner::Call(call, _) => conn.keep_whole(call, rest, whole),
             }
         }
-        self.responder.give_up_calls(conn);
+        self.responder.replies.drop_released(conn);
         self.cx.stats.messages.add(conn.proto.counters());
         self.cx.receives.promise(&mut conn.promise, 0, 0);
         if self.cx.receives.ran_short() {

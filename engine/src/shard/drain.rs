@@ -52,7 +52,15 @@ impl<F: Fabric> Shard<F> {
     /// peer cannot know whether they ran. The time starts once the peer has received the replies: its next call is
     /// behind them.
     pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
-        let awaits = self.awaits_last_sends(conn);
+        // Replies may be in memory that the fabric still sends. A slow peer takes long for them, but a close waits only
+        // for a moment. `timeouts.progress` ends a connection whose peer receives nothing.
+        let awaits = holds_sends(&mut self.cx.fabric, conn);
+        let now = self.cx.clock.read();
+        if awaits {
+            // The device completes unsignaled Sends with a later one.
+            self.cx.request_completion(conn);
+            self.cx.schedule.wake_by(now + nanoseconds(self.cx.config.poll.control_interval));
+        }
         let in_transit = in_transit(&mut self.cx.fabric, conn.qp());
         // Version 1 has no such error: its clients retransmit.
         let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
@@ -63,22 +71,9 @@ impl<F: Fabric> Shard<F> {
             }
             false => 0,
         };
-        let now = self.cx.clock.read();
         let until = conn.lingers_until(now, silence, awaits || silence > 0 && in_transit);
         self.cx.schedule.wake_by(until);
         awaits || now < until
-    }
-
-    /// Whether a draining connection has replies in memory that the fabric still sends. A slow peer takes long for
-    /// them, but a close waits only for a moment. `timeouts.progress` ends a connection whose peer receives nothing.
-    fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
-        let awaits = holds_sends(&mut self.cx.fabric, conn);
-        if awaits {
-            // The device completes unsignaled Sends with a later one.
-            self.cx.request_completion(conn);
-            self.cx.schedule.wake_by(self.cx.clock.read() + nanoseconds(self.cx.config.poll.control_interval));
-        }
-        awaits
     }
 
     /// Part of step 5 of a turn: closes draining connections that were silent for long enough. Of the others it learns

@@ -15,7 +15,7 @@
 //! | `context` | shared by both engines: device, pool, clock, connections, statistics |
 //! | `conn` | state of a connection |
 //! | `table`, `stage` | the connections, and their life cycle |
-//! | `receives` | budget of receives |
+//! | `admission` | which calls and connections of peers may use memory: quotas, waiting calls, Receives, eviction |
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continuation` | sending of continued messages |
 //! | `assembly` | reassembly of incoming continued messages |
@@ -23,15 +23,10 @@
 //! | `drain` | connections that close after their calls |
 //! | `lifecycle` | transitions of connections, and events for the owner |
 //! | `peers` | reports of peers' connections to the upper layer |
-//! | `accepted` | an accepted connection: its peer, and its last useful message |
-//! | `arrivals` | admission of accepted connections, and eviction |
-//! | `host` | hosts as holders of shares |
 //! | `reconnect` | reconnecting |
 //! | `resize` | resizing of receives while calls run |
 //! | `changes` | other characteristics that change while connected |
-//! | `usage` | usage of a connection's credits, and its idle time |
-//! | `credits` | credit limits that follow the load, keep-alive |
-//! | `progress` | deadlines of peers' duties |
+//! | `obligations` | deadlines of what a peer owes |
 //! | `report` | statistics on request |
 //! | `sampler` | sampling of calls for latency |
 //! | `schedule` | schedule of the control plane and of timers |
@@ -47,10 +42,9 @@
 //! Each engine and type of the table has private fields; other files call its methods. A [`Shard`] has them side by
 //! side, and picks the next one to run.
 
-mod accepted;
+mod admission;
 mod allocs;
 mod application;
-mod arrivals;
 mod assembly;
 mod changes;
 mod clock;
@@ -60,17 +54,14 @@ mod conn;
 mod context;
 mod continuation;
 mod control;
-mod credits;
 mod drain;
-mod host;
 mod lifecycle;
 mod list;
+mod obligations;
 mod peers;
 mod poll;
-mod progress;
 mod ready;
 mod receive;
-mod receives;
 mod reconnect;
 mod report;
 mod requester;
@@ -84,7 +75,6 @@ mod table;
 #[cfg(test)]
 mod testing;
 mod thread;
-mod usage;
 
 use self::allocs::AllocQueue;
 use std::iter;
@@ -99,6 +89,7 @@ use crate::proto::{CallError, CallId};
 use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
 use crate::start_error::StartError;
 
+use admission::credit_limits::CreditLimits;
 use application::OwnTask;
 use changes::Changes;
 use clock::Clock;
@@ -110,10 +101,9 @@ pub(crate) use commands::{Command, ConnectRequest, Message, OwnedConn, RemoteCal
 use conn::Conn;
 pub use conn_ref::ConnRef;
 use context::Context;
-use credits::Fitting;
 use lifecycle::Lifecycle;
+use obligations::ObligationChecks;
 pub use peers::{Peer, PeerEvent, PeerHook};
-use progress::Watch;
 use requester::Requester;
 pub(crate) use requester::{CallRequest, ChunkMemory, Memory, Sink};
 pub use requester::{CallResult, Done, FailedCall, Reply, Returned};
@@ -175,8 +165,8 @@ pub struct Shard<F: Fabric> {
     requester: Requester,
     responder: Responder,
     life: Lifecycle,
-    watch: Watch,
-    fitting: Fitting,
+    obligation_checks: ObligationChecks,
+    credit_limits: CreditLimits,
     changes: Changes,
     outside: Outside,
     allocs: AllocQueue,
@@ -214,15 +204,15 @@ impl<F: Fabric> Shard<F> {
     pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
         let cx = Context::open(fabric, config, services.is_some())?;
-        let most_away = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
+        let most_pending = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
         let outside = Outside::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
         let mut shard = Self {
             cx,
             requester: Requester::new(),
-            responder: Responder::new(services, outside.signal(), most_away),
+            responder: Responder::new(services, outside.signal(), most_pending),
             life: Lifecycle::new(),
-            watch: Watch::default(),
-            fitting: Fitting::default(),
+            obligation_checks: ObligationChecks::default(),
+            credit_limits: CreditLimits::default(),
             changes: Changes::default(),
             outside,
             allocs: AllocQueue::default(),

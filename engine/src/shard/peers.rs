@@ -156,7 +156,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::shard::accepted::Accepted;
+    use crate::shard::admission::peer_info::PeerInfo;
     use crate::shard::conn::Conn;
     use crate::shard::testing::open_conn;
 
@@ -185,7 +185,7 @@ mod tests {
     fn accepted(slot: u32) -> Box<Conn> {
         let mut conn = open_conn(slot, true);
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        conn.was_accepted(Accepted::new(&at.to_string(), 0, u64::MAX), Some(at.ip()));
+        conn.was_accepted(PeerInfo::new(&at.to_string(), 0, u64::MAX), Some(at.ip()));
         conn
     }
 

@@ -44,7 +44,7 @@ impl<F: Fabric> Shard<F> {
     /// Whether anything has to be polled in each turn.
     #[inline(always)]
     fn has_others(&self) -> bool {
-        self.has_inbox() || self.has_task() || self.responder.has_calls_away()
+        self.has_inbox() || self.has_task() || self.responder.has_pending_calls()
     }
 
     #[inline(never)]
@@ -61,7 +61,7 @@ impl<F: Fabric> Shard<F> {
             || self.cx.schedule.is_control_due(now)
             || self.cx.receives.is_low()
             || self.cx.pool.has_remote()
-            || self.responder.holds_calls_back()
+            || self.responder.has_waiting_work()
             || self.cx.has_starved()
     }
 
@@ -87,8 +87,8 @@ impl<F: Fabric> Shard<F> {
             self.cx.refill();
         }
         self.cx.pool.drain_remote();
-        if self.responder.holds_calls_back() {
-            found += self.responder.go_on(&mut self.cx);
+        if self.responder.has_waiting_work() {
+            found += self.responder.continue_waiting(&mut self.cx);
         }
         if self.cx.has_starved() && found != 0 {
             self.cx.feed();
@@ -208,7 +208,7 @@ impl<F: Fabric> Shard<F> {
         }
         match opcode {
             Opcode::Read => {
-                self.responder.fetched(&mut self.cx, conn, wr_id as usize);
+                self.responder.reads_completed(&mut self.cx, conn, wr_id as usize);
                 if conn.served.is_gated() {
                     self.responder.resume(&mut self.cx, conn);
                 }
@@ -297,7 +297,7 @@ impl<F: Fabric> Shard<F> {
             }
             match out {
                 Outgoing::Call(call) => self.requester.transmit_queued(&mut self.cx, conn, call),
-                Outgoing::Reply(id) => self.responder.transmit_waiting(&mut self.cx, conn, id),
+                Outgoing::Reply(id) => self.responder.replies.transmit(&mut self.cx, conn, id),
                 Outgoing::Continue => match self.cx.continue_message(conn) {
                     NextPart::Sent => {}
                     NextPart::NoMemory => {
@@ -331,7 +331,7 @@ impl<F: Fabric> Shard<F> {
         let Continuation { owner, rest, whole, last_header } = parts;
         match owner {
             MessageOwner::Reply(call) => {
-                self.responder.transmit_last_part(&mut self.cx, conn, call, rest);
+                self.responder.replies.transmit_last_part(&mut self.cx, conn, call, rest);
             }
             MessageOwner::Call(call, exposure) => {
                 let (of, rest) = ((call, exposure), (rest, whole, last_header));

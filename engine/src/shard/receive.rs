@@ -2,11 +2,11 @@
 
 use super::Shard;
 use super::conn::Conn;
+use super::responder::read_contents;
 use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{CallError, CallId, Event, InboundId, Knob, PeerFault, Received, Rejected};
-use crate::service::RpcMessage;
-use crate::wire::{ErrorBody, Head, HeaderType, WINDOWED_LEN};
+use crate::proto::{CallError, CallId, Event, InboundId, Knob, Lists, PeerFault, Received, Rejected};
+use crate::wire::{ErrorBody, Head, WINDOWED_LEN};
 
 impl<F: Fabric> Shard<F> {
     /// Passes a message to the connection, then to the engine of the call or reply.
@@ -30,9 +30,9 @@ impl<F: Fabric> Shard<F> {
 
     #[inline(never)]
     fn received_call(&mut self, conn: &mut Conn, id: InboundId, message: ReceivedBuf) {
-        let call = self.responder.take_call(&mut self.cx, conn, id);
-        let xid = message.first_chunk().map_or(0, |xid| u32::from_be_bytes(*xid));
-        self.responder.serve_plain(&mut self.cx, conn, call, &plain_head(xid), message);
+        let head = plain_head(message.first_chunk().map_or(0, |xid| u32::from_be_bytes(*xid)));
+        let call = self.responder.take_call(&mut self.cx, conn, id, &head);
+        self.responder.accept(&mut self.cx, conn, call, &head, message);
     }
 
     #[inline(never)]
@@ -55,16 +55,12 @@ impl<F: Fabric> Shard<F> {
         match received {
             Received::Call { id, .. } => {
                 let header = *conn.proto.header();
-                let mut call = self.responder.take_call(cx, conn, id);
-                if let Some(view) = header.view(&message) {
-                    // The first message may have changed the terms.
-                    conn.served.refresh_room(&conn.proto);
-                    if conn.assembling.is_under_way() || view.htype() != HeaderType::Msg {
-                        return self.responder.serve_unusual(cx, conn, call, &view);
-                    }
+                let mut call = self.responder.take_call(cx, conn, id, &header.head);
+                if let Lists::None = header.lists {
+                    return self.responder.accept(cx, conn, call, &header.head, message);
                 }
-                let (read, at) = (self.responder.read(conn, &header, &message, &mut call), header.head.len);
-                self.responder.serve(cx, conn, call, read, RpcMessage { buf: message, at });
+                let contents = read_contents(cx, conn, &header, &message, &mut call);
+                self.responder.accept_contents(cx, conn, call, contents, (header.head.len, message));
             }
             Received::Reply { call, token, .. } => {
                 let header = *conn.proto.header();

@@ -35,10 +35,8 @@ impl<F: Fabric> Shard<F> {
             stats.credits_used += u64::from(conn.proto.status().credits_used);
         }
         stats.peers = cx.conns.iter().take(connections).map(|conn| of_connection(conn, now)).collect();
-        stats.receives_posted = cx.receives.held() as u64;
-        stats.receives_lowest = cx.receives.lowest() as u64;
-        stats.receives_promised = cx.receives.promised() as u64;
-        self.responder.add_to(&mut stats, cx.conns.iter(), now);
+        cx.receives.add_to(&mut stats);
+        self.responder.add_to(&mut stats, now);
         stats
     }
 }

@@ -247,7 +247,7 @@ impl<F: Fabric> Shard<F> {
         if self.poll_once() || self.life.notices.len() != told || !self.cx.ready.is_empty() {
             return None;
         }
-        self.watch.before_sleep(&mut self.cx);
+        self.obligation_checks.before_sleep(&mut self.cx);
         // Memory freed by other threads does not wake the shard.
         let waits = self.responder.waits_for_memory() || !self.allocs.is_empty();
         let longest = if waits { longest.min(MEMORY_WAIT_SLEEP) } else { longest };

@@ -50,18 +50,24 @@ impl<F: Fabric> Context<F> {
         self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
     }
 
-    /// Sets the buffer sizes that calls wait for, ascending.
-    pub(in crate::shard) fn set_awaited(&mut self, sizes: impl Iterator<Item = usize>) {
-        self.awaited.clear();
-        self.awaited.extend(sizes);
+    /// Reserves buffers of a size for the calls that wait for them.
+    pub(in crate::shard) fn reserve_size(&mut self, size: usize) {
+        if let Err(at) = self.awaited.binary_search(&size) {
+            self.awaited.insert(at, size);
+        }
     }
 
-    /// Whether calls wait for this size.
+    /// Ends all reservations of sizes.
+    pub(in crate::shard) fn release_sizes(&mut self) {
+        self.awaited.clear();
+    }
+
+    /// Whether this size is reserved for waiting calls.
     pub(in crate::shard) fn is_awaited(&self, size: usize) -> bool {
         self.awaited.contains(&size)
     }
 
-    /// Whether calls wait for any size.
+    /// Whether any size is reserved.
     #[inline(always)]
     pub(in crate::shard) fn awaits_some(&self) -> bool {
         !self.awaited.is_empty()

@@ -7,32 +7,32 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::ran::Ran;
+use super::procedures::RecentProcedures;
 use crate::handoff::bell::Bell;
 use crate::handoff::panics::caught;
 use crate::handoff::parker::Signal;
 use crate::service::{Origin, Task};
 
 pub(super) struct Futures {
-    all: FuturesUnordered<Serving>,
+    all: FuturesUnordered<HandlerFuture>,
     /// Wakes the shard to poll one of them.
     bell: Arc<Bell>,
     waker: Waker,
     /// Whether some have started.
-    begun: bool,
+    started: bool,
     /// Whether some may be of closed connections.
     abandoned: bool,
-    ran: Rc<Ran>,
+    recent: Rc<RecentProcedures>,
 }
 
 /// Future of a call of a connection.
-struct Serving {
+struct HandlerFuture {
     task: Option<Task>,
     origin: Arc<Origin>,
     /// Index of the procedure's entry in the services.
     entry: usize,
-    /// Procedures whose futures were polled, by bits; see [`Ran`].
-    ran: Rc<Ran>,
+    /// Procedures whose futures were polled, by bits; see [`RecentProcedures`].
+    recent: Rc<RecentProcedures>,
 }
 
 /// A future that has panicked: its connection, the entry of its procedure, and the text.
@@ -42,7 +42,7 @@ pub(super) struct Panicked {
     pub(super) text: Box<str>,
 }
 
-impl Serving {
+impl HandlerFuture {
     /// Drops the future, which runs the handler's code.
     ///
     /// # Errors
@@ -52,11 +52,11 @@ impl Serving {
     }
 }
 
-impl Future for Serving {
+impl Future for HandlerFuture {
     type Output = Option<Panicked>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.ran.add(self.entry);
+        self.recent.add(self.entry);
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
         // A panic ends the future, and its call is dropped.
         let panic = match caught(|| task.as_mut().poll(context)) {
@@ -70,7 +70,7 @@ impl Future for Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for HandlerFuture {
     fn drop(&mut self) {
         // At the shard's end the panic has been printed.
         let _ = self.end();
@@ -78,17 +78,22 @@ impl Drop for Serving {
 }
 
 impl Futures {
-    /// `signal` wakes the shard. `ran` gets the procedures whose futures are polled.
-    pub(super) fn new(signal: Signal, ran: Rc<Ran>) -> Self {
+    /// `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
+    pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
         let bell = Arc::new(Bell::new(signal));
         let waker = Arc::clone(&bell).into();
-        Self { all: FuturesUnordered::new(), bell, waker, begun: false, abandoned: false, ran }
+        Self { all: FuturesUnordered::new(), bell, waker, started: false, abandoned: false, recent }
     }
 
     /// Adds a future, polled in this turn or the next.
-    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
-        self.all.push(Serving { task: Some(task), origin: Arc::clone(origin), entry, ran: Rc::clone(&self.ran) });
-        self.begun = true;
+    pub(super) fn start(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
+        self.all.push(HandlerFuture {
+            task: Some(task),
+            origin: Arc::clone(origin),
+            entry,
+            recent: Rc::clone(&self.recent),
+        });
+        self.started = true;
     }
 
     /// Marks the futures of closed connections for a drop.
@@ -102,24 +107,24 @@ impl Futures {
             return 0;
         }
         // Read all of these: each is reported once.
-        let begun = std::mem::take(&mut self.begun);
+        let started = std::mem::take(&mut self.started);
         let abandoned = std::mem::take(&mut self.abandoned);
-        if !(self.bell.take() | begun | abandoned) {
+        if !(self.bell.take() | started | abandoned) {
             return 0;
         }
         let before = self.all.len();
         if abandoned {
             let all = std::mem::take(&mut self.all);
-            let goes_on = |mut serving: Serving| {
-                if !serving.origin.is_over() {
-                    return Some(serving);
+            let if_open = |mut future: HandlerFuture| {
+                if !future.origin.is_over() {
+                    return Some(future);
                 }
-                if let Err(text) = serving.end() {
-                    panicked(Panicked { origin: Arc::clone(&serving.origin), entry: serving.entry, text });
+                if let Err(text) = future.end() {
+                    panicked(Panicked { origin: Arc::clone(&future.origin), entry: future.entry, text });
                 }
                 None
             };
-            self.all = all.into_iter().filter_map(goes_on).collect();
+            self.all = all.into_iter().filter_map(if_open).collect();
         }
         let mut context = Context::from_waker(&self.waker);
         while let Poll::Ready(Some(panic)) = self.all.poll_next_unpin(&mut context) {

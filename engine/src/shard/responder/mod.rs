@@ -1,349 +1,464 @@
 //! Engine of the peers' calls: the responder (RFC 8166 §2.1).
 //!
-//! It decodes each call, allocates its memory, reads its chunks, runs it here or on a worker, and answers it.
+//! A call that arrives is [checked](check), gets its memory or [waits](super::admission) for it, has its [Read
+//! chunks](read_chunks) read, [runs](run) on the shard or elsewhere, and is [answered](replies) or
+//! [refused](refusals). Each state of a call is a [type](crate::service), so that no step can be left out.
 //!
-//! | file | holds |
+//! | module | holds |
 //! |---|---|
-//! | `calls` | handling of a call: memory, run, reply |
-//! | `header` | decoder of a call, and check against its procedure's declaration |
-//! | `landing` | Read chunks: RDMA Reads, and their target memory |
-//! | `ran` | procedures that may have blocked the shard |
-//! | `reads` | limits of a connection's outstanding RDMA Reads |
-//! | `needs` | buffers that a call needs, and those that are missing |
-//! | `memory` | calls that wait for memory |
-//! | `lines` | queues of waiting calls |
-//! | `shares` | shares of the pool, by connection and host |
-//! | `away` | calls away from the shard |
-//! | `parties` | calls away, by party |
-//! | `workers` | calls on workers: dispatch and return |
-//! | `deferred` | deferred calls: hand-over and return |
-//! | `futures` | handlers as futures |
-//! | `replies` | replies: RDMA Writes, header, Send |
-//! | `refusals` | calls without results, or without an answer |
-//! | `writes` | limit of a connection's outstanding RDMA Writes |
-//! | `tally` | outcomes of calls, by procedure |
+//! | `procedures` | the procedures: which one a call is for, and which may have blocked the shard |
+//! | `check` | checks of chunk lists; refusals |
+//! | `read_chunks` | RDMA Reads, and their target memory |
+//! | `run` | running a call, and the return of pending ones |
+//! | `pending` | calls with workers, deferred calls, futures |
+//! | `workers`, `futures` | calls for workers; handlers as futures |
+//! | `replies`, `refusals` | answers with and without results |
+//! | `procedure_stats` | outcomes of calls, by procedure |
+//! | `served` | the peer's calls on one connection |
 
-mod away;
-mod calls;
-mod deferred;
+mod check;
 mod futures;
-mod header;
-mod landing;
-mod lines;
-mod memory;
-mod needs;
-mod parties;
-mod ran;
-mod reads;
+mod pending;
+mod procedure_stats;
+mod procedures;
+mod read_chunks;
 mod refusals;
 mod replies;
-mod shares;
-mod tally;
+mod run;
+mod served;
 #[cfg(test)]
 mod tests;
 mod workers;
-mod writes;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use super::admission::demand::Demand;
+use super::admission::pending_quota::OwnerCalls;
+use super::admission::queue::{WaitCause, Waiting};
+use super::admission::quota::leaves_plenty;
+use super::admission::{Admission, may_not_wait};
 use super::conn::Conn;
 use super::context::Context;
 use super::stage::Stage;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, ReceivedBuf};
 use crate::handoff::parker::Signal;
-use crate::proto::Connection;
-use crate::service::{Call, CallBoxes, LocalServices, Ready, Replying, Stamp};
+use crate::proto::{InboundId, Refusal};
+use crate::service::{Admitted, Arrived, Call, LocalServices, Long, Ready, ResultMemory, RpcMessage, Unready};
 use crate::stats::ShardStats;
-use crate::wire;
+use crate::wire::Head;
 
-use away::Away;
-use deferred::tell_panic;
-use header::Found;
-use landing::PendingReads;
-use lines::{Lines, Waiting};
-pub(super) use parties::Account;
-use parties::Sender;
-use ran::Ran;
-use shares::Shares;
-use tally::Tally;
+pub(super) use check::read_contents;
+use check::{CallRefusal, InternalError, MessagePlace, check_position_zero};
+use pending::PendingCalls;
+use procedures::Procedures;
+use read_chunks::{NoTarget, Reading};
+pub(super) use replies::{Replies, reply_room};
+pub(super) use served::ServedCalls;
 pub use workers::SimulatedWorkers;
 pub(crate) use workers::{Workers, worker_of};
 
 pub(super) struct Responder {
-    services: Option<LocalServices>,
-    /// Procedure called last.
-    last: Option<Found>,
-    /// Procedures that have run lately.
-    ran: Rc<Ran>,
-    boxes: CallBoxes,
-    /// Calls away from the shard.
-    away: Away,
+    procedures: Procedures,
+    admission: Admission,
+    pending: PendingCalls,
+    pub(super) replies: Replies,
     /// Retransmissions of running calls.
-    repeats: VecDeque<Call<Ready>>,
-    /// Calls that wait for memory.
-    waiters: Lines,
-    /// Shares of the pool, by connection.
-    shares: Shares,
-    /// Calls that wait because others are away.
-    untaken: usize,
-    /// Replies that wait for the RDMA Writes of their connections.
-    unwritten: usize,
-    tally: Tally,
-}
-
-/// The peer's calls on one connection.
-#[derive(Default)]
-pub(super) struct Served {
-    /// By [`InboundId`](crate::proto::InboundId) slot: replies that wait to be sent.
-    replies: Vec<Option<Call<Replying>>>,
-    /// By slot: calls that wait for their RDMA Reads.
-    pending: Vec<Option<PendingReads>>,
-    /// Calls with completed RDMA Reads so far; wraps.
-    fetched: u32,
-    /// Calls at workers.
-    at_workers: u32,
-    /// Deferred calls.
-    taken: u32,
-    /// Calls that wait for fewer calls away.
-    untaken: VecDeque<Call<Ready>>,
-    /// Origin of its calls away; `None` before the first.
-    sender: Option<Box<Sender>>,
-    /// Calls that wait until the connection is within its share of a scarce pool.
-    held_back: VecDeque<Waiting>,
-    /// Replies that wait for other RDMA Writes of the connection.
-    unwritten: VecDeque<Call<Replying>>,
-    /// Bytes available for the RPC message of a reply in one message, without chunks.
-    inline_room: u32,
-    /// The same in several messages.
-    reply_room: u32,
-    /// Fast path: the connection is open, and its peer unnamed.
-    plain: bool,
-}
-
-impl Served {
-    pub(super) fn new(slots: usize) -> Self {
-        let mut served = Self::default();
-        served.fit(slots);
-        served
-    }
-
-    /// Grows the slots to the protocol's limit.
-    pub(super) fn fit(&mut self, slots: usize) {
-        let slots = slots.max(self.replies.len());
-        self.replies.resize_with(slots, || None);
-        self.pending.resize_with(slots, || None);
-    }
-
-    /// Recomputes the fast path after the terms, or the peer's name, may have changed.
-    pub(super) fn refresh(&mut self, stage: Stage, proto: &Connection, has_name: bool) {
-        self.refresh_room(proto);
-        self.plain = stage == Stage::Open && !has_name;
-    }
-
-    /// Recomputes the room of a reply after the terms may have changed.
-    pub(super) fn refresh_room(&mut self, proto: &Connection) {
-        let (limits, header) = (proto.terms().form_limits(proto.config()), wire::msg_len(proto.terms().version, true));
-        self.inline_room = limits.send_inline_threshold.saturating_sub(header) as u32;
-        let continued = if limits.continuation { limits.reassemble_up_to as u32 } else { 0 };
-        self.reply_room = self.inline_room.max(continued);
-    }
-
-    /// Resets after the loss of the device.
-    pub(super) fn forget_device(&mut self) {
-        (self.at_workers, self.taken) = (0, 0);
-    }
-
-    /// Whether no call is at workers, or deferred.
-    pub(super) fn none_away(&self) -> bool {
-        self.at_workers | self.taken == 0
-    }
-
-    /// Whether no call is being read or waits for its answer.
-    pub(super) fn holds_nothing(&self) -> bool {
-        let (pending, replies) = (self.pending.iter(), self.replies.iter());
-        pending.map(Option::is_none).chain(replies.map(Option::is_none)).all(|free| free) && self.unwritten.is_empty()
-    }
-
-    /// Bytes of waiting replies, within and outside chunks.
-    pub(super) fn waiting_bytes(&self) -> u64 {
-        self.replies.iter().flatten().map(|call| call.bytes() as u64).sum()
-    }
-
-    /// Calls that hold memory of the shard, or get it next. These are unanswered calls, except those held back for
-    /// their share, and calls whose replies have not completed. With `chunks`: memory of chunks.
-    fn held(conn: &Conn, chunks: bool) -> usize {
-        let sends = if chunks { conn.sends.writers_under_way() } else { conn.sends.under_way() };
-        conn.served.held_calls(&conn.proto, chunks) + sends as usize
-    }
-
-    /// As above, without answered ones.
-    fn held_calls(&self, proto: &Connection, chunks: bool) -> usize {
-        match chunks {
-            false => proto.inbound().len().saturating_sub(self.held_back.len()),
-            true => {
-                let held_back = self.held_back.iter().filter(|waiting| !waiting.call.is_short()).count();
-                proto.inbound().with_chunks().saturating_sub(held_back)
-            }
-        }
-    }
-
-    /// Whether calls wait for the connection's share, or replies for RDMA Writes.
-    #[inline]
-    pub(super) fn is_gated(&self) -> bool {
-        (self.held_back.len() | self.unwritten.len()) != 0
-    }
+    retransmitted: VecDeque<Call<Ready>>,
+    /// Calls that wait for fewer pending ones, of all connections.
+    not_handed_over: usize,
 }
 
 impl Responder {
-    /// `signal` wakes the shard; at most `most_away` calls are away.
-    pub(super) fn new(services: Option<LocalServices>, signal: Signal, most_away: usize) -> Self {
-        let ran = Rc::<Ran>::default();
+    /// `signal` wakes the shard; at most `most_pending` calls are with workers or deferred.
+    pub(super) fn new(services: Option<LocalServices>, signal: Signal, most_pending: usize) -> Self {
+        let mut procedures = Procedures::default();
+        if let Some(services) = services {
+            procedures.set_services(services);
+        }
         Self {
-            services,
-            last: None,
-            boxes: CallBoxes::default(),
-            away: Away::new(signal, Rc::clone(&ran)),
-            ran,
-            repeats: VecDeque::new(),
-            waiters: Lines::default(),
-            shares: Shares::new(most_away),
-            untaken: 0,
-            unwritten: 0,
-            tally: Tally::default(),
+            admission: Admission::new(most_pending),
+            pending: PendingCalls::new(signal, Rc::clone(procedures.recent())),
+            procedures,
+            replies: Replies::default(),
+            retransmitted: VecDeque::new(),
+            not_handed_over: 0,
         }
     }
 
     /// Sets the index of its shard.
     pub(super) fn set_shard(&mut self, index: u32) {
-        self.boxes.shard = index;
+        self.replies.boxes.shard = index;
     }
 
     pub(super) fn set_services(&mut self, services: LocalServices) {
-        (self.services, self.last) = (Some(services), None);
+        self.procedures.set_services(services);
     }
 
     /// Whether it has services.
     pub(super) fn serves(&self) -> bool {
-        self.services.is_some()
+        self.procedures.serves()
     }
 
     pub(super) fn use_workers(&mut self, workers: &Workers) {
-        self.away.use_workers(workers);
+        self.pending.use_workers(workers);
     }
 
     /// Whether there are workers.
     pub(super) fn has_workers(&self) -> bool {
-        self.away.has_workers()
+        self.pending.has_workers()
     }
 
-    /// Whether calls are at workers, futures, or deferred.
+    /// Whether calls are with workers, futures, or deferred. Checked in every turn: one branch.
     #[inline]
-    pub(super) fn has_calls_away(&self) -> bool {
-        // Checked in every turn: one branch.
-        !self.away.is_empty()
+    pub(super) fn has_pending_calls(&self) -> bool {
+        !self.pending.is_empty()
     }
 
-    /// Collects returned calls; returns their number.
+    /// Collects pending calls that have returned; returns their number.
     pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        if self.away.is_empty() { 0 } else { self.collect_away(cx) }
+        if self.pending.is_empty() { 0 } else { self.collect_pending(cx) }
     }
 
-    fn collect_away<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let services = self.services.as_ref();
-        let ended = self.away.poll_futures(|panicked| tell_panic(cx, services, panicked));
-        ended + self.collect_worked(cx) + self.collect_taken(cx)
+    /// Adds the statistics of calls.
+    pub(super) fn add_to(&self, stats: &mut ShardStats, now: u64) {
+        let queue = &self.admission.queue;
+        stats.worker_queue_depth = self.pending.with_workers() as u64;
+        stats.calls_waiting = queue.len() as u64;
+        stats.longest_wait = queue.waiting_since().map_or(0, |since| now.saturating_sub(since));
+        stats.refusals = self.replies.outcomes.refusals();
+        stats.procedures = self.replies.outcomes.procedures(self.procedures.services());
     }
 
-    /// Adds the statistics of calls; `conns` is all connections.
-    pub(super) fn add_to<'a>(&self, stats: &mut ShardStats, conns: impl Iterator<Item = &'a Conn>, now: u64) {
-        stats.worker_queue_depth = self.away.with_workers() as u64;
-        stats.calls_waiting = self.waiting() as u64;
-        let held_back = conns.filter_map(|conn| conn.served.held_back.front().map(|waiting| waiting.since));
-        stats.longest_wait = held_back
-            .chain(self.waiters.iter().map(|waiting| waiting.since))
-            .min()
-            .map_or(0, |since| now.saturating_sub(since));
-        stats.refusals = self.tally.refusals();
-        stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
+    /// Owners of pending calls whose connections have closed.
+    pub(super) fn owners_with_orphans(&self) -> Vec<Rc<OwnerCalls>> {
+        self.admission.pending.with_orphans()
     }
 
-    /// Number of calls that wait for memory, or for their share of it.
-    fn waiting(&self) -> usize {
-        self.waiters.len() + self.shares.held_back()
-    }
-
-    /// Records the end of a timed call of this entry's procedure.
-    #[inline(never)]
-    fn time<F: Fabric>(&mut self, cx: &mut Context<F>, entry: Option<usize>, stamp: &Stamp) {
-        let took = cx.record(stamp.arrived);
-        if let Some(entry) = entry {
-            self.tally.timed(entry, stamp, took);
-        }
-    }
-
-    /// Parties with calls away whose connections have closed.
-    pub(super) fn dead(&self) -> Vec<Rc<Account>> {
-        self.shares.parties.dead()
-    }
-
-    /// Whether calls wait for memory.
-    #[inline]
+    /// Whether calls wait for buffers, which other threads may free without waking the shard.
     pub(super) fn waits_for_memory(&self) -> bool {
-        !self.waiters.is_empty()
+        self.admission.queue.lacks_buffers()
     }
 
-    /// Whether calls wait for memory or workers.
+    /// Whether waiting calls may continue, or wait for workers. Checked in every turn.
     #[inline]
-    pub(super) fn holds_calls_back(&self) -> bool {
-        // Checked in every turn: one branch.
-        (self.waiters.len() | self.away.backlog()) != 0
+    pub(super) fn has_waiting_work(&self) -> bool {
+        self.admission.queue.is_due() | self.pending.has_backlog()
     }
 
     /// Gives freed memory to waiting calls, and waiting jobs to workers. Returns the number of continued calls.
     #[inline(never)]
-    pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let served = if self.waiters.is_empty() { 0 } else { self.serve_memory_waiters(cx) };
+    pub(super) fn continue_waiting<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        let queue = &self.admission.queue;
+        let started = if queue.is_empty() && !queue.is_due() { 0 } else { self.admit_waiting(cx) };
         self.dispatch(cx);
-        served
+        started
+    }
+
+    /// Continues what waits for completions of this connection: delayed replies now, waiting calls in this turn.
+    #[cold]
+    pub(super) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        self.replies.resume(cx, conn);
+        self.admission.queue.request_pass();
     }
 
     /// Part of a control-plane run: retries work that waits for other connections, and reports a blocked shard, which
     /// `has_task` or not.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>, has_task: bool) {
-        self.report_blocked(cx, has_task);
-        self.resume_all(cx);
-        if !self.waiters.is_empty() {
+        self.procedures.report_blocked(cx, self.pending.has_workers(), has_task);
+        self.admission.queue.request_pass();
+        if self.replies.delayed > 0 {
+            cx.with_each(|cx, conn| self.replies.resume(cx, conn));
+            run::retry_soon(cx);
+        }
+        if self.admission.queue.lacks_buffers() {
             cx.request_completions();
         }
-        if !self.repeats.is_empty() {
-            self.answer_repeats(cx);
+        if !self.retransmitted.is_empty() {
+            self.answer_retransmitted(cx);
         }
-        if self.untaken > 0 {
-            self.give_untaken(cx);
+        if self.not_handed_over > 0 {
+            self.hand_over_all(cx);
         }
     }
 
     /// Ends the peer's calls of a connection without a queue pair.
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        self.drop_memory_waiters(cx, conn);
-        self.drop_held_back(conn);
-        self.drop_unwritten(conn);
-        self.abandon_taken(cx, conn);
+        for call in self.admission.queue.take_calls_of(conn.qp(), cx.clock.read()) {
+            self.replies.boxes.put_unready(call);
+        }
+        conn.served.unblock_all();
+        self.replies.drop_delayed(conn);
+        self.abandon_pending(cx, conn);
     }
 
-    /// Ends the calls that the device has released.
-    pub(super) fn give_up_calls(&mut self, conn: &mut Conn) {
-        for call in conn.served.replies.iter_mut().filter_map(Option::take) {
-            self.boxes.put(call);
+    /// Takes memory for a call that has arrived, with this head.
+    #[inline(always)]
+    pub(super) fn take_call<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &Conn,
+        id: InboundId,
+        head: &Head,
+    ) -> Call<Arrived> {
+        let mut call = self.replies.boxes.take(conn.qp(), id);
+        call.comes_from(conn.host(), conn.served.reply_room);
+        if let Some(arrived) = cx.sample() {
+            call.stamp(arrived);
         }
-        for pending in conn.served.pending.iter_mut().filter_map(Option::take) {
-            pending.end(&mut self.boxes);
+        call.set_head(head.xid, head.inv_handle);
+        call
+    }
+
+    /// Accepts a call without chunks in this message: checks it, and runs it once it has its memory.
+    #[inline(always)]
+    pub(super) fn accept<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Call<Arrived>,
+        head: &Head,
+        message: ReceivedBuf,
+    ) {
+        // Most calls are for the procedure called last.
+        match self.procedures.read_again(head, &message) {
+            Some(header) => self.admit(cx, conn, call.admit(RpcMessage { buf: message, at: head.len }, header)),
+            None => self.accept_message(cx, conn, call, RpcMessage { buf: message, at: head.len }),
         }
     }
 
-    /// Drops a call whose reply will not be sent.
-    pub(super) fn drop_call(&mut self, call: Call<Replying>) {
-        self.boxes.put(call);
+    /// Accepts any other call, with the [contents](read_contents) of its message behind `at` bytes of header.
+    #[inline]
+    pub(super) fn accept_contents<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Call<Arrived>,
+        (place, lists): (MessagePlace, Result<(), CallRefusal>),
+        (at, message): (usize, ReceivedBuf),
+    ) {
+        let message = match place {
+            MessagePlace::Receive => RpcMessage { buf: message, at },
+            MessagePlace::Parts(Some(whole)) => {
+                call.put_together();
+                RpcMessage { buf: ReceivedBuf::whole(whole), at: 0 }
+            }
+            MessagePlace::Parts(None) => {
+                return self.replies.refuse(cx, conn, call.unnamed().refuse(), InternalError::PartsDropped.into());
+            }
+            MessagePlace::Chunk => return self.accept_long(cx, conn, call.unnamed(), lists),
+        };
+        match lists {
+            Ok(()) => self.accept_message(cx, conn, call, message),
+            Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
+        }
+    }
+
+    /// Accepts a call whose RPC message is in a Position Zero Read chunk.
+    #[cold]
+    fn accept_long<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Call<Long>,
+        lists: Result<(), CallRefusal>,
+    ) {
+        let longest = cx.config.wire.reassemble_up_to as u64;
+        match lists.and_then(|()| check_position_zero(call.chunks(), longest)) {
+            Ok(()) => self.start(cx, conn, Unready::Long(call)),
+            Err(refusal) => self.replies.refuse(cx, conn, call.refuse(), refusal),
+        }
+    }
+
+    /// Accepts a call with a complete RPC message, whose chunk lists have been read.
+    #[inline(never)]
+    fn accept_message<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Call<Arrived>,
+        message: RpcMessage,
+    ) {
+        match self.procedures.read(message.bytes(), &call) {
+            Ok(header) => self.admit(cx, conn, call.admit(message, header)),
+            Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
+        }
+    }
+
+    /// Runs a call of a known procedure once it has its memory.
+    #[inline(always)]
+    fn admit<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Admitted>) {
+        if !conn.served.is_plain {
+            // A draining server finishes its calls, and starts none.
+            if conn.stage() == Stage::Draining {
+                return self.replies.refuse(cx, conn, call.refuse(), InternalError::Draining.into());
+            }
+            if let Some(peer) = conn.peer() {
+                call.name_peer(peer);
+            }
+        }
+        // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
+        if call.is_short() && !cx.awaits_some() {
+            let entry = self.procedures.entry(call.entry());
+            let (results_at, len) = reply_room(&call, entry);
+            if let Some(reply) = cx.pool.alloc_if(len, |free, count| leaves_plenty(cx, len, (free, count))) {
+                return match entry.run_here(call.give_reply(reply, results_at)) {
+                    Ok(call) => self.finish(cx, conn, call),
+                    Err(call) => self.run_elsewhere(cx, conn, call),
+                };
+            }
+        }
+        self.start(cx, conn, Unready::Admitted(call));
+    }
+
+    /// Starts a new call, unless it has to wait for memory.
+    #[inline(never)]
+    fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
+        let cause = self.admission.must_wait(cx, conn, self.procedures.of(&call), &call);
+        let started = if cause.is_none() { self.begin(cx, conn, call) } else { Err(call) };
+        if let Err(call) = started {
+            self.wait(cx, conn, call, cause);
+        }
+    }
+
+    /// Allocates the memory of a call, and continues it.
+    ///
+    /// # Errors
+    /// The call, if memory is missing.
+    #[inline]
+    fn begin<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) -> Result<(), Unready> {
+        let reading = match call {
+            // The message of a long call is not read yet: its further needs are unknown.
+            Unready::Long(call) => Reading::Long(call),
+            Unready::Admitted(call) => {
+                let call = self.prepare(cx, call).map_err(Unready::Admitted)?;
+                if !call.fetches() {
+                    self.run(cx, conn, call);
+                    return Ok(());
+                }
+                Reading::Ready(call)
+            }
+        };
+        match read_chunks::post_reads(cx, conn, &self.procedures, reading) {
+            Ok(()) => {}
+            Err((call, NoTarget::NoMemory)) => return Err(call.into_unready()),
+            Err((call, NoTarget::Unsuitable(why))) => {
+                read_chunks::log_unsuitable(cx, conn, &call, &why);
+                self.replies.refuse(cx, conn, call.refuse(), Refusal::SystemError.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates the memory that the procedure declares; returns the call without enough memory.
+    #[inline]
+    fn prepare<F: Fabric>(&self, cx: &Context<F>, call: Call<Admitted>) -> Result<Call<Ready>, Call<Admitted>> {
+        let entry = self.procedures.entry(call.entry());
+        let (results_at, len) = reply_room(&call, entry);
+        let reply = cx.pool.alloc_within(len, cx.longest_for_reply(len)).map(|reply| (reply, results_at));
+        let longest_result = u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX);
+        let pool = entry.result_memory == ResultMemory::Pool;
+        call.prepare(reply, longest_result, pool.then_some(|len| cx.alloc_chunk(len)))
+    }
+
+    /// Makes a call wait, for this cause or for the buffer that it lacks.
+    #[cold]
+    fn wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready, cause: Option<WaitCause>) {
+        let demand = Demand::new(cx, self.procedures.of(&call), &call);
+        let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(cx)));
+        if demand.beyond_pool(cx, &call).is_some() || may_not_wait(cx, conn, &call, &cause) {
+            return self.refuse_without_memory(cx, conn, call);
+        }
+        match cause {
+            WaitCause::Reads => cx.stats.read_waits += 1,
+            WaitCause::Quota(_) | WaitCause::Buffer(_) => cx.stats.memory_waits += 1,
+        }
+        // From the second one on, each control-plane run requests the completions of other connections.
+        if !cause.is_own() && !self.admission.queue.lacks_buffers() {
+            cx.request_completions();
+        }
+        self.admission.queue.push(cx, conn, call, cause, &demand);
+        self.replies.signal_each = self.admission.queue.lacks_buffers();
+    }
+
+    /// Refuses a call that lacks memory and may not wait.
+    fn refuse_without_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
+        cx.stats.pool_empty += 1;
+        let demand = Demand::new(cx, self.procedures.of(&call), &call);
+        let error = match demand.beyond_pool(cx, &call) {
+            Some(deficit) => InternalError::BeyondPool(deficit),
+            None => InternalError::NoBuffers(Some(demand.deficit(cx))),
+        };
+        self.replies.refuse(cx, conn, call.refuse(), error.into());
+    }
+
+    /// Passes over the waiting calls, and starts those for which there is memory; returns their number.
+    #[cold]
+    fn admit_waiting<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        let (now, before) = (cx.clock.read(), self.admission.queue.len());
+        self.admission.queue.begin_pass(cx, now);
+        while let Some(waiting) = self.admission.queue.next_candidate(cx) {
+            match cx.conns.take(waiting.call.qp()) {
+                Some(conn) => cx.lend(conn, |cx, conn| self.retry(cx, conn, waiting, now)),
+                None => self.replies.boxes.put_unready(waiting.call),
+            }
+        }
+        let started = before - self.admission.queue.len();
+        for Waiting { call, .. } in self.admission.queue.take_hopeless(cx, now) {
+            let Some(conn) = cx.conns.take(call.qp()) else { continue };
+            cx.lend(conn, |cx, conn| {
+                self.refuse_without_memory(cx, conn, call);
+                cx.ready.add(conn);
+            });
+        }
+        self.admission.queue.end_pass(cx, now);
+        self.replies.signal_each = self.admission.queue.lacks_buffers();
+        started
+    }
+
+    /// Starts a waiting call, if there is memory for it now.
+    fn retry<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, waiting: Waiting, now: u64) {
+        let Waiting { call, cause: before, ticket } = waiting;
+        if before.is_own() {
+            conn.served.unblock(&call);
+        }
+        let demand = Demand::new(cx, self.procedures.of(&call), &call);
+        let cause = self.admission.find_cause(cx, conn, &demand, &call, !before.is_own());
+        let started = if cause.is_none() { self.begin(cx, conn, call) } else { Err(call) };
+        match started {
+            Ok(()) => {
+                self.admission.queue.start(ticket, &before, now);
+                cx.ready.add(conn);
+            }
+            Err(call) => {
+                let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(cx)));
+                self.admission.queue.keep(cx, conn, Waiting { call, cause, ticket }, &demand, now);
+            }
+        }
+    }
+
+    /// Handles the completion of a call's RDMA Reads.
+    pub(super) fn reads_completed<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
+        let Some((call, mut last_buffer)) = read_chunks::take_completed(conn, index) else { return };
+        let mut call = match call {
+            Reading::Ready(call) => call,
+            Reading::Long(call) => {
+                let Some(message) = last_buffer() else {
+                    return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
+                };
+                let mut call = call.has_come();
+                call.put_together();
+                let message = RpcMessage { buf: ReceivedBuf::whole(message), at: 0 };
+                return self.accept_message(cx, conn, call, message);
+            }
+        };
+        if !call.landed(last_buffer) {
+            return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
+        }
+        if let Err(wrong) = call.trim_arguments(&self.procedures.entry(call.entry()).binding) {
+            read_chunks::log_miscounted(cx, conn, &call, &wrong);
+            return self.replies.refuse(cx, conn, call.refuse(), Refusal::GarbageArguments.into());
+        }
+        self.run(cx, conn, call);
     }
 }

@@ -1,22 +1,18 @@
-//! Calls on workers: dispatch and return.
+//! Calls for workers, and the workers of a simulation.
 
 use std::sync::Arc;
 
-use super::Responder;
-use super::header::Trouble;
-use crate::fabric::{Fabric, QpId};
-use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
+use crate::fabric::QpId;
+use crate::handoff::workers::{Bench, ShardPort, WorkerPool};
 use crate::proto::InboundId;
 use crate::service::{Answered, Call, Origin, Ready, Services};
 use crate::shard::conn::Conn;
-use crate::shard::context::Context;
 use crate::shard::peers::OwedEnd;
-use crate::wire::ErrorBody;
 
-/// Key of a call at the workers, or waiting for them; returns in any case.
+/// Key of a call with the workers, or waiting for them; returns in any case.
 pub(crate) struct WorkKey {
-    qp: QpId,
-    id: InboundId,
+    pub(super) qp: QpId,
+    pub(super) id: InboundId,
     /// Delays the close report of the connection until no worker has any of its calls.
     #[expect(dead_code, reason = "held for its end")]
     owed_end: Option<OwedEnd>,
@@ -68,59 +64,5 @@ impl SimulatedWorkers {
     /// Gives a worker a turn: it runs one call of each shard. False without a call, or without such a worker.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.benches.get_mut(worker).is_some_and(Bench::turn)
-    }
-}
-
-impl Responder {
-    /// Dispatches waiting calls while the rings have room.
-    pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        cx.stats.backpressure += self.away.dispatch() as u64;
-    }
-
-    /// Collects finished calls; returns their number.
-    pub(super) fn collect_worked<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let mut worked = self.away.take_worked();
-        let count = worked.len();
-        for (key, result) in worked.drain(..) {
-            self.worked_off(cx, &key, result);
-        }
-        self.away.keep_worked(worked);
-        count
-    }
-
-    fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Call<Answered>, JobError>) {
-        self.away.came_back();
-        let &WorkKey { qp, id, .. } = key;
-        let Some(conn) = cx.conns.take(qp) else {
-            // The connection has closed meanwhile, and the call with it.
-            self.came_home_dead(cx, qp);
-            if let Ok(call) = result {
-                self.boxes.put(call);
-            }
-            return;
-        };
-        cx.lend(conn, |cx, conn| {
-            conn.served.at_workers -= 1;
-            self.came_back_to(conn);
-            match result {
-                Ok(call) => self.finish(cx, conn, call),
-                Err(JobError::Stopped) if Self::puts_off(conn, Trouble::NoWorkers) => {
-                    cx.stats.calls_shed += 1;
-                    conn.proto.forget(id);
-                    conn.drain();
-                }
-                Err(error) => {
-                    cx.error(
-                        "failures of workers",
-                        format_args!("{}: ERR_SYSTEM to a call: worker: {error}", conn.who()),
-                    );
-                    conn.proto.reply_error(id, ErrorBody::System);
-                    cx.stats.calls_failed += 1;
-                    self.tally.lost();
-                }
-            }
-            self.give_next(cx, conn);
-            cx.ready.add(conn);
-        });
     }
 }

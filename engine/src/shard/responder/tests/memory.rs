@@ -2,6 +2,11 @@
 
 use super::*;
 
+fn must_wait(scene: &mut Scene, conn: &mut Conn, call: &Unready) -> bool {
+    let Scene { responder: Responder { admission, procedures, .. }, cx, .. } = scene;
+    admission.must_wait(cx, conn, procedures.of(call), call).is_some()
+}
+
 #[test]
 fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
     let mut scene = Scene::new();
@@ -10,14 +15,14 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
     for xid in 1..=3 {
         scene.serve_held(&mut conn, xid);
     }
-    assert!(scene.responder.waits_for_memory() && scene.responder.holds_calls_back());
+    assert!(scene.responder.waits_for_memory() && scene.responder.has_waiting_work());
     assert!(scene.sent(&mut conn).is_empty());
     drop(held);
     scene.cx.conns.insert(conn);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 3);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 3);
     let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
     assert_eq!(scene.sent(&mut conn), [1, 2, 3]);
-    assert!(!scene.responder.holds_calls_back());
+    assert!(!scene.responder.has_waiting_work());
 }
 
 #[test]
@@ -29,12 +34,26 @@ fn calls_of_closed_connections_leave_the_lines() {
     scene.serve_held(&mut stays, 2);
     scene.serve_held(&mut gone, 3);
     scene.responder.connection_lost(&mut scene.cx, &mut gone);
-    assert_eq!(scene.responder.waiters.len(), 1, "nor do their messages keep their buffers");
+    assert_eq!(scene.responder.admission.queue.len(), 1, "nor do their messages keep their buffers");
     drop(held);
     scene.cx.conns.insert(stays);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 1, "that of the other connection");
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 1, "that of the other connection");
     let mut stays = scene.cx.conns.take_slot(1).expect("it is there");
     assert_eq!(scene.sent(&mut stays), [2]);
+}
+
+#[test]
+fn a_closed_connection_leaves_no_reservation() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    let held = scene.empty_pool();
+    scene.serve_held(&mut conn, 1);
+    assert!(scene.cx.awaits_some());
+    drop(held);
+    scene.responder.connection_lost(&mut scene.cx, &mut conn);
+    assert!(scene.responder.has_waiting_work(), "the next turn releases the size");
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 0);
+    assert!(!scene.cx.awaits_some() && !scene.responder.has_waiting_work());
 }
 
 /// What the application keeps is waited for a second, whoever has waited for it before.
@@ -46,7 +65,7 @@ fn a_hopeless_call_is_refused_after_a_second() {
     let _kept = scene.keep_pool();
     scene.serve_held(&mut gone, 1);
     scene.cx.conns.insert(gone);
-    scene.responder.go_on(&mut scene.cx);
+    scene.responder.continue_waiting(&mut scene.cx);
     let mut gone = scene.cx.conns.take_slot(0).expect("it is there");
     scene.responder.connection_lost(&mut scene.cx, &mut gone);
     let _kept_too = scene.keep_pool();
@@ -56,11 +75,11 @@ fn a_hopeless_call_is_refused_after_a_second() {
     scene.cx.conns.insert(stays);
     for millis in [0, 999] {
         time.advance(Duration::from_millis(millis));
-        scene.responder.go_on(&mut scene.cx);
-        assert_eq!(scene.responder.waiters.len(), 1, "after {millis} ms");
+        scene.responder.continue_waiting(&mut scene.cx);
+        assert_eq!(scene.responder.admission.queue.len(), 1, "after {millis} ms");
     }
     time.advance(Duration::from_millis(1));
-    scene.responder.go_on(&mut scene.cx);
+    scene.responder.continue_waiting(&mut scene.cx);
     assert!(!scene.responder.waits_for_memory() && scene.cx.stats.pool_empty == 1);
 }
 
@@ -74,13 +93,14 @@ fn short_replies_take_none_of_the_memory_for_bulk() {
     scene.serve_held(&mut conn, 1);
     assert!(scene.responder.waits_for_memory() && scene.sent(&mut conn).is_empty());
     assert_eq!(scene.cx.pool.room(1).0, 4, "those of `long_buffers`");
-    let call = &scene.responder.waiters.iter().next().expect("it waits").call;
-    let lack = scene.responder.waits_for(&scene.cx, call).lack(&scene.cx);
-    assert_eq!(scene.responder.never_fits(&scene.cx, call), None);
-    assert!(lack.to_string().ends_with("exist (`memory.small_buffers`)"), "{lack}");
+    let call = &scene.responder.admission.queue.iter().next().expect("it waits").call;
+    let demand = Demand::new(&scene.cx, scene.responder.procedures.of(call), call);
+    let deficit = demand.deficit(&scene.cx);
+    assert_eq!(demand.beyond_pool(&scene.cx, call), None);
+    assert!(deficit.to_string().ends_with("exist (`memory.small_buffers`)"), "{deficit}");
     drop(held);
     scene.cx.conns.insert(conn);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 1);
 }
 
 /// A call that needs bulk memory waits, as any other, for a buffer that its reply is to have while calls have been
@@ -95,16 +115,16 @@ fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
     let held: Vec<_> = std::iter::from_fn(|| scene.cx.pool.alloc_within(1, longest)).collect();
     let call = scene.bulk(&mut conn, 2, 1);
     scene.responder.start(&mut scene.cx, &mut conn, call);
-    assert_eq!(scene.responder.waiters.len(), 1);
+    assert_eq!(scene.responder.admission.queue.len(), 1);
     scene.cx.conns.insert(parked);
     scene.cx.conns.insert(conn);
     for _ in 0..30 {
         time.advance(Duration::from_millis(100));
-        scene.responder.go_on(&mut scene.cx);
+        scene.responder.continue_waiting(&mut scene.cx);
     }
     assert!(scene.responder.waits_for_memory() && scene.cx.stats.calls_failed == 0);
     drop(held);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 1);
 }
 
 /// What a call needs beside one buffer is as good as taken: it waits for its own connection, and stands in no line.
@@ -115,10 +135,10 @@ fn a_call_that_needs_many_buffers_counts_them_for_its_share() {
     let _under_way = scene.bulk(&mut conn, 1, 1);
     let _held = scene.cx.pool.alloc(40_000).expect("one of four");
     let call = scene.bulk(&mut conn, 3, 4);
-    assert!(scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
+    assert!(must_wait(&mut scene, &mut conn, &call));
     conn.proto.forget(call.id());
     let call = scene.bulk(&mut conn, 4, 1);
-    assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call), "one is within its share");
+    assert!(!must_wait(&mut scene, &mut conn, &call), "one is within its share");
 }
 
 /// Those that await an event, or a lock, may take for ever.
@@ -131,13 +151,13 @@ fn calls_without_chunks_do_not_count_for_a_share_of_bulk_memory() {
     conn.sends.push_send(header, None, 16);
     let _held = scene.cx.pool.alloc(40_000).expect("one of four");
     let call = scene.bulk(&mut conn, 3, 4);
-    assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
+    assert!(!must_wait(&mut scene, &mut conn, &call));
     let header = scene.cx.alloc(8).expect("a buffer");
     conn.sends.note_writes(8, false);
     conn.sends.push_send(header, None, 16);
-    assert!(scene.responder.must_wait(&mut scene.cx, &mut conn, &call), "results that were not sent yet count");
+    assert!(must_wait(&mut scene, &mut conn, &call), "results that were not sent yet count");
     conn.sends.send_completed(2);
-    assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
+    assert!(!must_wait(&mut scene, &mut conn, &call));
 }
 
 /// Who needs one buffer goes past who needs many, but not always.
@@ -153,23 +173,23 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
     let mut held = vec![scene.cx.pool.alloc(40_000).expect("a buffer")];
     bulk(&mut scene, &mut many, 1, 4);
     bulk(&mut scene, &mut one, 2, 1);
-    assert_eq!(scene.responder.waiters.len(), 2, "three are free: one needs four, the other comes behind it");
+    assert_eq!(scene.responder.admission.queue.len(), 2, "three are free: one needs four, the other comes behind it");
     scene.cx.conns.insert(many);
     scene.cx.conns.insert(one);
     let pass = |scene: &mut Scene, millis| {
         time.advance(Duration::from_millis(millis));
-        scene.responder.go_on(&mut scene.cx)
+        scene.responder.continue_waiting(&mut scene.cx)
     };
     assert_eq!((pass(&mut scene, 1), pass(&mut scene, 998)), (0, 0), "that is held up");
     assert_eq!(pass(&mut scene, 2), 1, "for a second");
     let mut one = scene.cx.conns.take_slot(1).expect("it is there");
     bulk(&mut scene, &mut one, 3, 1);
-    assert_eq!(scene.responder.waiters.len(), 1, "who comes later is not held up");
+    assert_eq!(scene.responder.admission.queue.len(), 1, "who comes later is not held up");
     scene.cx.conns.give_back(one);
-    assert_eq!((pass(&mut scene, 4000), scene.responder.waiters.len()), (0, 1));
+    assert_eq!((pass(&mut scene, 4000), scene.responder.admission.queue.len()), (0, 1));
     let mut one = scene.cx.conns.take_slot(1).expect("it is there");
     bulk(&mut scene, &mut one, 4, 1);
-    assert_eq!(scene.responder.waiters.len(), 2, "but after a while it is again");
+    assert_eq!(scene.responder.admission.queue.len(), 2, "but after a while it is again");
     scene.cx.conns.give_back(one);
     held.clear();
     scene.cx.fabric.take_sent();
@@ -184,8 +204,9 @@ fn the_buffer_of_the_message_itself_gives_no_hope() {
     let long = scene.cx.pool.alloc(40_000).expect("a buffer");
     let _held = scene.empty_pool();
     scene.serve_message(&mut conn, 1, SHORT, long);
-    let call = &scene.responder.waiters.iter().next().expect("it waits").call;
-    assert_eq!(scene.responder.waits_for(&scene.cx, call).size, 512, "for its reply alone");
+    let call = &scene.responder.admission.queue.iter().next().expect("it waits").call;
+    let demand = Demand::new(&scene.cx, scene.responder.procedures.of(call), call);
+    assert_eq!(demand.deficit(&scene.cx).size, 512, "for its reply alone");
 }
 
 /// Also if it needs what another line waits for, too.
@@ -199,14 +220,14 @@ fn the_longest_waiting_chooses_first() {
     scene.serve_held(&mut first, 1);
     time.advance(Duration::from_millis(1));
     scene.responder.start(&mut scene.cx, &mut later, call);
-    assert_eq!(scene.responder.waiters.len(), 2);
+    assert_eq!(scene.responder.admission.queue.len(), 2);
     scene.cx.conns.insert(first);
     scene.cx.conns.insert(later);
     for len in [512, 65536] {
         let one = held.iter().position(|buf| buf.capacity() == len).expect("it was taken");
         held.swap_remove(one);
     }
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 1);
     let mut first = scene.cx.conns.take_slot(0).expect("it is there");
     assert_eq!(scene.sent(&mut first), [1], "the later one needs that buffer for its reply, and one that is longer");
 }
@@ -224,11 +245,15 @@ fn a_call_that_stepped_aside_continues_when_there_is_enough() {
     }
     for _ in 0..3 {
         time.advance(Duration::from_millis(600));
-        assert_eq!(scene.responder.go_on(&mut scene.cx), 0);
+        assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 0);
     }
-    assert!(!scene.cx.awaits_some() && scene.responder.waiters.len() == 2, "they have stepped aside");
+    assert!(!scene.cx.awaits_some() && scene.responder.admission.queue.len() == 2, "they have stepped aside");
     held.pop();
-    assert_eq!((scene.responder.go_on(&mut scene.cx), scene.responder.waiters.len()), (1, 1), "who needs two");
+    assert_eq!(
+        (scene.responder.continue_waiting(&mut scene.cx), scene.responder.admission.queue.len()),
+        (1, 1),
+        "who needs two"
+    );
 }
 
 /// What is gathered for it is not there for who came later, whatever else that one waits for, or does not.
@@ -250,9 +275,13 @@ fn a_call_gathers_several_buffers_before_later_calls() {
     scene.cx.conns.insert(first);
     scene.cx.conns.insert(later);
     comes_home(512);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 0, "the later one has its room for a reply, and three others");
+    assert_eq!(
+        scene.responder.continue_waiting(&mut scene.cx),
+        0,
+        "the later one has its room for a reply, and three others"
+    );
     comes_home(65536);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 1);
     let mut first = scene.cx.conns.take_slot(0).expect("it is there");
     assert_eq!(scene.sent(&mut first).len(), 1);
 }
@@ -269,10 +298,10 @@ fn short_replies_take_no_awaited_buffers() {
     assert!(scene.cx.is_awaited(512));
     held.clear();
     scene.serve_held(&mut later, 2);
-    assert_eq!((scene.responder.waiters.len(), scene.sent(&mut later)), (2, vec![]));
+    assert_eq!((scene.responder.admission.queue.len(), scene.sent(&mut later)), (2, vec![]));
     scene.cx.conns.insert(first);
     scene.cx.conns.insert(later);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 2);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 2);
 }
 
 /// One of each of two sizes: what is there for it does not go to others while the other one comes home.
@@ -288,15 +317,19 @@ fn a_call_that_lacks_another_size_holds_its_line_for_a_second() {
     let mut comes_home = |scene: &mut Scene, len: usize| {
         let one = held.iter().position(|buf| buf.capacity() == len).expect("it was taken");
         held.swap_remove(one);
-        scene.responder.go_on(&mut scene.cx)
+        scene.responder.continue_waiting(&mut scene.cx)
     };
     let awaited = |scene: &Scene| [512, 65536].map(|len| scene.cx.is_awaited(len));
     assert_eq!(awaited(&scene), [false, true], "it waits for the longest");
     assert_eq!((comes_home(&mut scene, 65536), awaited(&scene)), (0, [true, true]));
     time.advance(Duration::from_millis(999));
-    assert_eq!((scene.responder.go_on(&mut scene.cx), awaited(&scene)), (0, [true, true]));
+    assert_eq!((scene.responder.continue_waiting(&mut scene.cx), awaited(&scene)), (0, [true, true]));
     time.advance(Duration::from_millis(1));
-    assert_eq!((scene.responder.go_on(&mut scene.cx), awaited(&scene)), (0, [true, false]), "others are let past");
+    assert_eq!(
+        (scene.responder.continue_waiting(&mut scene.cx), awaited(&scene)),
+        (0, [true, false]),
+        "others are let past"
+    );
     assert_eq!((comes_home(&mut scene, 512), awaited(&scene)), (1, [false, false]));
 }
 
@@ -313,14 +346,10 @@ fn waiting_calls_are_counted_and_logged_after_a_second() {
     scene.cx.conns.insert(conn);
     scene.cx.conns.insert(other);
     let waiting = |scene: &mut Scene| {
-        scene.responder.go_on(&mut scene.cx);
+        scene.responder.continue_waiting(&mut scene.cx);
         let mut stats = ShardStats::default();
-        scene.responder.add_to(&mut stats, scene.cx.conns.iter(), scene.cx.clock.read());
-        (
-            stats.calls_waiting,
-            stats.longest_wait / 1_000_000,
-            scene.responder.waiters.iter().filter(|waiting| waiting.told).count(),
-        )
+        scene.responder.add_to(&mut stats, scene.cx.clock.read());
+        (stats.calls_waiting, stats.longest_wait / 1_000_000, scene.responder.admission.queue.reported())
     };
     assert_eq!(waiting(&mut scene), (2, 700, 0));
     time.advance(Duration::from_millis(300));
@@ -335,7 +364,7 @@ fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
     for short in [false, true] {
         let mut scene = Scene::new();
         let mut conn = open_conn(0, true);
-        conn.was_accepted(Accepted::new("192.0.2.1:700", 0, u64::MAX), None);
+        conn.was_accepted(PeerInfo::new("192.0.2.1:700", 0, u64::MAX), None);
         let limit = conn.proto.credits().credit_limit();
         if short {
             let too_many = scene.cx.receives.posted() as u32 + 1;
@@ -349,7 +378,7 @@ fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
         }
         let put_off = u64::from(short);
         assert_eq!(scene.cx.stats.calls_shed, put_off);
-        let waiting = scene.responder.waiters.len() + scene.responder.shares.held_back();
+        let waiting = scene.responder.admission.queue.len();
         assert_eq!(waiting as u64, u64::from(limit) + 1 - put_off);
         assert_eq!(conn.stage() == Stage::Draining, short, "its client sends it again");
     }

@@ -11,10 +11,10 @@ use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Received;
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
-use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Services, Unready};
-use crate::shard::accepted::Accepted;
+use crate::service::{DeferredCall, Header, Procedure, Replying, Services};
+use crate::shard::admission::peer_info::PeerInfo;
 use crate::shard::clock::{Clock, SimulatedTime};
-use crate::shard::progress::Watch;
+use crate::shard::obligations::ObligationChecks;
 use crate::shard::testing::{NoDevice, call, context, message, message_with_lists, open_conn, received, small};
 use crate::wire::Segment;
 
@@ -82,9 +82,10 @@ impl Scene {
         let Self { responder, cx, .. } = self;
         let message = received(buf, &message(16, &call(xid, procedure)));
         let Received::Call { id, .. } = conn.proto.handle_message(&message) else { panic!("it is a call") };
-        let mut call = responder.take_call(cx, conn, id);
-        let read = responder.read(conn, conn.proto.header(), &message, &mut call);
-        responder.serve(cx, conn, call, read, RpcMessage { buf: message, at: 16 });
+        let header = *conn.proto.header();
+        let mut call = responder.take_call(cx, conn, id, &header.head);
+        let contents = read_contents(cx, conn, &header, &message, &mut call);
+        responder.accept_contents(cx, conn, call, contents, (16, message));
     }
 
     /// The same where the buffers that are left are not to be taken for the call's message.
@@ -101,7 +102,7 @@ impl Scene {
         let message = message_with_lists(16, &lists, &call(xid, SHORT));
         let message = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
         let Received::Call { id, .. } = conn.proto.handle_message(&message) else { panic!("it is a call") };
-        let mut call = responder.take_call(cx, conn, id);
+        let mut call = responder.take_call(cx, conn, id, &conn.proto.header().head);
         for &length in writes {
             call.begin_chunks().take_write([Segment { handle: 1, length, offset: 0 }]);
         }
@@ -112,9 +113,9 @@ impl Scene {
     fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Call<Replying> {
         // A chunk without room takes no result, not even an empty one.
         let call = self.arrived(conn, xid, &[bytes.max(1) as u32]);
-        let (message, reply) = (self.cx.alloc(100).expect("a buffer"), self.cx.alloc(100).expect("a buffer"));
+        let (message, reply) = (self.cx.alloc(100).expect("a buffer"), self.cx.alloc(200).expect("a buffer"));
         let call = call.admit(RpcMessage { buf: ReceivedBuf::whole(message), at: 0 }, Header { entry: 0, len: 40 });
-        let mut call = call.give_reply(reply, 60);
+        let mut call = call.give_reply(reply, 160);
         let mut result = self.own.alloc(bytes).expect("a buffer");
         result.set_window(0, bytes);
         call.view_mut().set_result(0, result.freeze()).expect("there is room");
@@ -154,7 +155,7 @@ fn a_call_is_answered_once_and_its_box_comes_back() {
     for xid in 1..=3 {
         scene.serve(&mut conn, xid, SHORT);
         assert_eq!(scene.sent(&mut conn), [xid]);
-        assert!(conn.served.holds_nothing() && !scene.responder.holds_calls_back());
+        assert!(conn.served.holds_nothing() && !scene.responder.has_waiting_work());
     }
     assert_eq!(scene.cx.stats.calls, 3);
 }
@@ -165,7 +166,7 @@ fn without_workers_their_procedures_run_here() {
     let mut conn = open_conn(0, true);
     scene.serve(&mut conn, 5, ELSEWHERE);
     assert_eq!(scene.sent(&mut conn), [5]);
-    assert!(conn.served.none_away());
+    assert!(conn.served.none_pending());
 }
 
 #[test]
@@ -177,11 +178,11 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
     for xid in 1..=5 {
         scene.serve(&mut conn, xid, ELSEWHERE);
     }
-    assert!(scene.responder.holds_calls_back() && !conn.served.none_away());
+    assert!(scene.responder.has_waiting_work() && !conn.served.none_pending());
     scene.cx.conns.insert(conn);
     let mut answered = Vec::new();
     for _ in 0..8 {
-        scene.responder.go_on(&mut scene.cx);
+        scene.responder.continue_waiting(&mut scene.cx);
         workers.turn(0);
         scene.responder.collect(&mut scene.cx);
         let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
@@ -189,8 +190,8 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
         scene.cx.conns.give_back(conn);
     }
     assert_eq!(answered, [1, 2, 3, 4, 5]);
-    assert_eq!(scene.responder.away.with_workers(), 0);
-    assert!(scene.cx.conns.take_slot(0).expect("it is there").served.none_away());
+    assert_eq!(scene.responder.pending.with_workers(), 0);
+    assert!(scene.cx.conns.take_slot(0).expect("it is there").served.none_pending());
 }
 
 #[test]
@@ -202,8 +203,8 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
     }
     let taken: Vec<_> = scene.held.try_iter().collect();
     assert_eq!(taken.iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1, 2], "as many as may be out");
-    assert_eq!((scene.responder.away.len(), conn.served.taken, conn.served.untaken.len()), (2, 2, 2));
-    assert!(!conn.served.none_away() && scene.sent(&mut conn).is_empty());
+    assert_eq!((scene.responder.pending.len(), conn.served.deferred, conn.served.not_handed_over.len()), (2, 2, 2));
+    assert!(!conn.served.none_pending() && scene.sent(&mut conn).is_empty());
     scene.cx.conns.insert(conn);
     assert_eq!(scene.responder.collect(&mut scene.cx), 0);
     let mut taken = taken.into_iter();
@@ -216,14 +217,14 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
     assert_eq!(scene.sent(&mut conn), [2, 1], "in the order in which they came home");
     scene.held.try_iter().for_each(|call| call.answer(Ok(())));
     scene.serve(&mut conn, 5, LATER);
-    assert_eq!(conn.served.untaken.len(), 1, "two are out until they are seen to be home");
+    assert_eq!(conn.served.not_handed_over.len(), 1, "two are out until they are seen to be home");
     scene.cx.conns.insert(conn);
     while scene.responder.collect(&mut scene.cx) > 0 {
         scene.held.try_iter().for_each(|call| call.answer(Ok(())));
     }
     let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
     assert_eq!(scene.sent(&mut conn), [3, 4, 5]);
-    assert!(conn.served.none_away() && scene.responder.away.is_empty());
+    assert!(conn.served.none_pending() && scene.responder.pending.is_empty());
 }
 
 #[test]
@@ -238,17 +239,17 @@ fn a_peer_that_takes_nothing_is_evicted_with_calls_away() {
     scene.serve_held(&mut conn, 3);
     scene.cx.conns.insert(stalled);
     scene.cx.conns.insert(conn);
-    let (mut watch, time) = (Watch::default(), SimulatedTime::new());
+    let (mut checks, time) = (ObligationChecks::default(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     for _ in 0..20 {
         time.advance(Duration::from_secs(1));
-        watch.control(&mut scene.cx);
-        scene.responder.go_on(&mut scene.cx);
+        checks.control(&mut scene.cx);
+        scene.responder.continue_waiting(&mut scene.cx);
     }
     assert_eq!(scene.cx.stats.peers_stalled, 1, "after `progress_timeout`");
     assert!(scene.responder.waits_for_memory() && scene.cx.stats.calls_failed == 0, "what is away may come home");
     drop(held);
-    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 1);
 }
 
 #[test]
@@ -262,11 +263,15 @@ fn a_deferred_call_of_a_closed_connection_is_dropped() {
     assert!(!taken.iter().any(DeferredCall::is_disconnected));
     scene.responder.connection_lost(&mut scene.cx, &mut conn);
     assert!(taken.iter().all(DeferredCall::is_disconnected));
-    assert!(conn.served.untaken.is_empty(), "the third is nobody's");
+    assert!(conn.served.not_handed_over.is_empty(), "the third is nobody's");
     taken.pop().expect("the second").answer(Ok(()));
     drop(taken);
     assert_eq!(scene.responder.collect(&mut scene.cx), 2);
-    assert_eq!((scene.responder.away.len(), scene.responder.boxes.len()), (0, 3), "the boxes are there for others");
+    assert_eq!(
+        (scene.responder.pending.len(), scene.responder.replies.boxes.len()),
+        (0, 3),
+        "the boxes are there for others"
+    );
 }
 
 #[test]
@@ -277,10 +282,10 @@ fn a_cached_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     let (mut closed, mut conn) = (open_conn(0, true), open_conn(1, true));
     scene.serve(&mut closed, 7, ONCE);
     scene.responder.connection_lost(&mut scene.cx, &mut closed);
-    scene.responder.go_on(&mut scene.cx);
+    scene.responder.continue_waiting(&mut scene.cx);
     scene.responder.dispatch(&mut scene.cx);
     assert!(workers.turn(0));
-    assert_eq!((scene.responder.collect(&mut scene.cx), scene.responder.away.len()), (1, 0));
+    assert_eq!((scene.responder.collect(&mut scene.cx), scene.responder.pending.len()), (1, 0));
     assert_eq!(scene.cx.receives.unpromised(), 256, "its receive is back");
     scene.serve(&mut conn, 7, ONCE);
     scene.responder.dispatch(&mut scene.cx);
@@ -295,10 +300,10 @@ fn a_cached_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
 fn a_host_that_reconnects_waits_for_its_own_calls() {
     let mut scene = Scene::new();
     scene.cx.config.limits.max_deferred = 8;
-    scene.responder.shares = Shares::new(12);
+    scene.responder.admission = Admission::new(12);
     let conn = |slot, host: &str| {
         let mut conn = open_conn(slot, true);
-        conn.was_accepted(Accepted::new(host, 0, u64::MAX), None);
+        conn.was_accepted(PeerInfo::new(host, 0, u64::MAX), None);
         conn
     };
     let mut held = Vec::new();
@@ -308,7 +313,10 @@ fn a_host_that_reconnects_waits_for_its_own_calls() {
         held.extend(scene.held.try_iter());
         scene.responder.connection_lost(&mut scene.cx, &mut conn);
     }
-    assert_eq!((held.len(), scene.responder.untaken, scene.responder.dead()[0].dead()), (6, 0, 6));
+    assert_eq!(
+        (held.len(), scene.responder.not_handed_over, scene.responder.owners_with_orphans()[0].orphans()),
+        (6, 0, 6)
+    );
     assert_eq!(scene.cx.receives.unpromised(), 256 - 6);
     let (mut late, mut other) = (conn(4, "192.0.2.1:7"), conn(5, "192.0.2.2:7"));
     scene.serve(&mut late, 1, LATER);
@@ -322,7 +330,7 @@ fn a_host_that_reconnects_waits_for_its_own_calls() {
     assert_eq!(scene.held.try_iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1]);
     drop(held);
     while scene.responder.collect(&mut scene.cx) > 0 {}
-    assert!(scene.responder.away.is_empty() && scene.responder.dead().is_empty());
+    assert!(scene.responder.pending.is_empty() && scene.responder.owners_with_orphans().is_empty());
     assert_eq!(scene.cx.receives.unpromised(), 256);
 }
 
@@ -345,17 +353,19 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     let mut other = open_conn(1, true);
     scene.serve_held(&mut other, 100);
     assert!(!other.served.is_gated(), "it holds nothing yet");
-    assert!(Served::held(&conn, false) > 1);
-    let before = scene.responder.shares.held_back();
-    assert_eq!(before, conn.served.held_back.len());
-    let told = |conn: &Conn| conn.served.held_back.front().is_some_and(|waiting| waiting.told);
-    scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
-    assert!(!told(&conn));
+    assert!(conn.served.held(&conn.proto, false) + conn.sends.under_way() as usize > 1);
+    assert_eq!(scene.responder.admission.queue.len(), 1);
+    scene.cx.conns.insert(conn);
+    let reported = |scene: &mut Scene| {
+        scene.responder.continue_waiting(&mut scene.cx);
+        scene.responder.admission.queue.reported()
+    };
+    assert_eq!(reported(&mut scene), 0);
     time.advance(Duration::from_secs(1));
-    scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
-    assert!(told(&conn), "the log names what waits for its share, too");
+    assert_eq!(reported(&mut scene), 1, "the log names what waits for its share, too");
+    let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
     scene.responder.connection_lost(&mut scene.cx, &mut conn);
-    assert_eq!((scene.responder.shares.held_back(), conn.served.held_back.len()), (0, 0));
+    assert_eq!((scene.responder.admission.queue.len(), conn.served.is_gated()), (0, false));
 }
 
 #[test]
@@ -365,12 +375,9 @@ fn replies_beyond_the_write_limit_delay_no_others() {
     let (mut conn, mut other) = (open_conn(0, true), open_conn(1, true));
     let mut goes = |conn: &mut Conn, xid: u32, bytes: usize| {
         let reply = scene.answered(conn, xid, bytes);
-        let goes = scene.responder.hold_reply(&mut scene.cx, conn, reply).is_some();
-        if goes && bytes > 0 {
-            conn.sends.note_writes(bytes, true);
-            let header = scene.cx.alloc(8).expect("a buffer");
-            conn.sends.push_send(header, None, 16);
-        }
+        let delayed = conn.served.delayed.len();
+        scene.responder.replies.send_paced(&mut scene.cx, conn, reply);
+        let goes = conn.served.delayed.len() == delayed;
         goes
     };
     assert!(goes(&mut conn, 1, 5000), "what is beyond it alone goes alone");
@@ -379,10 +386,10 @@ fn replies_beyond_the_write_limit_delay_no_others() {
     assert!(goes(&mut other, 5, 600) && goes(&mut other, 6, 400), "nothing else is under way there");
     assert!(!goes(&mut other, 7, 1));
     assert!(conn.sends.awaits_end(), "it is asked what has left");
-    assert_eq!((scene.cx.stats.write_waits, scene.responder.unwritten), (3, 3));
+    assert_eq!((scene.cx.stats.write_waits, scene.responder.replies.delayed), (3, 3));
     conn.sends.send_completed(1);
     scene.responder.resume(&mut scene.cx, &mut conn);
     assert!(!conn.served.is_gated() && other.served.is_gated());
     scene.responder.connection_lost(&mut scene.cx, &mut other);
-    assert_eq!((scene.responder.unwritten, other.served.is_gated()), (0, false));
+    assert_eq!((scene.responder.replies.delayed, other.served.is_gated()), (0, false));
 }

@@ -1,68 +1,73 @@
-//! Calls away from the shard: at workers or waiting for them, deferred, futures.
+//! Pending calls: with workers or waiting for them, deferred, or with a future.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::futures::{Futures, Panicked};
-use super::ran::Ran;
+use super::procedures::RecentProcedures;
 use super::workers::{Job, Port, WorkKey, Workers};
 use crate::config::POLL_BATCH;
 use crate::handoff::parker::Signal;
 use crate::handoff::workers::JobResult;
 use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Task};
 
-pub(super) struct Away {
-    // Dropped before `home`, to which their calls return.
+/// A call returned by a worker, or its error.
+pub(super) type Finished = (WorkKey, JobResult<Call<Answered>>);
+
+pub(super) struct PendingCalls {
+    // Dropped before `returns`, to which their calls return.
     futures: Futures,
     /// Return of deferred calls.
-    home: CallsHome,
+    returns: CallsHome,
     workers: Option<Port>,
-    /// Calls held back by full worker rings.
+    /// Calls that wait for room in the rings of the workers.
     backlog: VecDeque<(WorkKey, Job)>,
     /// Number of them, from the first, counted as backpressure already.
-    held: usize,
-    /// Calls returned by workers, being answered.
-    worked: Vec<Worked>,
-    /// Number of calls and futures away.
+    counted: usize,
+    /// Reused list of calls returned by workers.
+    finished: Vec<Finished>,
+    /// Number of pending calls and futures.
     count: usize,
     /// Wakes the shard.
     signal: Signal,
 }
 
-/// A call returned by a worker, or its error.
-pub(super) type Worked = (WorkKey, JobResult<Call<Answered>>);
-
-impl Away {
-    /// `signal` wakes the shard. `ran` gets the procedures whose futures are polled.
-    pub(super) fn new(signal: Signal, ran: Rc<Ran>) -> Self {
-        let (backlog, worked) = (VecDeque::new(), Vec::new());
-        let futures = Futures::new(signal.clone(), ran);
-        let home = CallsHome::new(signal.clone());
-        Self { futures, home, workers: None, backlog, held: 0, worked, count: 0, signal }
+impl PendingCalls {
+    /// `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
+    pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
+        Self {
+            futures: Futures::new(signal.clone(), recent),
+            returns: CallsHome::new(signal.clone()),
+            workers: None,
+            backlog: VecDeque::new(),
+            counted: 0,
+            finished: Vec::new(),
+            count: 0,
+            signal,
+        }
     }
 
-    /// Whether nothing is away.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Number of calls and futures away.
+    /// Number of pending calls and futures.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
     /// Counts a deferred call.
-    #[inline(always)]
-    pub(super) fn give(&mut self) {
+    #[inline]
+    pub(super) fn add(&mut self) {
         self.count += 1;
     }
 
     /// Counts a returned call.
-    #[inline(always)]
-    pub(super) fn came_back(&mut self) {
+    #[inline]
+    pub(super) fn remove(&mut self) {
         self.count -= 1;
     }
 
@@ -80,18 +85,18 @@ impl Away {
         self.backlog.push_back((key, job));
     }
 
-    /// Number of calls that full worker rings hold back.
-    #[inline(always)]
-    pub(super) fn backlog(&self) -> usize {
-        self.backlog.len()
+    /// Whether calls wait for room in the rings of the workers.
+    #[inline]
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
     }
 
-    /// Calls at workers, or waiting for them.
+    /// Number of calls with workers, or waiting for them.
     pub(super) fn with_workers(&self) -> usize {
         self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
     }
 
-    /// Dispatches waiting calls; returns the number that full rings hold back for the first time.
+    /// Sends waiting calls to workers; returns the number that full rings hold back for the first time.
     pub(super) fn dispatch(&mut self) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
         while let Some((key, job)) = self.backlog.pop_front() {
@@ -99,40 +104,40 @@ impl Away {
                 self.backlog.push_front(back);
                 break;
             }
-            self.held = self.held.saturating_sub(1);
+            self.counted = self.counted.saturating_sub(1);
         }
-        let held = std::mem::replace(&mut self.held, self.backlog.len());
-        self.held - held
+        let counted = std::mem::replace(&mut self.counted, self.backlog.len());
+        self.counted - counted
     }
 
-    /// Takes the calls finished by workers. [Return](Self::keep_worked) the list, empty, for reuse.
-    pub(super) fn take_worked(&mut self) -> Vec<Worked> {
-        let mut worked = std::mem::take(&mut self.worked);
+    /// Takes the calls finished by workers. [Return](Self::reuse) the list, empty.
+    pub(super) fn take_finished(&mut self) -> Vec<Finished> {
+        let mut finished = std::mem::take(&mut self.finished);
         if let Some(port) = self.workers.as_mut() {
-            port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
+            port.collect(POLL_BATCH, |key, result| finished.push((key, result)));
         }
-        worked
+        finished
     }
 
-    pub(super) fn keep_worked(&mut self, worked: Vec<Worked>) {
-        self.worked = worked;
+    pub(super) fn reuse(&mut self, finished: Vec<Finished>) {
+        self.finished = finished;
     }
 
     /// Origin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
     pub(super) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<Origin> {
-        self.home.origin(owner, peer)
+        self.returns.origin(owner, peer)
     }
 
     /// Takes the answered deferred calls.
-    #[inline(always)]
+    #[inline]
     pub(super) fn take_answered(&mut self) -> CameHome {
-        self.home.take()
+        self.returns.take()
     }
 
     /// Starts the future of a deferred call.
-    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
+    pub(super) fn start_future(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
         self.count += 1;
-        self.futures.begin(task, origin, entry);
+        self.futures.start(task, origin, entry);
     }
 
     /// Ends the futures of closed connections.

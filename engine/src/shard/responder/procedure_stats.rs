@@ -2,22 +2,22 @@
 //!
 //! Counts all refusals, and sampled calls. Other calls cost nothing here.
 
-use super::header::CallRefusal;
+use super::check::CallRefusal;
 use crate::service::{Call, LocalServices, Refused, Stamp};
 use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct CallOutcomes {
     /// For all calls.
     refusals: Refusals,
     /// By the procedure's entry; up to the highest entry with an outcome.
-    entries: Vec<Entry>,
+    entries: Vec<ProcedureOutcomes>,
 }
 
 /// Outcomes of one procedure.
 #[derive(Clone, Debug, Default)]
-struct Entry {
+struct ProcedureOutcomes {
     bytes_in: u64,
     bytes_out: u64,
     /// Allocated for the first sampled call.
@@ -46,16 +46,16 @@ fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut
     })
 }
 
-impl Tally {
-    fn entry(&mut self, entry: usize) -> Option<&mut Entry> {
+impl CallOutcomes {
+    fn entry(&mut self, entry: usize) -> Option<&mut ProcedureOutcomes> {
         if self.entries.len() <= entry {
-            self.entries.resize_with(entry + 1, Entry::default);
+            self.entries.resize_with(entry + 1, ProcedureOutcomes::default);
         }
         self.entries.get_mut(entry)
     }
 
     #[cold]
-    pub(super) fn refused(&mut self, call: &Call<Refused>, refusal: &CallRefusal) {
+    pub(super) fn record_refused(&mut self, call: &Call<Refused>, refusal: &CallRefusal) {
         if let Some(count) = kind(&mut self.refusals, refusal) {
             *count += 1;
         }
@@ -72,12 +72,12 @@ impl Tally {
 
     /// Counts an ERR_SYSTEM for a lost call.
     #[cold]
-    pub(super) fn lost(&mut self) {
+    pub(super) fn record_lost(&mut self) {
         self.refusals.err_system += 1;
     }
 
     /// Records a sampled call of a procedure, with its duration in nanoseconds.
-    pub(super) fn timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
+    pub(super) fn record_timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
         let Some(entry) = self.entry(entry) else { return };
         entry.bytes_in += stamp.bytes_in;
         entry.bytes_out += stamp.bytes_out;
@@ -93,7 +93,7 @@ impl Tally {
     /// Procedures of these services with any outcome.
     pub(super) fn procedures(&self, services: &LocalServices) -> Vec<ProcedureStats> {
         let counted = services.procedures().filter_map(|(program, version, procedure, entry)| {
-            let Entry { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
+            let ProcedureOutcomes { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
             let latency = *latency.unwrap_or_default();
             let calls = latency.len();
             let any = calls > 0 || refusals != Refusals::default();

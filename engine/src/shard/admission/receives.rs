@@ -1,18 +1,16 @@
-//! Budget of a shard's receives.
-//!
-//! Covers the receives of its device, those promised to connections, and the connections that wait while they are
-//! short.
+//! Budget of a shard's Receives: those of its device, and those promised to connections.
 
 use std::ops::RangeInclusive;
 
 use rpcrdma_mempool::Buf;
 
-use super::list::push;
 use crate::config::{RECEIVE_LOW_WATER, RECEIVE_MARGIN};
+use crate::shard::list::push;
+use crate::stats::ShardStats;
 
 /// Receives promised to one connection.
 #[derive(Debug, Default)]
-pub(super) struct Promise {
+pub(in crate::shard) struct Promise {
     receives: u32,
     overcommit: u32,
     /// Receives not needed, at the last count while receives were short.
@@ -21,23 +19,23 @@ pub(super) struct Promise {
 
 impl Promise {
     /// Count of receives not needed.
-    pub(super) fn spared(&self) -> u32 {
+    pub(in crate::shard) fn spared(&self) -> u32 {
         self.spared
     }
 
     /// Updates the count of receives not needed.
-    pub(super) fn spare(&mut self, spared: u32) {
+    pub(in crate::shard) fn set_spared(&mut self, spared: u32) {
         self.spared = spared;
     }
 
     /// Receives of the connection.
-    pub(super) fn receives(&self) -> u32 {
+    pub(in crate::shard) fn receives(&self) -> u32 {
         self.receives
     }
 }
 
 #[derive(Debug)]
-pub(super) struct ReceiveBudget {
+pub(in crate::shard) struct ReceiveBudget {
     /// Limit of promises.
     limit: usize,
     /// Receives of the device.
@@ -60,7 +58,7 @@ pub(super) struct ReceiveBudget {
 }
 
 impl ReceiveBudget {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(in crate::shard) fn new(limit: usize) -> Self {
         Self {
             limit,
             posted: 0,
@@ -77,60 +75,60 @@ impl ReceiveBudget {
 
     /// Whether each message that peers may send has a receive.
     #[inline(always)]
-    pub(super) fn suffice(&self) -> bool {
+    pub(in crate::shard) fn suffice(&self) -> bool {
         self.posted >= self.promised
     }
 
-    /// As above, if two more are needed and `spared` of the promised ones are not. A reply needs one; the first call to
-    /// a peer that also calls needs two.
-    pub(super) fn suffice_without(&self, spared: u32) -> bool {
+    /// Whether two more are left if `spared` of the promised ones are not needed. A reply needs one; the first call to a
+    /// peer that also calls needs two.
+    pub(in crate::shard) fn suffice_without(&self, spared: u32) -> bool {
         self.posted + spared as usize >= self.promised + 2
     }
 
     /// Receives that all connections do not need, if counted in this turn.
-    pub(super) fn spared_in(&self, turn: u64) -> Option<u32> {
+    pub(in crate::shard) fn spared_in(&self, turn: u64) -> Option<u32> {
         (self.spared.0 == turn).then_some(self.spared.1)
     }
 
     /// Stores that count for this turn.
-    pub(super) fn set_spared(&mut self, turn: u64, spared: u32) {
+    pub(in crate::shard) fn set_spared(&mut self, turn: u64, spared: u32) {
         self.spared = (turn, spared);
     }
 
     /// Whether `count` more receives are posted than promised.
-    pub(super) fn exceed_by(&self, count: usize) -> bool {
+    pub(in crate::shard) fn exceed_by(&self, count: usize) -> bool {
         self.posted >= self.promised + count
     }
 
     /// Records that a connection waits for more receives.
-    pub(super) fn note_shortage(&mut self) {
+    pub(in crate::shard) fn record_shortage(&mut self) {
         self.ran_short = true;
     }
 
     /// Whether connections wait for more receives.
-    pub(super) fn ran_short(&self) -> bool {
+    pub(in crate::shard) fn ran_short(&self) -> bool {
         self.ran_short
     }
 
     /// Clears that record.
-    pub(super) fn relieve(&mut self) {
+    pub(in crate::shard) fn relieve(&mut self) {
         self.ran_short = false;
     }
 
     /// Counts the reserve at a refill, with `free` buffers.
-    pub(super) fn count_reserve(&mut self, free: usize) {
+    pub(in crate::shard) fn count_reserve(&mut self, free: usize) {
         self.reserve = (self.held() + free).saturating_sub(self.promised);
     }
 
     /// Whether the reserve is short, so that each kept receive is missing elsewhere. More messages may arrive before
     /// the next refill.
     #[inline]
-    pub(super) fn are_scarce(&self) -> bool {
+    pub(in crate::shard) fn are_scarce(&self) -> bool {
         self.reserve < RECEIVE_MARGIN
     }
 
     /// Takes up to `wanted` receives from the reserve, for a promise.
-    pub(super) fn take_reserve(&mut self, wanted: u32) -> u32 {
+    pub(in crate::shard) fn take_reserve(&mut self, wanted: u32) -> u32 {
         let taken = wanted.min(self.reserve.saturating_sub(RECEIVE_MARGIN) as u32);
         self.reserve -= taken as usize;
         taken
@@ -138,70 +136,67 @@ impl ReceiveBudget {
 
     /// Counts one receive as used.
     #[inline]
-    pub(super) fn completed(&mut self) {
+    pub(in crate::shard) fn completed(&mut self) {
         self.posted -= 1;
     }
 
     /// Whether to post now.
     #[inline]
-    pub(super) fn is_low(&self) -> bool {
+    pub(in crate::shard) fn is_low(&self) -> bool {
         !self.exceed_by(RECEIVE_LOW_WATER) || self.waiting.len() >= RECEIVE_LOW_WATER
     }
 
     /// Buffers wanted for the promised receives, for the available part of the needs beyond, and for a margin.
-    pub(super) fn wanted(&self) -> usize {
+    pub(in crate::shard) fn wanted(&self) -> usize {
         let overcommit = self.overcommit.min(self.unpromised());
         (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
     /// Whether the promised receives and a few more have buffers, if `spared` of them are not needed.
-    pub(super) fn cover_promises_without(&self, spared: u32) -> bool {
+    pub(in crate::shard) fn cover_promises_without(&self, spared: u32) -> bool {
         self.held() >= self.promised || self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
     }
 
     /// Takes receives that calls of closed connections hold from those to promise.
-    pub(super) fn withhold(&mut self, count: usize) {
+    pub(in crate::shard) fn withhold(&mut self, count: usize) {
         self.withheld += count;
     }
 
     /// Gives such receives back.
-    pub(super) fn give_back(&mut self, count: usize) {
+    pub(in crate::shard) fn give_back(&mut self, count: usize) {
         self.withheld -= count;
     }
 
     /// Receives left to promise.
-    pub(super) fn unpromised(&self) -> usize {
+    pub(in crate::shard) fn unpromised(&self) -> usize {
         self.limit.saturating_sub(self.promised + self.withheld)
     }
 
-    pub(super) fn promised(&self) -> usize {
-        self.promised
+    pub(in crate::shard) fn add_to(&self, stats: &mut ShardStats) {
+        stats.receives_posted = self.held() as u64;
+        stats.receives_lowest = self.lowest.min(self.posted) as u64;
+        stats.receives_promised = self.promised as u64;
     }
 
     /// Receives of the device, posted or about to be.
     #[inline]
-    pub(super) fn held(&self) -> usize {
+    pub(in crate::shard) fn held(&self) -> usize {
         self.posted + self.waiting.len()
     }
 
     /// Buffers of these sizes about to be posted.
-    pub(super) fn waiting_in(&self, range: &RangeInclusive<usize>) -> usize {
+    pub(in crate::shard) fn waiting_in(&self, range: &RangeInclusive<usize>) -> usize {
         self.waiting.iter().filter(|buf| range.contains(&buf.capacity())).count()
     }
 
     /// Receives of the device.
-    pub(super) fn posted(&self) -> usize {
+    pub(in crate::shard) fn posted(&self) -> usize {
         self.posted
-    }
-
-    /// Low-water mark of the device's receives, since its first.
-    pub(super) fn lowest(&self) -> usize {
-        self.lowest.min(self.posted)
     }
 
     /// Adds a buffer to be posted; frees a surplus one.
     #[inline]
-    pub(super) fn give(&mut self, buf: impl FnOnce() -> Buf) {
+    pub(in crate::shard) fn give(&mut self, buf: impl FnOnce() -> Buf) {
         if self.waiting.len() < RECEIVE_LOW_WATER {
             push(&mut self.waiting, buf);
         }
@@ -209,18 +204,18 @@ impl ReceiveBudget {
 
     /// Adds a wanted buffer.
     #[inline]
-    pub(super) fn add(&mut self, buf: Buf) {
+    pub(in crate::shard) fn add(&mut self, buf: Buf) {
         push(&mut self.waiting, || buf);
     }
 
     /// Frees buffers that are not posted yet.
-    pub(super) fn drop_waiting(&mut self) {
+    pub(in crate::shard) fn drop_waiting(&mut self) {
         self.waiting.clear();
     }
 
     /// Posts waiting buffers by a function that takes as many as the device does; returns their number.
     #[inline]
-    pub(super) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
+    pub(in crate::shard) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
         if self.waiting.is_empty() {
             return 0;
         }
@@ -233,7 +228,7 @@ impl ReceiveBudget {
     }
 
     /// Changes the promise to a connection.
-    pub(super) fn promise(&mut self, promise: &mut Promise, receives: u32, overcommit: u32) {
+    pub(in crate::shard) fn promise(&mut self, promise: &mut Promise, receives: u32, overcommit: u32) {
         self.promised = self.promised + receives as usize - promise.receives as usize;
         self.overcommit = self.overcommit + overcommit as usize - promise.overcommit as usize;
         (promise.receives, promise.overcommit) = (receives, overcommit);
@@ -264,11 +259,11 @@ mod tests {
             budget.promise(&mut one, receives, 2 * receives);
         }
         budget.promise(&mut other, 10, 5);
-        assert_eq!((budget.promised(), budget.unpromised(), one.receives()), (43, 257, 33));
+        assert_eq!((budget.promised, budget.unpromised(), one.receives()), (43, 257, 33));
         assert_eq!(budget.wanted(), 43 + 71 + RECEIVE_MARGIN);
         budget.promise(&mut one, 0, 0);
         budget.promise(&mut other, 0, 0);
-        assert_eq!((budget.promised(), budget.wanted()), (0, RECEIVE_MARGIN));
+        assert_eq!((budget.promised, budget.wanted()), (0, RECEIVE_MARGIN));
     }
 
     #[test]
@@ -286,7 +281,7 @@ mod tests {
         assert!(budget.suffice() && !budget.suffice_without(1) && budget.suffice_without(2));
         assert!(!budget.ran_short());
         budget.completed();
-        budget.note_shortage();
+        budget.record_shortage();
         assert!(!budget.suffice() && budget.ran_short() && !budget.suffice_without(2));
         post(&mut budget, &pool, 1);
         assert!(budget.suffice() && budget.ran_short(), "until it was acted on");
@@ -298,16 +293,16 @@ mod tests {
     fn lowest_receives_count_from_the_first_post() {
         let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
         post(&mut budget, &pool, 100);
-        assert_eq!(budget.lowest(), 100, "the first are no shortage");
+        assert_eq!(budget.lowest.min(budget.posted), 100, "the first are no shortage");
         (0..60).for_each(|_| budget.completed());
-        assert_eq!(budget.lowest(), 40);
+        assert_eq!(budget.lowest.min(budget.posted), 40);
         post(&mut budget, &pool, 60);
         (0..20).for_each(|_| budget.completed());
-        assert_eq!(budget.lowest(), 40);
+        assert_eq!(budget.lowest.min(budget.posted), 40);
         post(&mut budget, &pool, 20);
         (0..100).for_each(|_| budget.completed());
         post(&mut budget, &pool, 100);
-        assert_eq!(budget.lowest(), 0);
+        assert_eq!(budget.lowest.min(budget.posted), 0);
     }
 
     #[test]

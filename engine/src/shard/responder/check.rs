@@ -1,17 +1,17 @@
-//! Decoder of peers' calls: RPC header and chunk lists, checked against the declaration.
+//! Checks of peers' calls, and the answers to those that do not run.
 
-use std::borrow::Cow;
-use std::ops::Range;
+use rpcrdma_mempool::Buf;
 
-use super::Responder;
-use super::needs::Lack;
+use crate::fabric::Fabric;
 use crate::proto::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, Refusal};
-use crate::service::{Arrived, Call, Chunks, Header, LocalProcedure, REFUSAL_LEN};
+use crate::service::{Arrived, Call, Chunks, LocalProcedure, REFUSAL_LEN};
+use crate::shard::admission::demand::Deficit;
 use crate::shard::conn::Conn;
+use crate::shard::context::Context;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
-use crate::wire::{ChunkCounts, ErrorBody, Head, ReadSegment, SEGMENT_LEN, Segment, Version, View};
+use crate::wire::{ChunkCounts, ErrorBody, HeaderType, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
 /// Answer to a call that does not run.
 pub(in crate::shard) enum CallRefusal {
@@ -26,50 +26,60 @@ pub(in crate::shard) enum CallRefusal {
     /// A transport error, as the RPC message of `bytes` in a Read chunk exceeds `limit`.
     TooLong { bytes: u64, limit: u64 },
     /// ERR_SYSTEM, with the cause in the log.
-    System(Trouble),
+    System(InternalError),
+}
+
+impl From<InternalError> for CallRefusal {
+    fn from(error: InternalError) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<Refusal> for CallRefusal {
+    fn from(refusal: Refusal) -> Self {
+        Self::Rpc(reply_body(refusal))
+    }
 }
 
 /// Cause of ERR_SYSTEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::shard) enum Trouble {
+pub(in crate::shard) enum InternalError {
     /// The connection drains.
     Draining,
-    /// It exceeds the shard's whole pool.
-    NeverFits(Lack),
-    /// No buffers now, and it cannot wait. Has the missing buffers, where known.
-    NoBuffers(Option<Lack>),
-    /// Its received parts were dropped.
-    NoParts,
-    /// Its Read data was lost.
-    Lost,
-    /// The duplicate request cache cannot tell whether it ran before.
+    /// The call needs more than the shard's whole pool.
+    BeyondPool(Deficit),
+    /// No buffers are free, and the call cannot wait. Has the missing buffer, where known.
+    NoBuffers(Option<Deficit>),
+    /// The received parts of the call were dropped.
+    PartsDropped,
+    /// The data of its RDMA Reads was lost.
+    DataLost,
+    /// The duplicate request cache cannot tell whether the call ran before.
     CacheFull,
-    /// The workers stopped before one took it.
+    /// The workers stopped before one took the call.
     NoWorkers,
 }
 
-impl Trouble {
+impl InternalError {
     /// Whether it is temporary, or another server may help.
-    pub(super) fn passes(self) -> bool {
-        !matches!(self, Self::NeverFits(_) | Self::Lost)
+    pub(super) fn is_temporary(self) -> bool {
+        !matches!(self, Self::BeyondPool(_) | Self::DataLost)
     }
 
     /// Text for the log, the same for all such calls, and the remedy.
-    pub(super) fn words(self) -> (&'static str, Cow<'static, str>) {
+    pub(super) fn texts(self) -> (&'static str, String) {
         let (what, why) = match self {
             Self::Draining => ("calls to a server that drains", "server is draining"),
-            Self::NeverFits(lack) => {
-                return ("calls that need more than all buffers", format!("exceeds all buffers: {lack}").into());
+            Self::BeyondPool(deficit) => {
+                return ("calls that need more than all buffers", format!("exceeds all buffers: {deficit}"));
             }
-            Self::NoBuffers(lack) => {
-                let lack = lack.map_or_else(
-                    || "too few free buffers (memory.long_buffers, memory.message_buffers)".to_owned(),
-                    |lack| lack.to_string(),
-                );
-                let why = format!("no free buffer, and it may not wait or waited for 1 s: {lack}");
-                return ("calls for which there was no memory", why.into());
+            Self::NoBuffers(deficit) => {
+                let unknown = || "too few free buffers (memory.long_buffers, memory.message_buffers)".to_owned();
+                let missing = deficit.map_or_else(unknown, |deficit| deficit.to_string());
+                let why = format!("no free buffer, and it may not wait or waited for 1 s: {missing}");
+                return ("calls for which there was no memory", why);
             }
-            Self::NoParts => (
+            Self::PartsDropped => (
                 "calls in parts for which there was no memory",
                 "its parts were dropped, as such messages have half of the buffers (memory.long_buffers)",
             ),
@@ -78,14 +88,14 @@ impl Trouble {
                 "duplicate request cache full of running calls, or of this client's (DuplicateRequestCacheConfig::entries)",
             ),
             Self::NoWorkers => ("calls that met no worker", "workers have stopped"),
-            Self::Lost => ("calls whose memory did not come home", "memory of its RDMA Reads was not returned"),
+            Self::DataLost => ("calls whose memory did not come home", "memory of its RDMA Reads was not returned"),
         };
-        (what, why.into())
+        (what, why.to_owned())
     }
 }
 
 /// Wire form of a handler's refusal (RFC 5531 §9).
-pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
+fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     ReplyBody::accepted(match refusal {
         Refusal::ProgramUnavailable => AcceptStat::ProgUnavail,
         Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
@@ -100,110 +110,10 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     })
 }
 
-/// Offsets of program, version and procedure in the RPC message of a call.
-const NAME: Range<usize> = 12..24;
-
-/// A procedure, as in the RPC header of a call.
-pub(super) struct Found {
-    name: [u8; 12],
-    entry: usize,
-}
-
-impl Found {
-    /// Index of the procedure's entry in the services.
-    pub(super) fn entry(&self) -> usize {
-        self.entry
-    }
-}
-
-impl Responder {
-    /// Decodes the RPC header of a call without chunks in this message, if it is ordinary: AUTH_NONE, and the procedure
-    /// called last. `None` for any other call, which needs a [full decode](Self::read_rpc).
-    #[inline(always)]
-    pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
-        let message = message.get(head.len..)?;
-        let header = rpc::AnonymousCall::read(message)?;
-        let last = self.last.as_ref()?;
-        let again = header.xid == head.xid && message.get(NAME)? == last.name;
-        again.then_some(Header { entry: last.entry, len: rpc::AnonymousCall::LEN })
-    }
-
-    /// Decodes the RPC header and chunk lists of a call in this message, and checks them against the declaration. Every
-    /// length, count and position is bounded here before use.
-    #[inline(always)]
-    pub(in crate::shard) fn read(
-        &mut self,
-        conn: &Conn,
-        incoming: &Incoming,
-        message: &[u8],
-        call: &mut Call<Arrived>,
-    ) -> Result<Header, CallRefusal> {
-        call.set_head(incoming.head.xid, incoming.head.inv_handle);
-        match incoming.lists {
-            Lists::None => {}
-            Lists::Single(chunks) => {
-                let write = chunks.write.map(|segment| [segment]);
-                take_lists(call, conn, chunks.read, write, None::<[Segment; 0]>)?;
-            }
-            Lists::Checked(header) => read_lists(conn, &header.view(message), call)?,
-        }
-        self.read_rpc(message.get(incoming.head.len..).unwrap_or_default(), call)
-    }
-
-    /// Decodes the RPC message of a call, and checks its chunks against the declaration.
-    #[inline(always)]
-    pub(super) fn read_rpc(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
-        // Most headers have a known layout and length.
-        match rpc::AnonymousCall::read(message) {
-            Some(header) => self.take_header(&header.into(), rpc::AnonymousCall::LEN, message, call),
-            None => self.read_named(message, call),
-        }
-    }
-
-    /// As above, with a credential.
-    #[inline(never)]
-    fn read_named(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
-        let (header, len) = rpc::CallHeader::parse(message).map_err(|error| {
-            // The XIDs differ, whatever else is wrong, or the message has none (RFC 8166 §4.5.2, version 2 §6.4.1).
-            match message.first_chunk().map(|xid| u32::from_be_bytes(*xid)) {
-                Some(xid) if xid == call.xid() => error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc),
-                _ => CallRefusal::Transport(ErrorBody::BadXdr),
-            }
-        })?;
-        self.take_header(&header, len, message, call)
-    }
-
-    /// Checks a call against the RPC header of its message, of `len` bytes, which precedes the arguments.
-    #[inline(always)]
-    fn take_header(
-        &mut self,
-        header: &rpc::CallHeader<'_>,
-        len: usize,
-        message: &[u8],
-        call: &Call<Arrived>,
-    ) -> Result<Header, CallRefusal> {
-        if header.xid != call.xid() {
-            // RFC 8166 §4.1: they are equal; otherwise the caller could not match a reply.
-            return Err(CallRefusal::Transport(ErrorBody::BadXdr));
-        }
-        let Some(services) = &self.services else { return Err(CallRefusal::NotACall) };
-        let found = services.find(header.program, header.version, header.procedure);
-        let entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
-        if call.returns() || call.fetches() {
-            check_chunks(header.credential, services.entry(entry), (len, message.len()), call.chunks())
-                .map_err(|error| CallRefusal::Undeclared { entry, error })?;
-        }
-        let name = message.get(NAME).and_then(<[u8]>::first_chunk);
-        self.last = name.map(|&name| Found { name, entry });
-        self.ran.add(entry);
-        Ok(Header { entry, len })
-    }
-}
-
 /// Checks the chunks of a call against the declaration. `inline` bytes of its RPC message are outside chunks; the
 /// arguments start at `args_at`.
 #[inline(never)]
-fn check_chunks(
+pub(super) fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
     entry: &LocalProcedure,
     (args_at, inline): (usize, usize),
@@ -216,9 +126,54 @@ fn check_chunks(
     check_writes(entry, credential.flavor, chunks.results())
 }
 
-/// Copies the chunk lists of a checked call, if any.
+/// Place of a call's RPC message.
+pub(in crate::shard) enum MessagePlace {
+    /// The Receive of the message.
+    Receive,
+    /// Parts, which were put together, or dropped for lack of memory.
+    Parts(Option<Buf>),
+    /// A Position Zero Read chunk (RFC 8166 §3.5.3).
+    Chunk,
+}
+
+/// Reads the chunk lists of a call into it, and locates its RPC message.
+#[inline]
+pub(in crate::shard) fn read_contents<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &mut Conn,
+    header: &Incoming,
+    message: &[u8],
+    call: &mut Call<Arrived>,
+) -> (MessagePlace, Result<(), CallRefusal>) {
+    let view = header.view(message);
+    if view.is_some() {
+        // The first message may have changed the terms.
+        conn.served.refresh_room(&conn.proto);
+    }
+    let lists = read_lists(conn, &header.lists, view.as_ref(), call);
+    let place = match &view {
+        Some(view) if view.htype() == HeaderType::Nomsg => MessagePlace::Chunk,
+        Some(view) if conn.assembling.is_under_way() || view.htype() != HeaderType::Msg => {
+            MessagePlace::Parts(cx.assemble_last(conn, view.payload()))
+        }
+        _ => MessagePlace::Receive,
+    };
+    (place, lists)
+}
+
+/// Copies the chunk lists of a call, if any. Every length, count and position is bounded here before use.
 #[inline(never)]
-pub(super) fn read_lists(conn: &Conn, view: &View<'_>, call: &mut Call<Arrived>) -> Result<(), CallRefusal> {
+fn read_lists(
+    conn: &Conn,
+    lists: &Lists,
+    view: Option<&View<'_>>,
+    call: &mut Call<Arrived>,
+) -> Result<(), CallRefusal> {
+    if let Lists::Single(chunks) = lists {
+        let write = chunks.write.map(|segment| [segment]);
+        return take_lists(call, conn, chunks.read, write, None::<[Segment; 0]>);
+    }
+    let Some(view) = view else { return Ok(()) };
     if !view.has_chunks() {
         // A handle to invalidate would name no chunk.
         call.set_head(call.xid(), 0);
@@ -231,7 +186,6 @@ pub(super) fn read_lists(conn: &Conn, view: &View<'_>, call: &mut Call<Arrived>)
 }
 
 /// Copies chunk lists within the limits.
-#[inline(always)]
 fn take_lists<W: IntoIterator<Item = Segment>>(
     call: &mut Call<Arrived>,
     conn: &Conn,
@@ -296,7 +250,6 @@ pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), C
     }
 }
 
-#[inline(always)]
 fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, inline: usize) -> Result<(), ErrorBody> {
     // Earliest start of the next chunk, and bytes that earlier chunks have inserted before it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
@@ -330,7 +283,6 @@ fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, in
     Ok(())
 }
 
-#[inline(always)]
 fn check_writes(entry: &LocalProcedure, flavor: u32, results: usize) -> Result<(), ErrorBody> {
     match (results, entry.binding.results.count) {
         (0, _) => Ok(()),

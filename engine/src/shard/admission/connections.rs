@@ -1,0 +1,342 @@
+//! Accepted connections: the Receives before their first message, their setup deadline, and eviction.
+//!
+//! Until its first message a connection has the smallest credit limit, so that a silent peer costs a handful of
+//! Receives. Then it gets the usual limit. Without Receives for one more connection, the shard evicts in this order:
+//!
+//! 1. connections that sent nothing in their time;
+//! 2. for other hosts, idle connections of a host that exceeds its share;
+//! 3. connections silent for long;
+//! 4. for other hosts, any connection of a host that exceeds its share.
+//!
+//! Rule 4 covers hosts that are never idle: calls that wait for memory owe nothing, so no deadline ends them. More
+//! hosts mean smaller shares.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::peer_info::PeerInfo;
+use super::pending_quota::OwnerCalls;
+use crate::config::RECEIVE_MARGIN;
+use crate::fabric::{Fabric, QpId, RequestId};
+use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
+use crate::shard::clock::nanoseconds;
+use crate::shard::close_reason::{LocalClose, REJECTED_CLOSED, REJECTED_NO_RECEIVES};
+use crate::shard::conn::Conn;
+use crate::shard::drain::silence;
+use crate::shard::stage::Stage;
+use crate::shard::{ConnRef, Notice, Shard};
+use crate::wire::private_data::PrivateData;
+
+/// Nanoseconds after which a connection without a first message may be evicted; a distant peer has [longer](silence).
+///
+/// To hold all Receives with younger connections, a host has to connect that often within this time. The shard refuses
+/// other hosts meanwhile; they connect once the first of those connections are old enough.
+const FIRST_MESSAGE: u64 = 10_000_000;
+
+/// Nanoseconds between evictions of idle or busy connections for other hosts. This limits the evictions that a peer
+/// causes by connecting and leaving.
+const FOR_OTHERS: [u64; 2] = [FIRST_MESSAGE, 1_000_000_000];
+
+/// A connection that may be evicted.
+#[derive(Clone, Copy, Debug)]
+struct EvictionCandidate<'a> {
+    qp: QpId,
+    host: &'a str,
+    is_new: bool,
+    /// Without calls.
+    is_idle: bool,
+    /// Nanoseconds without a useful message.
+    silent: u64,
+    /// Nanoseconds that its first message may take.
+    patience: u64,
+    /// Its Receives.
+    receives: usize,
+}
+
+/// A connection of `host` that needs Receives while too few are left.
+#[derive(Clone, Copy, Debug)]
+struct Newcomer<'a> {
+    host: &'a str,
+    /// Hosts with Receives that calls of closed connections hold.
+    orphans: &'a [Rc<OwnerCalls>],
+    /// Receives of all connections, of all hosts.
+    all: usize,
+    /// Receives of a new connection.
+    least: usize,
+    /// [`accept.evict_after`](crate::config::AcceptConfig::evict_after), in nanoseconds.
+    evict_after: u64,
+    /// Nanoseconds since the last eviction for another host.
+    since_last: u64,
+}
+
+impl Newcomer<'_> {
+    /// Picks the connection to evict, by the order above; of several, the one that was silent longest.
+    ///
+    /// The share is the same for each host, and at most half. For a host that has Receives, a second host loses a
+    /// connection only if it keeps more than the first: otherwise two hosts would evict each other in turn.
+    fn choose(&self, candidates: &[EvictionCandidate<'_>]) -> Option<QpId> {
+        let mut held = HashMap::<&str, usize>::from([(self.host, 0)]);
+        for one in candidates {
+            *held.entry(one.host).or_default() += one.receives;
+        }
+        for owner in self.orphans {
+            *held.entry(owner.name()).or_default() += owner.orphans();
+        }
+        let share = self.all / held.len().max(2);
+        let ours = held[self.host];
+        let exceeds_share = |one: &EvictionCandidate<'_>| {
+            let theirs = held[one.host];
+            one.host != self.host && theirs > share && (ours == 0 || ours + one.receives < theirs)
+        };
+        let rank = |one: &EvictionCandidate<'_>| match () {
+            () if one.is_idle && one.is_new && one.silent >= one.patience => 4,
+            () if one.is_idle && self.since_last >= FOR_OTHERS[0] && exceeds_share(one) => 3,
+            () if one.is_idle && one.silent >= self.evict_after => 2,
+            () => u8::from(self.since_last >= FOR_OTHERS[1] && exceeds_share(one)),
+        };
+        let able = candidates.iter().filter(|one| one.receives >= self.least && rank(one) > 0);
+        able.max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
+    }
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Accepts a connect request, or refuses it.
+    pub(in crate::shard) fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
+        if self.life.draining || !self.responder.serves() {
+            return self.cx.fabric.reject(request, REJECTED_CLOSED);
+        }
+        let now = self.cx.clock.read();
+        let info = PeerInfo::new(peer, now, now.saturating_add(nanoseconds(self.cx.accept.setup)));
+        let evicted = match self.share() {
+            Ok(_) => None,
+            Err(error) => {
+                let evicted = self.choose_eviction(&info.owner, now);
+                if evicted.is_none() {
+                    self.cx.stats.connections_refused += 1;
+                    self.cx.warn("connections refused", format_args!("{peer}: connection refused: {error}"));
+                    return self.cx.fabric.reject(request, REJECTED_NO_RECEIVES);
+                }
+                evicted
+            }
+        };
+        match self.cx.fabric.accept(request, &self.params()) {
+            Ok(qp) => {
+                // Only after the fabric has accepted the request.
+                if let Some(other) = evicted {
+                    self.evict(other, &info.owner, now);
+                }
+                let config = self.conn_config(MIN_CREDITS, true, PrivateData::parse(private_data), false);
+                let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
+                let host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
+                conn.was_accepted(info, host);
+                self.life.arriving.push(qp);
+                self.insert(conn);
+                self.cx.schedule.hasten(self.cx.config.poll.control_interval);
+            }
+            Err(error) => {
+                let line = format_args!("{peer}: connection not accepted: {error}");
+                self.cx.warn("connections not accepted", line);
+            }
+        }
+    }
+
+    /// Picks the connection to evict for one more of this host, if there is one.
+    fn choose_eviction(&mut self, host: &str, now: u64) -> Option<QpId> {
+        let newcomer = Newcomer {
+            host,
+            orphans: &self.responder.owners_with_orphans(),
+            all: self.cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN),
+            least: MIN_CREDITS as usize + 1,
+            evict_after: nanoseconds(self.cx.accept.evict_after),
+            since_last: self.life.ended_for_others.map_or(u64::MAX, |then| now.saturating_sub(then)),
+        };
+        let fabric = &mut self.cx.fabric;
+        let candidates = self.cx.conns.iter().filter_map(|conn| {
+            let (peer, qp) = (conn.accepted()?, conn.qp());
+            let silent = peer.silence(conn.proto.status().useful_messages, now);
+            let late = peer.is_new && silent >= FIRST_MESSAGE;
+            let round_trip = if late { fabric.round_trip(qp) } else { None };
+            Some(EvictionCandidate {
+                qp,
+                host: &peer.owner,
+                is_new: peer.is_new,
+                is_idle: conn.proto.is_idle() && conn.is_idle(),
+                silent,
+                patience: nanoseconds(silence(Duration::from_nanos(FIRST_MESSAGE), round_trip)),
+                receives: conn.promise.receives() as usize,
+            })
+        });
+        newcomer.choose(&candidates.collect::<Vec<_>>())
+    }
+
+    /// Evicts a connection for one of this host.
+    fn evict(&mut self, qp: QpId, host: &str, now: u64) {
+        self.cx.stats.connections_evicted += 1;
+        let peer = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
+        if peer.is_some_and(|peer| !peer.is_new && &*peer.owner != host) {
+            self.life.ended_for_others = Some(now);
+        }
+        self.close_now(qp, LocalClose::Displaced);
+    }
+
+    /// Handles an accepted connection's establishment.
+    pub(in crate::shard) fn accept_established(&mut self, conn: &mut Conn) {
+        conn.go(Stage::Open);
+        conn.refresh();
+        conn.tell_established(&self.cx.peers);
+        self.life.notices.push(Notice::Open(ConnRef(conn.qp())));
+        // A version 1 client may stay silent.
+        if self.cx.config.wire.version_1 || conn.accepted().is_none_or(|peer| !peer.is_new) {
+            self.has_arrived(conn);
+        }
+    }
+
+    /// Handles its first message: it is an ordinary connection from now on.
+    #[cold]
+    pub(in crate::shard) fn widen(&mut self, conn: &mut Conn) {
+        if !conn.accepted_mut().is_some_and(|peer| std::mem::take(&mut peer.is_new)) {
+            return;
+        }
+        if conn.stage() != Stage::Connecting {
+            self.has_arrived(conn);
+        }
+        // Otherwise it keeps its limit, which may grow.
+        let Ok(credits) = self.share() else { return };
+        let counters = conn.proto.counters();
+        let untouched = conn.proto.is_idle() && counters.received + counters.sent == 0;
+        if credits > MIN_CREDITS && untouched {
+            // Its private data stays valid.
+            let announced = conn.proto.config();
+            let (peer, receive_size) = (announced.private_data, announced.receive_size);
+            let config = ConnConfig { receive_size, ..self.conn_config(credits, true, peer, false) };
+            conn.restart(Connection::new(config));
+            self.cx.rebalance(conn);
+            self.cx.refill();
+        }
+    }
+
+    /// Marks its setup as complete.
+    pub(in crate::shard) fn has_arrived(&mut self, conn: &mut Conn) {
+        if conn.accepted_mut().is_some_and(|peer| std::mem::replace(&mut peer.deadline, u64::MAX) != u64::MAX) {
+            self.life.arrives_no_more(conn.qp());
+        }
+    }
+
+    /// Part of step 5 of a turn: closes connections whose setup is late. They are in order of arrival, with the same
+    /// time-out: no connection behind a timely one is late.
+    pub(in crate::shard) fn check_arrivals(&mut self) {
+        if self.life.arriving.is_empty() {
+            return;
+        }
+        let now = self.cx.clock.read();
+        while let Some(&qp) = self.life.arriving.first() {
+            let deadline = self.with(qp, |shard, conn| {
+                let deadline = conn.accepted().map_or(u64::MAX, |peer| peer.deadline);
+                if deadline <= now {
+                    shard.cx.stats.connections_expired += 1;
+                    conn.end_for(LocalClose::SetupTimeout);
+                }
+                deadline
+            });
+            if let Some(deadline) = deadline.filter(|deadline| *deadline > now) {
+                return self.cx.schedule.wake_by(deadline);
+            }
+            // The close has removed it from the list.
+            self.life.arrives_no_more(qp);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idle(slot: u32, host: &str, is_new: bool, silent: u64, receives: usize) -> EvictionCandidate<'_> {
+        let (qp, patience) = (QpId { slot, generation: 0 }, FIRST_MESSAGE);
+        EvictionCandidate { qp, host, is_new, is_idle: true, silent, patience, receives }
+    }
+
+    fn busy(slot: u32, host: &str, silent: u64, receives: usize) -> EvictionCandidate<'_> {
+        EvictionCandidate { is_idle: false, ..idle(slot, host, false, silent, receives) }
+    }
+
+    /// Picks the connection to evict for one of this host.
+    fn evicted(candidates: &[EvictionCandidate<'_>], host: &str, all: usize, evict_after: u64) -> Option<u32> {
+        let newcomer = Newcomer { host, orphans: &[], all, least: 5, evict_after, since_last: u64::MAX };
+        newcomer.choose(candidates).map(|qp| qp.slot)
+    }
+
+    #[test]
+    fn a_distant_connection_has_longer_for_its_first_message() {
+        let near = idle(0, "a", true, 2 * FIRST_MESSAGE, 6);
+        let distant =
+            EvictionCandidate { patience: 50 * FIRST_MESSAGE, silent: 49 * FIRST_MESSAGE, ..idle(1, "b", true, 0, 6) };
+        let long_after = u64::MAX;
+        assert_eq!(evicted(&[distant, near], "c", 1000, long_after), Some(0));
+        assert_eq!(evicted(&[distant], "c", 1000, long_after), None);
+        let late = EvictionCandidate { silent: distant.patience, ..distant };
+        assert_eq!(evicted(&[late, near], "c", 1000, long_after), Some(1));
+    }
+
+    #[test]
+    fn connections_without_a_message_are_evicted_first() {
+        let long = 9 * FIRST_MESSAGE;
+        let all = [
+            idle(0, "a", false, long, 65),
+            idle(1, "b", true, FIRST_MESSAGE, 6),
+            idle(2, "b", true, FIRST_MESSAGE + 1, 6),
+            idle(3, "b", true, FIRST_MESSAGE - 1, 6),
+        ];
+        assert_eq!(evicted(&all, "c", 1000, long), Some(2));
+        assert_eq!(evicted(&all[..1], "c", 1000, long), Some(0));
+        assert_eq!(evicted(&all[..1], "c", 1000, long + 1), None, "it is not silent for long enough");
+        assert_eq!(evicted(&all[3..], "c", 1000, long), None, "its first message may be on its way");
+    }
+
+    #[test]
+    fn a_host_that_keeps_more_than_its_share_makes_room_for_others() {
+        let all = [idle(0, "a", false, 10, 65), idle(1, "b", false, 30, 60), idle(2, "a", false, 20, 50)];
+        assert_eq!(evicted(&all, "c", 3 * 114, 1000), Some(2), "the longest silent of that host");
+        assert_eq!(evicted(&all, "c", 3 * 115, 1000), None);
+        assert_eq!(evicted(&all, "a", 2 * 59, 1000), None, "not for itself, nor for one with more than the other");
+        assert_eq!(evicted(&all, "a", 3 * 114, 15), Some(1), "but for whom silence has been long");
+    }
+
+    #[test]
+    fn a_host_keeps_no_more_than_its_share_by_being_busy() {
+        let all = [busy(0, "a", 20, 65), busy(1, "a", 30, 50), busy(2, "b", 90, 65), idle(3, "a", false, 0, 5)];
+        assert_eq!(evicted(&all, "c", 3 * 114, 1000), Some(3), "one that does nothing goes first");
+        assert_eq!(evicted(&all[..3], "c", 3 * 114, 1000), Some(1));
+        assert_eq!(evicted(&all[..3], "c", 3 * 115, 1000), None);
+        assert_eq!(evicted(&all[..3], "c", 3 * 115, 10), None, "whoever is busy is not silent");
+        assert_eq!(evicted(&all[..3], "a", 2 * 64, 1000), None, "not for itself");
+    }
+
+    #[test]
+    fn however_many_hosts_there_are_they_keep_no_other_out() {
+        let names: Vec<_> = (0..9).map(|n| n.to_string()).collect();
+        let all: Vec<_> = (0..9).map(|n| busy(n as u32, &names[n], n as u64, 100)).collect();
+        assert_eq!(evicted(&all, "c", 900, 1000), Some(8), "each keeps a ninth, where a tenth is its share");
+        assert_eq!(evicted(&all, "3", 900, 1000), None, "it has as much as the others");
+    }
+
+    #[test]
+    fn two_hosts_do_not_end_each_others_connections_in_turn() {
+        let of = |a, b| [busy(0, "a", 1, a), busy(1, "a", 2, 65), busy(2, "b", 1, b), busy(3, "b", 2, 65)];
+        assert_eq!(evicted(&of(455, 390), "b", 900, 1000), None, "with one more it has as much");
+        assert_eq!(evicted(&of(456, 390), "b", 900, 1000), Some(1));
+    }
+
+    #[test]
+    fn evictions_for_other_hosts_are_paced() {
+        let all = [busy(0, "a", 1, 66), idle(1, "a", false, 2, 65)];
+        let after = |candidates: &[EvictionCandidate<'_>], since_last| {
+            let newcomer = Newcomer { host: "c", orphans: &[], all: 130, least: 5, evict_after: 1000, since_last };
+            newcomer.choose(candidates).map(|qp| qp.slot)
+        };
+        assert_eq!((after(&all, FIRST_MESSAGE - 1), after(&all, FIRST_MESSAGE)), (None, Some(1)));
+        assert_eq!((after(&all[..1], 999_999_999), after(&all[..1], 1_000_000_000)), (None, Some(0)));
+    }
+}

@@ -1,0 +1,350 @@
+//! The queue of waiting calls, in order of arrival.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use log::Level;
+
+use super::demand::{Deficit, Demand};
+use crate::fabric::{Fabric, QpId};
+use crate::service::Unready;
+use crate::shard::ConnRef;
+use crate::shard::clock::nanoseconds;
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+
+/// Nanoseconds for which a call reserves buffers at a time.
+const RESERVATION: u64 = 1_000_000_000;
+/// Factor of the time without a reservation that follows one.
+const REST: u64 = 4;
+/// Nanoseconds without a prospect of buffers after which a call is refused, and of a wait that is logged.
+const PATIENCE: u64 = 1_000_000_000;
+/// Nanoseconds between two searches for calls without a prospect.
+const SEARCH_INTERVAL: u64 = PATIENCE / 100;
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::shard) enum WaitCause {
+    /// RDMA Reads of its connection.
+    Reads,
+    /// The quota of its connection or host, for this buffer.
+    Quota(Deficit),
+    /// A buffer.
+    Buffer(Deficit),
+}
+
+impl WaitCause {
+    /// Whether it ends with the work of the call's own connection or host. Such a call does not count as one that is
+    /// next to get memory.
+    pub(in crate::shard) fn is_own(&self) -> bool {
+        !matches!(self, Self::Buffer(_))
+    }
+}
+
+impl fmt::Display for WaitCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reads => f.write_str(
+                "its connection has as many RDMA Reads under way as `limits.max_reads` and `max_read_bytes` allow",
+            ),
+            Self::Quota(deficit) => {
+                write!(f, "few are free, and its connection, or its host, has its share of them: {deficit}")
+            }
+            Self::Buffer(deficit) => deficit.fmt(f),
+        }
+    }
+}
+
+/// A waiting call.
+#[derive(Debug)]
+pub(in crate::shard) struct Waiting {
+    pub(in crate::shard) call: Unready,
+    pub(in crate::shard) cause: WaitCause,
+    pub(in crate::shard) ticket: Ticket,
+}
+
+/// A call's place in the queue. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::shard) struct Ticket {
+    /// Number in order of arrival.
+    number: u64,
+    since: u64,
+    /// Start of the time without a prospect of buffers.
+    hopeless_since: Option<u64>,
+    /// Whether its wait was logged.
+    reported: bool,
+}
+
+/// Buffers of which one call alone may take the last ones.
+#[derive(Clone, Copy, Debug)]
+struct Reservation {
+    /// Number of the call.
+    holder: u64,
+    /// Its start, in nanoseconds.
+    begun: u64,
+}
+
+#[derive(Debug, Default)]
+pub(in crate::shard) struct WaitQueue {
+    calls: VecDeque<Waiting>,
+    /// During a pass: the calls that it has not reached yet.
+    remaining: VecDeque<Waiting>,
+    /// Number of the next call.
+    next: u64,
+    /// Number of passes; connections keep the last one in which a call of theirs stayed blocked.
+    pass: u32,
+    /// Sizes of which calls lacked several buffers in this pass, and the number that they needed.
+    lacked: Vec<(usize, usize)>,
+    /// Sizes of which calls got the buffers that they lacked since the last search.
+    got_free: Vec<usize>,
+    reservation: Option<Reservation>,
+    /// End of the time without a reservation, in nanoseconds.
+    rest_until: u64,
+    /// Next search for calls without a prospect, in nanoseconds.
+    next_search: u64,
+    /// Progress of continued messages at the last search; it changes with each part.
+    parts: u64,
+    /// Whether a call waits for a buffer.
+    lacks_buffers: bool,
+    /// Whether the next turn has a pass.
+    due: bool,
+}
+
+impl WaitQueue {
+    #[inline]
+    pub(in crate::shard) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    pub(in crate::shard) fn len(&self) -> usize {
+        self.calls.len() + self.remaining.len()
+    }
+
+    /// Whether the next turn has a pass.
+    #[inline]
+    pub(in crate::shard) fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// Requests a pass: memory, a quota or RDMA Reads may have become available.
+    pub(in crate::shard) fn request_pass(&mut self) {
+        self.due |= !self.is_empty();
+    }
+
+    /// Start of the longest wait, in nanoseconds.
+    pub(in crate::shard) fn waiting_since(&self) -> Option<u64> {
+        self.calls.front().map(|first| first.ticket.since)
+    }
+
+    /// Whether a call waits for a buffer, and not for its own connection or host.
+    pub(in crate::shard) fn lacks_buffers(&self) -> bool {
+        self.lacks_buffers
+    }
+
+    /// Adds a call that waits from now on.
+    pub(in crate::shard) fn push<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Unready,
+        cause: WaitCause,
+        demand: &Demand,
+    ) {
+        let since = cx.clock.read();
+        let ticket = Ticket { number: self.next, since, hopeless_since: None, reported: false };
+        self.next += 1;
+        self.lacks_buffers |= !cause.is_own();
+        self.keep(cx, conn, Waiting { call, cause, ticket }, demand, since);
+        self.due = true;
+    }
+
+    /// Begins a pass over all calls: later calls may take every size again.
+    pub(in crate::shard) fn begin_pass<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+        cx.release_sizes();
+        self.pass = self.pass.wrapping_add(1);
+        self.lacked.clear();
+        if self.reservation.is_some_and(|one| now >= one.begun + RESERVATION) {
+            self.end_reservation(now);
+        }
+        std::mem::swap(&mut self.calls, &mut self.remaining);
+    }
+
+    /// Takes the next call that may get memory. [Keep](Self::keep) it, or let it [start](Self::start).
+    pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &Context<F>) -> Option<Waiting> {
+        while let Some(waiting) = self.remaining.pop_front() {
+            let in_vain = match &waiting.cause {
+                // An earlier call needs the same buffers, or fewer of them.
+                WaitCause::Buffer(Deficit { size, several, .. }) => {
+                    cx.is_awaited(*size) || self.lacked.iter().any(|lacked| lacked.0 == *size && lacked.1 <= *several)
+                }
+                // An earlier call of the connection is blocked.
+                _ => {
+                    let conn = cx.conns.get(ConnRef(waiting.call.qp()));
+                    conn.is_some_and(|conn| conn.served.blocked_in() == Some(self.pass))
+                }
+            };
+            if !in_vain {
+                return Some(waiting);
+            }
+            self.calls.push_back(waiting);
+        }
+        None
+    }
+
+    /// Keeps a call that still waits, and reserves buffers for it against later calls.
+    pub(in crate::shard) fn keep<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        waiting: Waiting,
+        demand: &Demand,
+        now: u64,
+    ) {
+        match &waiting.cause {
+            WaitCause::Buffer(deficit) => {
+                let contested = demand.contested(cx);
+                if deficit.free == 0 {
+                    cx.reserve_size(deficit.size);
+                } else {
+                    self.lacked.push((deficit.size, deficit.several));
+                }
+                if contested.iter().any(|&(_, free)| free > 0) && self.may_reserve(waiting.ticket, now) {
+                    contested.iter().for_each(|&(size, _)| cx.reserve_size(size));
+                }
+            }
+            WaitCause::Reads | WaitCause::Quota(_) => conn.served.block(&waiting.call, self.pass),
+        }
+        // Unsignaled Sends may have completed, whose buffers it needs.
+        cx.request_completion(conn);
+        self.calls.push_back(waiting);
+    }
+
+    /// Lets a call go that has started, after this cause.
+    pub(in crate::shard) fn start(&mut self, ticket: Ticket, cause: &WaitCause, now: u64) {
+        if let WaitCause::Buffer(Deficit { size, .. }) = cause
+            && !self.got_free.contains(size)
+        {
+            self.got_free.push(*size);
+        }
+        self.leave(ticket, now);
+    }
+
+    /// Ends the reservation of a call that waits no more, if it has one.
+    fn leave(&mut self, ticket: Ticket, now: u64) {
+        if self.reservation.is_some_and(|one| one.holder == ticket.number) {
+            self.end_reservation(now);
+        }
+    }
+
+    /// Ends a pass.
+    pub(in crate::shard) fn end_pass<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+        self.lacks_buffers = self.calls.iter().any(|waiting| !waiting.cause.is_own());
+        self.due = self.lacks_buffers;
+        if !self.is_empty() {
+            cx.schedule.wake_by(now + nanoseconds(cx.config.poll.control_interval));
+        }
+        if let Some(one) = self.reservation {
+            cx.schedule.wake_by(one.begun + RESERVATION);
+        }
+    }
+
+    /// Removes the calls that have had no prospect of buffers for a second, and logs long waits.
+    pub(in crate::shard) fn take_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) -> Vec<Waiting> {
+        if now < self.next_search || self.is_empty() {
+            return Vec::new();
+        }
+        self.report_long_waits(cx, now);
+        self.next_search = now + SEARCH_INTERVAL;
+        let any_prospect = self.has_prospect(cx);
+        let in_use: Vec<usize> = cx.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
+        let mut hopeless = Vec::new();
+        for (at, Waiting { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
+            let WaitCause::Buffer(Deficit { range, .. }) = cause else { continue };
+            if in_use.iter().chain(&self.got_free).any(|size| (range.0..=range.1).contains(size)) {
+                ticket.hopeless_since = None;
+                continue;
+            }
+            let refused_at = *ticket.hopeless_since.get_or_insert(now) + PATIENCE;
+            match now < refused_at {
+                true => self.next_search = self.next_search.min(refused_at),
+                false => hopeless.push(at),
+            }
+        }
+        self.got_free.clear();
+        cx.schedule.wake_by(self.next_search);
+        let mut hopeless: Vec<_> = hopeless.into_iter().rev().filter_map(|at| self.calls.remove(at)).collect();
+        hopeless.reverse();
+        hopeless.iter().for_each(|waiting| self.leave(waiting.ticket, now));
+        hopeless
+    }
+
+    /// Whether a connection will free memory: one with a call under way, or with a continued message that progresses.
+    fn has_prospect<F: Fabric>(&mut self, cx: &mut Context<F>) -> bool {
+        let Context { conns, fabric, .. } = cx;
+        let parts = conns.iter().filter_map(|conn| conn.assembling.held_in(&(0..=usize::MAX)));
+        let parts = parts.fold(0, u64::wrapping_add);
+        // The device may still send frozen buffers.
+        std::mem::replace(&mut self.parts, parts) != parts || !conns.iter().all(|conn| conn.holds_nothing(fabric))
+    }
+
+    /// Whether running calls use buffers of this size, and not just waiting calls, the application, or unfinished
+    /// messages.
+    fn is_in_use<F: Fabric>(&self, cx: &Context<F>, size: usize) -> bool {
+        let range = size..=size;
+        let waiting = self.calls.iter().filter(|waiting| waiting.call.message_capacity() == Some(size)).count();
+        let unfinished = cx.conns.iter().filter(|conn| conn.assembling.held_in(&range).is_some()).count();
+        cx.pool.busy_within(size, size) > waiting + unfinished + cx.receives.waiting_in(&range)
+    }
+
+    /// Logs the calls that have waited for a second, each once.
+    fn report_long_waits<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+        let all = self.calls.len();
+        let is_long = |ticket: &Ticket| now >= ticket.since + PATIENCE && !ticket.reported;
+        for waiting in self.calls.iter_mut().filter(|waiting| is_long(&waiting.ticket)) {
+            waiting.ticket.reported = true;
+            let conn = cx.conns.get(ConnRef(waiting.call.qp()));
+            let peer = conn.and_then(Conn::accepted).map_or("", |peer| peer.host()).to_owned();
+            let (name, cause) = (waiting.call.name(), &waiting.cause);
+            let line = format_args!("{peer}: call of {name} has waited for 1 s, {all} calls wait: {cause}");
+            let what = "calls that wait for memory for a second";
+            cx.log_of(Level::Warn, what, waiting.call.known_name(), line);
+        }
+    }
+
+    /// Removes the calls of a connection.
+    pub(in crate::shard) fn take_calls_of(&mut self, qp: QpId, now: u64) -> Vec<Unready> {
+        let (gone, stay) = std::mem::take(&mut self.calls).into_iter().partition(|waiting| waiting.call.qp() == qp);
+        let gone: VecDeque<Waiting> = gone;
+        self.calls = stay;
+        // The next pass ends what they had reserved.
+        self.due |= !gone.is_empty();
+        gone.iter().for_each(|waiting| self.leave(waiting.ticket, now));
+        gone.into_iter().map(|waiting| waiting.call).collect()
+    }
+
+    /// Whether a call holds the reservation, or gets it now.
+    fn may_reserve(&mut self, ticket: Ticket, now: u64) -> bool {
+        if self.reservation.is_none() && now >= self.rest_until {
+            self.reservation = Some(Reservation { holder: ticket.number, begun: now });
+        }
+        self.reservation.is_some_and(|one| one.holder == ticket.number)
+    }
+
+    fn end_reservation(&mut self, now: u64) {
+        if let Some(Reservation { begun, .. }) = self.reservation.take() {
+            self.rest_until = begun + (1 + REST) * (now - begun).min(RESERVATION);
+        }
+    }
+
+    /// The waiting calls.
+    #[cfg(test)]
+    pub(in crate::shard) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.calls.iter()
+    }
+
+    /// Number of calls whose long wait was logged.
+    #[cfg(test)]
+    pub(in crate::shard) fn reported(&self) -> usize {
+        self.calls.iter().filter(|waiting| waiting.ticket.reported).count()
+    }
+}

@@ -1,0 +1,180 @@
+//! The procedures of a shard: which one a call is for, and which have run lately.
+//!
+//! Those that have run lately are the candidates when the shard was blocked. Recording them costs a message of the
+//! procedure called last nothing, and any other message one bit: the clock is not read for each call.
+
+use std::cell::Cell;
+use std::fmt::Write;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use log::Level;
+
+use super::check::{CallRefusal, check_chunks};
+use crate::fabric::Fabric;
+use crate::service::{Arrived, Call, CallParts, Header, LocalProcedure, LocalServices, ProcedureName, RunOn};
+use crate::shard::context::Context;
+use crate::wire::rpc;
+use crate::wire::{ErrorBody, Head};
+
+/// Most procedures that a log line names.
+const MAX_NAMED: usize = 4;
+
+/// Offsets of program, version and procedure in the RPC message of a call.
+const NAME: Range<usize> = 12..24;
+
+/// The procedure called last, as in the RPC header of a call.
+struct LastCalled {
+    name: [u8; 12],
+    entry: usize,
+}
+
+/// Procedures that have run lately, each as one bit of its entry modulo 64.
+#[derive(Debug, Default)]
+pub(super) struct RecentProcedures {
+    bits: Cell<u64>,
+    /// The bits before the last measurement of turns that is known here.
+    before: Cell<u64>,
+}
+
+impl RecentProcedures {
+    /// Adds the procedure with this entry.
+    #[inline]
+    pub(super) fn add(&self, entry: usize) {
+        self.bits.set(self.bits.get() | 1 << (entry % 64));
+    }
+
+    fn has(&self, entry: usize) -> bool {
+        (self.bits.get() | self.before.get()) & (1 << (entry % 64)) != 0
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Procedures {
+    services: LocalServices,
+    /// Whether there are services, even if without procedures.
+    serves: bool,
+    last: Option<LastCalled>,
+    recent: Rc<RecentProcedures>,
+    /// Time of the last measurement of turns that is known here, and the completions by then and by the one before it.
+    measured: u64,
+    completions: [u64; 2],
+}
+
+impl Procedures {
+    pub(super) fn set_services(&mut self, services: LocalServices) {
+        (self.services, self.serves, self.last) = (services, true, None);
+    }
+
+    pub(super) fn serves(&self) -> bool {
+        self.serves
+    }
+
+    pub(super) fn services(&self) -> &LocalServices {
+        &self.services
+    }
+
+    pub(super) fn recent(&self) -> &Rc<RecentProcedures> {
+        &self.recent
+    }
+
+    /// The procedure with this entry.
+    #[inline]
+    pub(super) fn entry(&self, entry: usize) -> &LocalProcedure {
+        self.services.entry(entry)
+    }
+
+    /// The procedure of a call; `None` if its message has not been read yet.
+    #[inline]
+    pub(super) fn of(&self, call: &CallParts) -> Option<&LocalProcedure> {
+        call.known_entry().map(|entry| self.services.entry(entry))
+    }
+
+    /// Decodes the RPC header of a call without chunks in this message, if it is ordinary: AUTH_NONE, and the procedure
+    /// called last. `None` for any other call, which needs a [full decode](Self::read).
+    #[inline(always)]
+    pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
+        let message = message.get(head.len..)?;
+        let header = rpc::AnonymousCall::read(message)?;
+        let last = self.last.as_ref()?;
+        let again = header.xid == head.xid && message.get(NAME)? == last.name;
+        again.then_some(Header { entry: last.entry, len: rpc::AnonymousCall::LEN })
+    }
+
+    /// Decodes the RPC message of a call, and checks its chunks against the declaration.
+    #[inline]
+    pub(super) fn read(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
+        // Most headers have a known layout and length.
+        let (header, len) = match rpc::AnonymousCall::read(message) {
+            Some(header) => (rpc::CallHeader::from(header), rpc::AnonymousCall::LEN),
+            None => rpc::CallHeader::parse(message).map_err(|error| {
+                // The XIDs differ, whatever else is wrong, or the message has none (RFC 8166 §4.5.2, version 2 §6.4.1).
+                match message.first_chunk().map(|xid| u32::from_be_bytes(*xid)) {
+                    Some(xid) if xid == call.xid() => error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc),
+                    _ => CallRefusal::Transport(ErrorBody::BadXdr),
+                }
+            })?,
+        };
+        if header.xid != call.xid() {
+            // RFC 8166 §4.1: they are equal; otherwise the caller could not match a reply.
+            return Err(CallRefusal::Transport(ErrorBody::BadXdr));
+        }
+        let found = self.services.find(header.program, header.version, header.procedure);
+        let entry = found.map_err(CallRefusal::from)?;
+        if call.returns() || call.fetches() {
+            check_chunks(header.credential, self.services.entry(entry), (len, message.len()), call.chunks())
+                .map_err(|error| CallRefusal::Undeclared { entry, error })?;
+        }
+        let name = message.get(NAME).and_then(<[u8]>::first_chunk);
+        self.last = name.map(|&name| LastCalled { name, entry });
+        self.recent.add(entry);
+        Ok(Header { entry, len })
+    }
+
+    /// Logs that the shard was blocked, with the procedures that may be the cause, and starts anew: it keeps the
+    /// procedures for one more measurement of turns, as those of the current turn are not measured yet.
+    pub(super) fn report_blocked<F: Fabric>(&mut self, cx: &mut Context<F>, has_workers: bool, has_task: bool) {
+        if let Some(nanos) = cx.clock.take_blocked() {
+            self.log_blocked(cx, Duration::from_nanos(nanos), has_workers, has_task);
+        }
+        let measured = cx.clock.measured();
+        if std::mem::replace(&mut self.measured, measured) != measured {
+            self.recent.before.set(self.recent.bits.take());
+            self.completions = [cx.stats.completions, self.completions[0]];
+        }
+    }
+
+    #[cold]
+    fn log_blocked<F: Fabric>(&self, cx: &mut Context<F>, time: Duration, has_workers: bool, has_task: bool) {
+        // Calls of the procedure called last are not recorded.
+        if let Some(last) = self.last.as_ref().filter(|_| cx.stats.completions != self.completions[1]) {
+            self.recent.add(last.entry);
+        }
+        let candidates = self.services.procedures().filter_map(|(program, version, procedure, entry)| {
+            let elsewhere = has_workers && self.entry(entry).run_on == RunOn::Workers;
+            (self.recent.has(entry) && !elsewhere).then_some(ProcedureName { program, version, procedure })
+        });
+        let names: Vec<ProcedureName> = candidates.collect();
+        let mut text = String::new();
+        for (n, name) in names.iter().take(MAX_NAMED).enumerate() {
+            let _ = write!(text, "{}{name}", if n > 0 { ", or " } else { "" });
+        }
+        if names.len() > MAX_NAMED {
+            let _ = write!(text, ", or one of {} others", names.len() - MAX_NAMED);
+        }
+        if has_task {
+            text += if names.is_empty() { "its task" } else { ", or its task" };
+        }
+        if text.is_empty() {
+            // No code of the application ran: the system did not run the thread.
+            return;
+        }
+        let one = names.first().copied().filter(|_| names.len() == 1);
+        let line = format_args!(
+            "shard was blocked for {time:.1?} by {text}, or did not get its core: long work belongs on workers \
+             (Procedure::on_workers) or in other threads (Procedure::deferred)"
+        );
+        cx.log_of(Level::Warn, "shards blocked for a second or more", one, line);
+    }
+}

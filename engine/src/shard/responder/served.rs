@@ -1,0 +1,151 @@
+//! The peer's calls on one connection.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::read_chunks::PendingReads;
+use crate::proto::Connection;
+use crate::service::{Call, Origin, Ready, Replying, Unready};
+use crate::shard::admission::pacing::Reads;
+use crate::shard::admission::pending_quota::OwnerCalls;
+use crate::shard::stage::Stage;
+use crate::wire;
+
+/// Where the pending calls of a connection come from.
+pub(super) struct PendingSource {
+    pub(super) origin: Arc<Origin>,
+    pub(super) owner: Rc<OwnerCalls>,
+}
+
+/// The peer's calls on one connection.
+#[derive(Default)]
+pub(in crate::shard) struct ServedCalls {
+    /// By [`InboundId`](crate::proto::InboundId) slot: replies that wait to be sent.
+    pub(super) replies: Vec<Option<Call<Replying>>>,
+    /// By slot: calls that wait for their RDMA Reads.
+    pub(super) reads: Vec<Option<PendingReads>>,
+    /// Calls with completed RDMA Reads so far; wraps.
+    pub(super) fetched: u32,
+    /// Calls with workers.
+    pub(super) at_workers: u32,
+    /// Deferred calls.
+    pub(super) deferred: u32,
+    /// Calls that wait for fewer pending ones.
+    pub(super) not_handed_over: VecDeque<Call<Ready>>,
+    /// `None` before the first pending call.
+    pub(super) source: Option<Box<PendingSource>>,
+    /// Waiting calls that are [blocked](crate::shard::admission::queue::WaitCause::is_own) by their own connection or
+    /// host: all, and those with chunks.
+    blocked: [usize; 2],
+    /// The last pass over waiting calls in which one stayed blocked.
+    blocked_in: Option<u32>,
+    /// Replies that wait for other RDMA Writes of the connection.
+    pub(super) delayed: VecDeque<Call<Replying>>,
+    /// Bytes available for the RPC message of a reply in one message, without chunks.
+    pub(super) inline_room: u32,
+    /// Bytes available for it in several messages.
+    pub(super) reply_room: u32,
+    /// Whether calls need no check of the connection: it is open, and its peer has no name.
+    pub(super) is_plain: bool,
+}
+
+impl ServedCalls {
+    pub(in crate::shard) fn new(slots: usize) -> Self {
+        let mut served = Self::default();
+        served.fit(slots);
+        served
+    }
+
+    /// Grows the slots to the protocol's limit.
+    pub(in crate::shard) fn fit(&mut self, slots: usize) {
+        let slots = slots.max(self.replies.len());
+        self.replies.resize_with(slots, || None);
+        self.reads.resize_with(slots, || None);
+    }
+
+    /// Recomputes cached facts after the terms, or the peer's name, may have changed.
+    pub(in crate::shard) fn refresh(&mut self, stage: Stage, proto: &Connection, has_name: bool) {
+        self.refresh_room(proto);
+        self.is_plain = stage == Stage::Open && !has_name;
+    }
+
+    /// Recomputes the room of a reply after the terms may have changed.
+    pub(in crate::shard) fn refresh_room(&mut self, proto: &Connection) {
+        let (limits, header) = (proto.terms().form_limits(proto.config()), wire::msg_len(proto.terms().version, true));
+        self.inline_room = limits.send_inline_threshold.saturating_sub(header) as u32;
+        let continued = if limits.continuation { limits.reassemble_up_to as u32 } else { 0 };
+        self.reply_room = self.inline_room.max(continued);
+    }
+
+    /// Resets after the loss of the device.
+    pub(in crate::shard) fn forget_device(&mut self) {
+        (self.at_workers, self.deferred) = (0, 0);
+    }
+
+    /// Whether no call is with workers, or deferred.
+    pub(in crate::shard) fn none_pending(&self) -> bool {
+        self.at_workers | self.deferred == 0
+    }
+
+    /// Whether no call is being read or waits for its answer.
+    pub(in crate::shard) fn holds_nothing(&self) -> bool {
+        let (reads, replies) = (self.reads.iter(), self.replies.iter());
+        reads.map(Option::is_none).chain(replies.map(Option::is_none)).all(|free| free) && self.delayed.is_empty()
+    }
+
+    /// Bytes of waiting replies, within and outside chunks.
+    pub(in crate::shard) fn waiting_bytes(&self) -> u64 {
+        self.replies.iter().flatten().map(|call| call.bytes() as u64).sum()
+    }
+
+    /// Calls with posted RDMA Reads so far, and those with completed ones. The numbers wrap.
+    pub(in crate::shard) fn fetches(&self) -> (u32, u32) {
+        let pending = self.reads.iter().flatten().count();
+        (self.fetched.wrapping_add(pending as u32), self.fetched)
+    }
+
+    pub(in crate::shard) fn outstanding_reads(&self) -> Reads {
+        let reads = self.reads.iter().flatten().map(PendingReads::reads);
+        reads.fold(Reads::default(), |all, one| Reads { count: all.count + one.count, bytes: all.bytes + one.bytes })
+    }
+
+    /// Unanswered calls that hold memory of the shard, or get it next; with `chunks`, those with chunks.
+    pub(in crate::shard) fn held(&self, proto: &Connection, chunks: bool) -> usize {
+        let served = if chunks { proto.inbound().with_chunks() } else { proto.inbound().len() };
+        served.saturating_sub(self.blocked[usize::from(chunks)])
+    }
+
+    /// Counts a waiting call as blocked in this pass.
+    pub(in crate::shard) fn block(&mut self, call: &Unready, pass: u32) {
+        self.blocked[0] += 1;
+        self.blocked[1] += usize::from(!call.is_short());
+        self.blocked_in = Some(pass);
+    }
+
+    /// Counts a waiting call as blocked no more.
+    pub(in crate::shard) fn unblock(&mut self, call: &Unready) {
+        self.blocked[0] -= 1;
+        self.blocked[1] -= usize::from(!call.is_short());
+    }
+
+    /// Forgets the blocked calls of a closed connection.
+    pub(super) fn unblock_all(&mut self) {
+        self.blocked = [0; 2];
+    }
+
+    pub(in crate::shard) fn has_blocked(&self) -> bool {
+        self.blocked[0] > 0
+    }
+
+    /// The last pass over waiting calls in which one stayed blocked.
+    pub(in crate::shard) fn blocked_in(&self) -> Option<u32> {
+        self.blocked_in
+    }
+
+    /// Whether completions of the connection may continue a blocked call or a delayed reply.
+    #[inline]
+    pub(in crate::shard) fn is_gated(&self) -> bool {
+        self.has_blocked() || !self.delayed.is_empty()
+    }
+}
