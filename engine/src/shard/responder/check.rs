@@ -137,7 +137,7 @@ pub(in crate::shard) enum MessagePlace {
 }
 
 /// Reads the chunk lists of a call into it, and locates its RPC message.
-#[inline]
+#[inline(always)]
 pub(in crate::shard) fn read_contents<F: Fabric>(
     cx: &mut Context<F>,
     conn: &mut Conn,
@@ -162,7 +162,7 @@ pub(in crate::shard) fn read_contents<F: Fabric>(
 }
 
 /// Copies the chunk lists of a call, if any. Every length, count and position is bounded here before use.
-#[inline(never)]
+#[inline]
 fn read_lists(
     conn: &Conn,
     lists: &Lists,

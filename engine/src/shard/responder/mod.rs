@@ -223,7 +223,7 @@ impl Responder {
         // Most calls are for the procedure called last.
         match self.procedures.read_again(head, &message) {
             Some(header) => self.admit(cx, conn, call.admit(RpcMessage { buf: message, at: head.len }, header)),
-            None => self.accept_message(cx, conn, call, RpcMessage { buf: message, at: head.len }),
+            None => self.accept_whole(cx, conn, call, RpcMessage { buf: message, at: head.len }),
         }
     }
 
@@ -271,7 +271,7 @@ impl Responder {
     }
 
     /// Accepts a call with a complete RPC message, whose chunk lists have been read.
-    #[inline(never)]
+    #[inline(always)]
     fn accept_message<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -283,6 +283,18 @@ impl Responder {
             Ok(header) => self.admit(cx, conn, call.admit(message, header)),
             Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
         }
+    }
+
+    /// Accepts a call whose RPC message is not for the procedure called last, or was read from a chunk.
+    #[inline(never)]
+    fn accept_whole<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Call<Arrived>,
+        message: RpcMessage,
+    ) {
+        self.accept_message(cx, conn, call, message);
     }
 
     /// Runs a call of a known procedure once it has its memory.
@@ -325,7 +337,7 @@ impl Responder {
     ///
     /// # Errors
     /// The call, if memory is missing.
-    #[inline]
+    #[inline(always)]
     fn begin<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) -> Result<(), Unready> {
         let reading = match call {
             // The message of a long call is not read yet: its further needs are unknown.
@@ -449,7 +461,7 @@ impl Responder {
                 let mut call = call.has_come();
                 call.put_together();
                 let message = RpcMessage { buf: ReceivedBuf::whole(message), at: 0 };
-                return self.accept_message(cx, conn, call, message);
+                return self.accept_whole(cx, conn, call, message);
             }
         };
         if !call.landed(last_buffer) {

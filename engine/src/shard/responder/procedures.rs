@@ -103,7 +103,7 @@ impl Procedures {
     }
 
     /// Decodes the RPC message of a call, and checks its chunks against the declaration.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
         // Most headers have a known layout and length.
         let (header, len) = match rpc::AnonymousCall::read(message) {

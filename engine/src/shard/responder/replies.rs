@@ -56,6 +56,11 @@ impl Replies {
     /// Sends a reply now, or once there is a credit for it. The caller posts the connection's chain.
     #[inline(never)]
     pub(super) fn send<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
+        self.send_or_keep(cx, conn, call);
+    }
+
+    #[inline(always)]
+    fn send_or_keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
         match may_reply(cx, conn, call.id()) {
             true => self.transmit_reply(cx, conn, call),
             false => keep_reply(conn, call),
@@ -71,7 +76,7 @@ impl Replies {
     pub(super) fn send_paced<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
         let behind = || !conn.served.delayed.is_empty() && written_bytes(conn, &call) > 0;
         if cx.config.limits.max_write_bytes.is_none() || !(behind() || exceeds_writes(&cx.config, conn, &call)) {
-            return self.send(cx, conn, call);
+            return self.send_or_keep(cx, conn, call);
         }
         cx.stats.write_waits += 1;
         self.delayed += 1;
@@ -103,7 +108,7 @@ impl Replies {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn transmit_reply<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
         let Some(reply) = call.take_reply() else { return };
         if !reply.plain
@@ -155,7 +160,7 @@ impl Replies {
     }
 
     /// Sends a reply, or its last part: queues the RDMA Writes, writes the header, queues the Send.
-    #[inline]
+    #[inline(always)]
     fn transmit_message<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,

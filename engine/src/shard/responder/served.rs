@@ -134,6 +134,7 @@ impl ServedCalls {
         self.blocked = [0; 2];
     }
 
+    #[inline]
     pub(in crate::shard) fn has_blocked(&self) -> bool {
         self.blocked[0] > 0
     }
