@@ -137,7 +137,7 @@ impl CallTable {
     ///
     /// # Errors
     /// No more are taken, or all slots are in use.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(&mut self, token: u64, deadline: u64, name: u16, sent: bool) -> Result<CallId, CallError> {
         if self.closed {
             return Err(CallError::Closed);
@@ -269,7 +269,7 @@ impl CallTable {
     }
 
     /// Takes a slot for a new call; `None` when all are in use.
-    #[inline]
+    #[inline(always)]
     fn insert_as(&mut self, state: State, token: u64, deadline: u64, name: u16) -> Option<CallId> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];

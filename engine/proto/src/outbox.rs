@@ -117,7 +117,14 @@ impl Outbox {
     /// Ends [`hold`](Self::hold): the last part is sent.
     #[inline]
     pub(super) fn release(&mut self) {
-        if !self.queue.is_empty() && self.front() == Some(Queued::Continue) {
+        if !self.is_empty() {
+            self.release_held();
+        }
+    }
+
+    #[cold]
+    fn release_held(&mut self) {
+        if self.front() == Some(Queued::Continue) {
             self.pop();
         }
     }

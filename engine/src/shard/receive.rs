@@ -18,13 +18,15 @@ impl<F: Fabric> Shard<F> {
         if conn.proto.counters().received == 0 {
             self.widen(conn);
         }
-        // Most messages are plain: each kind has a function of its own, which keeps its state in registers.
+        // Each kind has a function of its own, which keeps its state in registers. Most messages are plain.
         match conn.proto.handle_message(&message) {
             Received::Call { id, plain: true } => self.received_call(conn, id, message),
             Received::Reply { call, token, plain: true } => {
                 self.received_reply(conn, call, token, message, invalidated)
             }
-            received => self.received_other(conn, received, message, invalidated),
+            Received::Call { id, .. } => self.received_other_call(conn, id, message),
+            Received::Reply { call, token, .. } => self.received_other_reply(conn, call, token, message, invalidated),
+            Received::Nothing => self.handle_events(conn, message, invalidated),
         }
     }
 
@@ -48,32 +50,38 @@ impl<F: Fabric> Shard<F> {
         self.requester.replied(&mut self.cx, conn, (call, token), read, message, invalidated);
     }
 
-    /// Handles calls and replies with chunks, in parts or in other layouts, and all other messages.
+    /// Handles a call with chunks, in parts or in another layout.
     #[inline(never)]
-    fn received_other(&mut self, conn: &mut Conn, received: Received, message: ReceivedBuf, invalidated: Option<u32>) {
+    fn received_other_call(&mut self, conn: &mut Conn, id: InboundId, message: ReceivedBuf) {
         let cx = &mut self.cx;
-        match received {
-            Received::Call { id, .. } => {
-                let header = *conn.proto.header();
-                let mut call = self.responder.take_call(cx, conn, id, &header.head);
-                if let Lists::None = header.lists {
-                    return self.responder.accept(cx, conn, call, &header.head, message);
-                }
-                let contents = read_contents(cx, conn, &header, &message, &mut call);
-                self.responder.accept_contents(cx, conn, call, contents, (header.head.len, message));
-            }
-            Received::Reply { call, token, .. } => {
-                let header = *conn.proto.header();
-                if let Some(view) = header.view(&message)
-                    && conn.assembling.is_under_way()
-                {
-                    return self.requester.replied_in_parts(cx, conn, (call, token), &view, invalidated);
-                }
-                let read = conn.read_reply(call, &header, &message);
-                self.requester.replied(cx, conn, (call, token), read, message, invalidated);
-            }
-            Received::Nothing => self.handle_events(conn, &message, invalidated),
+        let header = *conn.proto.header();
+        let mut call = self.responder.take_call(cx, conn, id, &header.head);
+        if let Lists::None = header.lists {
+            return self.responder.accept(cx, conn, call, &header.head, message);
         }
+        let contents = read_contents(cx, conn, &header, &message, &mut call);
+        self.responder.accept_contents(cx, conn, call, contents, (header.head.len, message));
+    }
+
+    /// Handles a reply with chunks, in parts or in another layout.
+    #[inline(never)]
+    fn received_other_reply(
+        &mut self,
+        conn: &mut Conn,
+        call: CallId,
+        token: u64,
+        message: ReceivedBuf,
+        invalidated: Option<u32>,
+    ) {
+        let cx = &mut self.cx;
+        let header = *conn.proto.header();
+        if let Some(view) = header.view(&message)
+            && conn.assembling.is_under_way()
+        {
+            return self.requester.replied_in_parts(cx, conn, (call, token), &view, invalidated);
+        }
+        let read = conn.read_reply(call, &header, &message);
+        self.requester.replied(cx, conn, (call, token), read, message, invalidated);
     }
 
     /// Whether to accept a message before or after the connection is open.
@@ -89,14 +97,14 @@ impl<F: Fabric> Shard<F> {
 
     /// Handles the events of a message that is neither a call nor a reply.
     #[cold]
-    fn handle_events(&mut self, conn: &mut Conn, message: &[u8], mut invalidated: Option<u32>) {
+    fn handle_events(&mut self, conn: &mut Conn, message: ReceivedBuf, mut invalidated: Option<u32>) {
         if let (Stage::Draining, Some(error)) = (conn.stage(), conn.proto.session().auth().failure()) {
             // A refused client waits for the close. One that goes on could delay it.
             conn.end_for(PeerFault::NotAuthenticated(error));
         }
         while let Some(event) = conn.proto.poll_event() {
             // The first event is that of the message itself.
-            self.handle_event(conn, event, message, invalidated.take());
+            self.handle_event(conn, event, &message, invalidated.take());
         }
         if conn.proto.status().half_received.is_none() {
             conn.assembling.give_up();

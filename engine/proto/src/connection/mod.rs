@@ -39,7 +39,8 @@ pub struct Connection {
     receives_ready: bool,
     config: ConnConfig,
     // Rarely used.
-    /// The header of the last call or reply that was not plain.
+    /// What the last message that was not plain has completed, and its header.
+    received: Received,
     header: Incoming,
     events: VecDeque<Event>,
     unsolicited: UnsolicitedLimit,
@@ -109,6 +110,7 @@ impl Connection {
             inbound,
             counters: Counters::default(),
             receives_ready: true,
+            received: Received::Nothing,
             header: Head::default().into(),
             events: VecDeque::new(),
             unsolicited: UnsolicitedLimit::new(config.unsolicited_per_second),
@@ -235,8 +237,10 @@ impl Connection {
         at_once: bool,
     ) -> Result<(CallId, bool), CallError> {
         // Waiting messages go first: a continued message must not be interrupted.
-        let now = at_once && self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call();
-        Ok((self.calls.start(token, deadline, name, now)?, now))
+        if at_once && self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call() {
+            return Ok((self.calls.start(token, deadline, name, true)?, true));
+        }
+        Ok((self.calls.start(token, deadline, name, false)?, false))
     }
 
     /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.

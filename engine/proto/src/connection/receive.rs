@@ -46,13 +46,21 @@ impl Connection {
     #[inline(always)]
     pub fn handle_message(&mut self, message: &[u8]) -> Received {
         // Most messages are windowed, in one piece and without chunks.
-        let Some(head) = self.layouts.decode_windowed(message) else { return self.handle_other(message) };
+        let Some(head) = self.layouts.decode_windowed(message) else {
+            // Its result is in a field, so that that of the other messages stays in registers.
+            self.handle_other(message);
+            return self.received;
+        };
         self.counters.received += 1;
         self.complete(head, None, true)
     }
 
     #[inline(never)]
-    fn handle_other(&mut self, message: &[u8]) -> Received {
+    fn handle_other(&mut self, message: &[u8]) {
+        self.received = self.decode_and_complete(message);
+    }
+
+    fn decode_and_complete(&mut self, message: &[u8]) -> Received {
         self.counters.received += 1;
         if let Some(header) = self.layouts.decode(message) {
             self.header = header;
@@ -90,8 +98,10 @@ impl Connection {
             return self.complete_v1(head, lists).unwrap_or_else(|fault| self.fail(fault));
         }
         let words = CreditWords { credit: head.credit, received: head.received };
+        // The values of rare paths are constants here, so that the compiler joins no results.
         if let Err(fault) = self.credits.on_receive(words, true) {
-            return self.fail(fault);
+            self.fail(fault);
+            return Received::Nothing;
         }
         if head.response { self.replied(head.xid, lists, plain) } else { self.called(head.xid, lists, plain) }
     }
@@ -243,7 +253,8 @@ impl Connection {
     #[inline(always)]
     fn called(&mut self, xid: u32, lists: Option<ListKinds>, plain: bool) -> Received {
         if !self.session.serves {
-            return self.unserved(xid);
+            self.unserved(xid);
+            return Received::Nothing;
         }
         if let Some(lists) = lists {
             if !self.takes_chunks() {
@@ -251,19 +262,20 @@ impl Connection {
             }
             self.count_form(lists);
         }
-        match self.inbound.insert(xid, lists.is_some()) {
-            Some(id) => Received::Call { id, plain },
-            None => self.fail(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 }),
-        }
+        let Some(id) = self.inbound.insert(xid, lists.is_some()) else {
+            self.fail(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 });
+            return Received::Nothing;
+        };
+        Received::Call { id, plain }
     }
 
     /// Handles a complete reply.
     #[inline(always)]
     fn replied(&mut self, xid: u32, lists: Option<ListKinds>, plain: bool) -> Received {
-        let (call, token) = match self.calls.answered(xid) {
-            Match::Call(call, token) => (call, token),
-            Match::Late(call) => return self.late(call),
-            Match::Unknown => return self.reject(Rejected::UnknownXid),
+        let answered = self.calls.answered(xid);
+        let Match::Call(call, token) = answered else {
+            self.unmatched(answered);
+            return Received::Nothing;
         };
         if let Some(lists) = lists {
             self.count_form(lists);
@@ -351,6 +363,15 @@ impl Connection {
             }
         }
         true
+    }
+
+    /// Handles the reply to no call that waits for one.
+    #[cold]
+    fn unmatched(&mut self, answered: Match) {
+        match answered {
+            Match::Late(call) => self.late(call),
+            Match::Call(..) | Match::Unknown => self.reject(Rejected::UnknownXid),
+        };
     }
 
     #[cold]

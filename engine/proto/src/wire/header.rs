@@ -200,7 +200,7 @@ pub fn emit_msg(out: &mut [u8], version: Version, xid: u32, credit: u32, receive
     }
 }
 
-#[inline]
+#[inline(always)]
 fn put<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [u32; N]) -> usize {
     let len = 4 * (M + N);
     let out = &mut out[..len];
