@@ -337,7 +337,7 @@ impl Credits {
     fn on_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
         let outstanding = self.sent.wrapping_sub(self.acknowledged);
         if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
-            return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
+            return Err(self.acknowledged_too_much(acknowledged));
         }
         self.acknowledged = acknowledged;
         let window = if credit > MAX_CREDITS { narrowed(credit)? } else { credit };
@@ -376,7 +376,7 @@ impl Credits {
         self.count_unreadable(None)?;
         if let Some(acknowledged) = received {
             if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
-                return Err(PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent });
+                return Err(self.acknowledged_too_much(acknowledged));
             }
             self.acknowledged = acknowledged;
         }
@@ -401,13 +401,25 @@ impl Credits {
     fn count(&mut self, payload: bool) -> Result<(), PeerFault> {
         self.received = self.received.wrapping_add(1);
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
-            return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
+            return Err(self.exceeded());
         }
         match payload {
             true => self.thanks = 0,
             false => self.reported_payload = self.reported_payload.wrapping_add(1),
         }
         Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn exceeded(&self) -> PeerFault {
+        PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn acknowledged_too_much(&self, acknowledged: u32) -> PeerFault {
+        PeerFault::AcknowledgedTooMuch { acknowledged, sent: self.sent }
     }
 
     /// No longer counts a message of another version, which was answered before negotiation. Its Receive is free again.

@@ -84,7 +84,7 @@ pub enum Outgoing {
     Call(CallId),
     /// The reply to a peer's call.
     Reply(InboundId),
-    /// The next part of the continued message. It keeps its place until the last part is written.
+    /// The next part of the continued message.
     Continue,
     /// An error, properties or an operation: a header only. It keeps its place until it is written.
     Control {

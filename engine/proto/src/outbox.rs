@@ -105,27 +105,12 @@ impl Outbox {
         }
     }
 
-    /// Holds all messages back until the continued message is complete. Repeated calls change nothing.
+    /// Holds all messages back until the next part of the continued message. Repeated calls change nothing.
     pub(super) fn hold(&mut self) {
         if self.front() != Some(Queued::Continue) {
             self.queue.push_front(Queued::Continue);
             // The message itself has left the queue, and is not complete.
             self.gone = self.gone.wrapping_sub(1);
-        }
-    }
-
-    /// Ends [`hold`](Self::hold): the last part is sent.
-    #[inline]
-    pub(super) fn release(&mut self) {
-        if !self.is_empty() {
-            self.release_held();
-        }
-    }
-
-    #[cold]
-    fn release_held(&mut self) {
-        if self.front() == Some(Queued::Continue) {
-            self.pop();
         }
     }
 
@@ -173,14 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn a_continued_message_holds_others_back_until_its_last_part() {
+    fn a_continued_message_holds_others_back_until_its_next_part() {
         let mut outbox = Outbox::new(2);
         outbox.push(Queued::Optional);
         outbox.hold();
         outbox.hold();
         assert_eq!((outbox.front(), outbox.len()), (Some(Queued::Continue), 2));
-        outbox.release();
-        outbox.release();
+        outbox.pop();
         assert_eq!((outbox.front(), outbox.len(), outbox.gone()), (Some(Queued::Optional), 1, 0));
     }
 }

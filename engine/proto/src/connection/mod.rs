@@ -379,8 +379,8 @@ impl Connection {
             || self.credits.wants_grant(self.room_if_ready())
     }
 
-    /// The next message to send. [Write](Self::write_header) the header of a call or reply before the next poll. Other
-    /// messages keep their place until then: without memory for one, poll again later.
+    /// The next message to send. [Write](Self::write_header) the header of a call, a reply or a part before the next
+    /// poll. Other messages keep their place until then: without memory for one, poll again later.
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
         match self.outbox.front() {
@@ -411,7 +411,10 @@ impl Connection {
                 self.outbox.pop();
                 return Outgoing::Reply(id);
             }
-            Queued::Continue => return Outgoing::Continue,
+            Queued::Continue => {
+                self.outbox.pop();
+                return Outgoing::Continue;
+            }
             Queued::Connprop => self.session.connprop.room(self.terms().send_inline_threshold),
             Queued::Optional => OPERATION_ROOM,
             Queued::Error { .. } | Queued::WrongVersion { .. } => Outgoing::SHORT,
@@ -429,9 +432,9 @@ impl Connection {
     /// Writes the header of a message before `end` of `buf`. Returns its start; the message counts as sent.
     ///
     /// A part of a message is named by the [call](Outgoing::Call) or [reply](Outgoing::Reply) that it belongs to. Each
-    /// part before the last has the form [`Form::PART`]. It holds back all messages but grants until the last part is
-    /// written: [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`]. Without memory for the first
-    /// part, write it into an empty buffer: that sends nothing, and returns `None`. `form` is ignored for other
+    /// part before the last has the form [`Form::PART`]. It holds back all messages but grants until the next part:
+    /// [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`]. Without memory for a part, write it into an
+    /// empty buffer: that sends nothing, holds back the others, and returns `None`. `form` is ignored for other
     /// messages.
     ///
     /// Otherwise `None` means that the header does not fit before `end`, which is the caller's fault, or that the
@@ -448,7 +451,6 @@ impl Connection {
         };
         let start = end.checked_sub(wire::WINDOWED_LEN)?;
         let header = buf.get_mut(start..end)?.first_chunk_mut()?;
-        self.outbox.release();
         self.count_grant();
         let (credit, received) = self.credits.on_send_windowed(self.room());
         wire::emit_windowed(header, xid, credit, received, flags);
@@ -479,8 +481,6 @@ impl Connection {
         if form.more {
             self.counters.continued_sent += 1;
             self.outbox.hold();
-        } else {
-            self.outbox.release();
         }
         if chunks.are_absent() && !form.external {
             let flags = if form.more { flags.with(Flags::MORE) } else { flags };
