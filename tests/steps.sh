@@ -299,7 +299,7 @@ step_memcheck() {
         for program; do
             echo "     Running $program"
             valgrind --quiet --error-exitcode=9 --num-callers=16 --fair-sched=yes "$program" \
-                buf:: pool:: ring:: shared:: handoff:: || status=$?
+                buf:: pool:: ring:: shared:: cross_thread:: || status=$?
         done
         exit $status' memcheck "$(executable rpcrdma-mempool rpcrdma_mempool)" "$(executable rpcrdma rpcrdma)"
     each_has_tests memcheck

@@ -98,10 +98,10 @@ pub mod typed;
 
 // Rings and slots between shards and other threads.
 #[cfg(not(feature = "unstable-internals"))]
-mod handoff;
+mod cross_thread;
 #[cfg(feature = "unstable-internals")]
 #[doc(hidden)]
-pub mod handoff;
+pub mod cross_thread;
 // One core's loop.
 #[cfg(not(feature = "unstable-internals"))]
 mod shard;
@@ -133,7 +133,7 @@ pub mod binding {
 pub use address::{Address, AddressError};
 pub use client::{Client, Endpoint, LocalClient};
 pub use config::{Config, ConfigError};
-pub use handoff::idle::IdlePolicy;
+pub use cross_thread::idle::IdlePolicy;
 pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, Refusal, Sent};
 pub use rpcrdma_fabric::FabricError;
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy, PageSize};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Pending};
-use rpcrdma::handoff::idle::{Idle, IdleStep};
+use rpcrdma::cross_thread::idle::{Idle, IdleStep};
 use rpcrdma::mempool::Buf;
 use rpcrdma::service::Caller;
 use rpcrdma::typed::{Answer, Sent};

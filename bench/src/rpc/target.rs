@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::config::ConnectConfig;
-use rpcrdma::handoff::idle::{Idle, IdleStep};
+use rpcrdma::cross_thread::idle::{Idle, IdleStep};
 use rpcrdma::typed::{self, Error, Request, Response, Signature};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::xdr::Bulk;

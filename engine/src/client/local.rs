@@ -16,9 +16,9 @@ use super::header::Template;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::config::{Config, HEADROOM_CALL};
+use crate::cross_thread::idle::Idle;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
-use crate::handoff::idle::Idle;
 use crate::proto::{CallError, CallId, Defect};
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, Shard,

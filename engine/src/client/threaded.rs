@@ -12,10 +12,10 @@ use super::call::ClientCall;
 use super::endpoint::{Endpoint, EndpointState};
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
-use crate::handoff::block_on::block_on;
-use crate::handoff::idle::IdlePolicy;
-use crate::handoff::mailbox::{SendError, Sender};
-use crate::handoff::slot::{Completer, Lost, SlotTable, Ticket, oneshot};
+use crate::cross_thread::block_on::block_on;
+use crate::cross_thread::idle::IdlePolicy;
+use crate::cross_thread::mailbox::{SendError, Sender};
+use crate::cross_thread::slot::{Completer, Disconnected, SlotTable, Ticket, oneshot};
 use crate::proto::CallError;
 use crate::shard::{
     CallResult, CloseReason, ClosedBecause, Command, ConnRef, FailedCall, LocalClose, Message, OwnedConn, RemoteCall,
@@ -95,8 +95,8 @@ impl Pending {
 
 /// The outcome in a call's slot.
 #[inline]
-fn outcome_of(outcome: Result<CallResult, Lost>) -> CallResult {
-    outcome.unwrap_or_else(|Lost| disconnected())
+fn outcome_of(outcome: Result<CallResult, Disconnected>) -> CallResult {
+    outcome.unwrap_or_else(|Disconnected| disconnected())
 }
 
 /// Error of a stopped shard, whose memory is gone.

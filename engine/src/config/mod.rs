@@ -62,11 +62,11 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::cross_thread::idle::IdlePolicy;
 use crate::fabric::iwarp::IwarpConfig as IwarpFabricConfig;
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
-use crate::handoff::idle::IdlePolicy;
 use crate::start_error::{StartError, StartErrorKind};
 
 pub use crate::fabric::iwarp::{Crc, FpduSize};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::duration;
-use crate::handoff::idle::IdlePolicy;
+use crate::cross_thread::idle::IdlePolicy;
 
 knobs! {
     /// Polling loop of a shard: core, idle policy.

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::{AcceptConfig, Config};
+use crate::cross_thread::block_on::block_on;
 use crate::fabric::any::{AnyFabric, AnyListener};
-use crate::handoff::block_on::block_on;
 use crate::service::{Application, Caller, LocalServices, Services, ShardSetup, Sharing};
 use crate::shard::{
     Command, ConnRef, CutOff, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of,
@@ -37,7 +37,7 @@ use crate::shard::{
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
-pub use crate::handoff::workers::WorkerConfig;
+pub use crate::cross_thread::workers::WorkerConfig;
 pub use crate::shard::{Peer, PeerEvent, PeerHook};
 pub use local::LocalServer;
 #[cfg(feature = "stats")]

@@ -6,7 +6,7 @@ use crate::proto::InboundId;
 
 /// Memory of served calls: kept for reuse, so that a call allocates none.
 #[derive(Debug, Default)]
-pub(crate) struct CallBoxes {
+pub(crate) struct CallPool {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
     spare: Vec<Box<OwnedCall>>,
     /// The box returned last, while unused: most calls end before the next arrives.
@@ -15,7 +15,7 @@ pub(crate) struct CallBoxes {
     pub(crate) shard: u32,
 }
 
-impl CallBoxes {
+impl CallPool {
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.spare.len() + usize::from(self.last.is_some())

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::call::{Answered, Call, OwnedCall, Ready, ServerCall};
-use crate::handoff::parker::Signal;
-use crate::handoff::return_queue::{Drained, ReturnHandle, ReturnQueue};
+use crate::cross_thread::parker::Signal;
+use crate::cross_thread::return_queue::{Drained, ReturnHandle, ReturnQueue};
 use crate::proto::Refusal;
 
 /// Connection that deferred calls came from.
@@ -46,13 +46,13 @@ impl Origin {
 }
 
 /// The shard's end of the queue of returned calls.
-pub(crate) struct CallsHome {
+pub(crate) struct DeferredReturnQueue {
     returned: ReturnQueue<OwnedCall>,
     /// Wakes the shard.
     signal: Signal,
 }
 
-impl CallsHome {
+impl DeferredReturnQueue {
     /// A queue that wakes the shard by `signal`.
     pub(crate) fn new(signal: Signal) -> Self {
         Self { returned: ReturnQueue::new(), signal }
@@ -66,15 +66,15 @@ impl CallsHome {
 
     /// Takes all returned calls, in their order.
     #[inline]
-    pub(crate) fn take(&mut self) -> CameHome {
-        CameHome(self.returned.drain())
+    pub(crate) fn take(&mut self) -> ReturnedCalls {
+        ReturnedCalls(self.returned.drain())
     }
 }
 
 /// Returned calls, oldest first.
-pub(crate) struct CameHome(Drained<OwnedCall>);
+pub(crate) struct ReturnedCalls(Drained<OwnedCall>);
 
-impl Iterator for CameHome {
+impl Iterator for ReturnedCalls {
     type Item = Call<Answered>;
 
     #[inline]

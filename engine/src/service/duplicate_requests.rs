@@ -146,7 +146,7 @@ pub(crate) enum Lookup {
     /// Every entry, or every one of the host's share, is in progress. The call must not run.
     Full,
     /// The caller has no identity, so the call runs each time.
-    Nobody,
+    Unidentified,
 }
 
 /// State of a call in the cache.

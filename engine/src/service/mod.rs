@@ -14,13 +14,13 @@ mod task;
 mod writer;
 
 pub(crate) use call::{
-    Admitted, Answered, Arrived, Call, CallArguments, CallParts, Chunks, Header, Long, Miscounted, Ready, Refused,
+    Admitted, Answered, Arrived, Call, CallArguments, CallParts, Chunks, Header, LengthMismatch, Long, Ready, Refused,
     ReplyMessage, Replying, ResultRoom, Results, RpcMessage, Stamp, Unready,
 };
 pub use call::{CallInfo, Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
-pub(crate) use call_pool::CallBoxes;
+pub(crate) use call_pool::CallPool;
 pub use deferred::DeferredCall;
-pub(crate) use deferred::{CallsHome, CameHome, Origin};
+pub(crate) use deferred::{DeferredReturnQueue, Origin, ReturnedCalls};
 pub(crate) use handler::Task;
 #[doc(hidden)]
 pub use handler::{Local, Sharing, Threads};

@@ -10,7 +10,7 @@ use super::deferred::DeferredCall;
 use super::duplicate_requests::{CHECKSUMMED, CallKey, Client, DuplicateRequestCache, Lookup};
 use super::handler::{Asynchronous, Handler, Held, Local, Sharing, Task, Threads};
 use crate::binding::Binding;
-use crate::handoff::panics::caught;
+use crate::cross_thread::panics::caught;
 use crate::proto::Refusal;
 use crate::start_error::StartError;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
@@ -80,13 +80,13 @@ pub(crate) struct Cached {
 pub(crate) type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
-    /// Looks a call up. `None` if it is new: its entry of the cache is stored in the call, which counts against the quota
-    /// of `owner`.
+    /// Looks a call up. `None` if it is new: its entry of the cache is stored in the call, which counts against the
+    /// quota of `owner`.
     ///
     /// # Errors
     /// Text of the panic of the application's function that identifies callers.
     pub(crate) fn look_up(&self, call: &mut Call<Ready>, owner: &str) -> Result<Option<Lookup>, Box<str>> {
-        let Some(key) = self.key(call.view())? else { return Ok(Some(Lookup::Nobody)) };
+        let Some(key) = self.key(call.view())? else { return Ok(Some(Lookup::Unidentified)) };
         Ok(match self.cache.begin(key, owner) {
             Lookup::New(reservation) => {
                 call.set_reservation(reservation);
@@ -97,7 +97,7 @@ impl Cached {
     }
 
     /// Whether the original of this retransmitted call still runs.
-    pub(crate) fn still_runs(&self, call: &Call<Ready>) -> bool {
+    pub(crate) fn is_running(&self, call: &Call<Ready>) -> bool {
         matches!(self.key(call.view()), Ok(Some(key)) if self.cache.is_running(&key))
     }
 

@@ -9,8 +9,8 @@ use rpcrdma_mempool::Buf;
 
 use super::clock::nanoseconds;
 use super::{ConnRef, Shard};
+use crate::cross_thread::slot::Completer;
 use crate::fabric::Fabric;
-use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 
 /// Answers a waiter. Dropped, it reports that the shard has stopped.
@@ -124,7 +124,7 @@ impl<F: Fabric> Shard<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handoff::slot::{Ticket, oneshot};
+    use crate::cross_thread::slot::{Ticket, oneshot};
     use crate::shard::SimulatedTime;
     use crate::shard::testing::{NoDevice, open_conn, small};
 

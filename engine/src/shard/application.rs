@@ -3,8 +3,8 @@
 use rustix::fd::BorrowedFd;
 
 use super::Shard;
+use crate::cross_thread::panics::caught;
 use crate::fabric::Fabric;
-use crate::handoff::panics::caught;
 use crate::service::ShardTask;
 
 /// A task, until it panics.

@@ -10,10 +10,10 @@ use super::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
 use super::requester::{CallRequest, ChunkMemory, procedure_of};
 use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
+use crate::cross_thread::mailbox::{Connector, Mailbox};
+use crate::cross_thread::parker::{Signal, Sleeper};
+use crate::cross_thread::slot::Completer;
 use crate::fabric::{Fabric, FabricAddress};
-use crate::handoff::mailbox::{Connector, Mailbox};
-use crate::handoff::parker::{Signal, Sleeper};
-use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::stats::ShardStats;
 

@@ -1,7 +1,7 @@
 //! Event loop of one core: one thread with one device.
 //!
 //! A [`Shard`] owns its fabric, pool and connections, without locks or atomics. Other threads reach it only through the
-//! rings of [`handoff`](crate::handoff).
+//! rings of [`cross_thread`](crate::cross_thread).
 //!
 //! [`Shard::poll_once`] is one turn. Its parts, by file:
 //!
@@ -83,8 +83,8 @@ use std::sync::Arc;
 use rpcrdma_mempool::{Arena, Buf, Pool};
 
 use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH, RECEIVE_MARGIN};
+use crate::cross_thread::parker::{Signal, Sleeper, Wake};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
-use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
 use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
 use crate::start_error::StartError;

@@ -11,9 +11,9 @@ use log::Level;
 
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
+use crate::cross_thread::panics::caught;
 use crate::fabric::QpId;
 use crate::fabric::log_limit::LogLimit;
-use crate::handoff::panics::caught;
 use crate::service::Caller;
 
 /// A peer connected to a server.

@@ -9,12 +9,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::Shard;
 use super::commands::{Command, tell};
 use super::drain::{holds_sends, in_transit};
+use crate::cross_thread::block_on::block_on;
+use crate::cross_thread::idle::Idle;
+use crate::cross_thread::mailbox::Connector;
+use crate::cross_thread::pin::pin_current_thread;
+use crate::cross_thread::slot::{Completer, Disconnected, Ticket, oneshot};
 use crate::fabric::Fabric;
-use crate::handoff::block_on::block_on;
-use crate::handoff::idle::Idle;
-use crate::handoff::mailbox::Connector;
-use crate::handoff::pin::pin_current_thread;
-use crate::handoff::slot::{Completer, Lost, Ticket, oneshot};
 use crate::proto::Defect;
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
@@ -156,7 +156,7 @@ impl ShardHandle {
     ///
     /// # Panics
     /// On the shard's own thread.
-    pub(crate) fn ask_now<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> Result<T, Lost> {
+    pub(crate) fn ask_now<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> Result<T, Disconnected> {
         self.id.must_not_wait();
         block_on(self.ask(command))
     }
@@ -311,7 +311,7 @@ impl<F: Fabric> Shard<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handoff::idle::IdlePolicy;
+    use crate::cross_thread::idle::IdlePolicy;
     use crate::shard::close_reason::LocalClose;
     use crate::shard::testing::{NoDevice, open_conn, small};
 

@@ -9,7 +9,7 @@ fn misuse_of_the_pool_does_not_compile() {
 /// Copied ends, ends on two threads.
 #[test]
 fn misuse_of_the_hand_off_does_not_compile() {
-    trybuild::TestCases::new().compile_fail("ui/handoff/*.rs");
+    trybuild::TestCases::new().compile_fail("ui/cross_thread/*.rs");
 }
 
 /// Calls that a handler makes, exchanges or keeps.

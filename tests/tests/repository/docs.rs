@@ -21,7 +21,7 @@ const KNOBS: &[(&str, &str)] = &[
     ("ConnectConfig", "engine/src/config/connect.rs"),
     ("AcceptConfig", "engine/src/config/accept.rs"),
     ("ServerConfig", "engine/src/server/mod.rs"),
-    ("WorkerConfig", "engine/src/handoff/workers.rs"),
+    ("WorkerConfig", "engine/src/cross_thread/workers.rs"),
     ("DuplicateRequestCacheConfig", "engine/src/service/duplicate_requests.rs"),
 ];
 

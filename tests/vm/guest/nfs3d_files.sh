@@ -36,7 +36,7 @@ cmp /run/expected /mnt/file || fail "a file that was changed in places is anothe
 
 echo "- a tree in and out"
 mkdir -p /run/tree/src
-cp -a "$(dirname "$0")"/../../../engine/src/{lib.rs,handoff,service} /run/tree/src/
+cp -a "$(dirname "$0")"/../../../engine/src/{lib.rs,cross_thread,service} /run/tree/src/
 cp -a "$(dirname "$0")/../../../tools/nfs3d" /run/tree/
 ln -s src/lib.rs /run/tree/link
 ln -s "$(printf 'x%.0s' $(seq 1000))" /run/tree/long-link

@@ -14,9 +14,9 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::address::Address;
+use crate::cross_thread::slot::Ticket;
 use crate::fabric::FabricError;
 use crate::fabric::socket_file::SocketFile;
-use crate::handoff::slot::Ticket;
 use crate::shard::{Command, ShardHandle};
 use crate::start_error::StartError;
 use crate::stats::{ShardSnapshot, ShardStats, Snapshot};

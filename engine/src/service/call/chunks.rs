@@ -50,7 +50,7 @@ enum ResultBytes {
 
 /// A Read chunk that does not match the length word in front of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Miscounted {
+pub(crate) struct LengthMismatch {
     pub(crate) chunk: usize,
     /// The word in the place of its length.
     pub(crate) word: Option<u32>,
@@ -358,7 +358,7 @@ impl Chunks {
 
     /// Stores the buffers of all arguments; `last` returns them in reverse order. False if one was lost.
     #[inline]
-    pub(super) fn landed(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
+    pub(super) fn set_argument_buffers(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
         self.arguments.0.iter_mut().rev().all(|argument| {
             argument.buf = last();
             argument.buf.is_some()
@@ -369,12 +369,12 @@ impl Chunks {
     ///
     /// # Errors
     /// The length word in front of a chunk does not match it, as the binding declares.
-    pub(super) fn trim_arguments(&mut self, inline: &[u8], binding: &Binding) -> Result<(), Miscounted> {
+    pub(super) fn trim_arguments(&mut self, inline: &[u8], binding: &Binding) -> Result<(), LengthMismatch> {
         for index in 0..self.arguments.0.len() {
             let word = if binding.is_counted() { self.word_before(index, inline) } else { None };
             if let Some(buf) = self.arguments.0.get_mut(index).and_then(|argument| argument.buf.as_mut()) {
                 let chunk = buf.len();
-                let len = binding.argument_len(chunk, word).ok_or(Miscounted { chunk, word })?;
+                let len = binding.argument_len(chunk, word).ok_or(LengthMismatch { chunk, word })?;
                 if len < chunk {
                     buf.set_window(buf.start(), len);
                 }

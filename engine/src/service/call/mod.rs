@@ -18,15 +18,15 @@ use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 
 use super::writer::ResultWriter;
 use super::{NO_ENTRY, ProcedureName};
+use crate::cross_thread::return_queue::{Link, Linked};
 use crate::fabric::{QpId, ReceivedBuf};
-use crate::handoff::return_queue::{Link, Linked};
 use crate::proto::{Failing, InboundId, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
 
 use chunks::NO_CHUNKS;
-pub(crate) use chunks::{Chunks, Miscounted, Results};
+pub(crate) use chunks::{Chunks, LengthMismatch, Results};
 use cold_part::ColdSlot;
 pub(crate) use cold_part::Stamp;
 pub(crate) use state::{
@@ -278,7 +278,7 @@ impl CallParts {
     }
 
     /// Whether its message was assembled in a buffer of the pool, and is still there.
-    pub(crate) fn is_put_together(&self) -> bool {
+    pub(crate) fn is_assembled(&self) -> bool {
         self.message.buf.is_some() && self.cold.get().is_some_and(|cold| cold.is_assembled)
     }
 

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{ArenaId, Buf};
 
-use super::chunks::{Chunks, Miscounted, ReadArgument};
+use super::chunks::{Chunks, LengthMismatch, ReadArgument};
 use super::cold_part::{ColdSlot, Stamp};
 use super::{CallMessage, CallOrigin, CallParts, Caller, OwnedCall, ReplyBuffer, ServerCall};
 use crate::binding::Binding;
+use crate::cross_thread::return_queue::Link;
 use crate::fabric::{QpId, ReceivedBuf};
-use crate::handoff::return_queue::Link;
 use crate::proto::{InboundId, Refusal};
 use crate::service::duplicate_requests::CacheReservation;
 use crate::service::{NO_ENTRY, REFUSAL_LEN};
@@ -174,7 +174,7 @@ impl Call<Arrived> {
 
     /// Sets the properties of its connection.
     #[inline]
-    pub(crate) fn comes_from(&mut self, host: Option<IpAddr>, reply_room: u32) {
+    pub(crate) fn set_origin(&mut self, host: Option<IpAddr>, reply_room: u32) {
         let from = &mut self.parts().from;
         (from.host, from.reply_room) = (host, reply_room);
     }
@@ -204,7 +204,7 @@ impl Call<Arrived> {
     }
 
     /// Marks its message as assembled in a buffer of the pool.
-    pub(crate) fn put_together(&mut self) {
+    pub(crate) fn set_assembled(&mut self) {
         self.parts().cold.begin().is_assembled = true;
     }
 
@@ -225,14 +225,14 @@ impl Call<Arrived> {
     }
 
     /// Makes it a call whose message has to be read from a chunk, or that is refused.
-    pub(crate) fn unnamed(self) -> Call<Long> {
+    pub(crate) fn into_long(self) -> Call<Long> {
         self.becomes()
     }
 }
 
 impl Call<Long> {
     /// Records that its message was read.
-    pub(crate) fn has_come(mut self) -> Call<Arrived> {
+    pub(crate) fn into_arrived(mut self) -> Call<Arrived> {
         if let Some(cold) = self.parts().cold.get_mut() {
             cold.chunks.drop_message();
         }
@@ -242,13 +242,13 @@ impl Call<Long> {
 
 impl Call<Admitted> {
     /// Sets the peer's authenticated name.
-    pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
+    pub(crate) fn set_peer_name(&mut self, peer: &Arc<str>) {
         self.parts().cold.begin().peer = Some(Arc::clone(peer));
     }
 
     /// Prepares the call with memory for its reply only. Results start at byte `results_at` of the memory.
     #[inline(always)]
-    pub(crate) fn give_reply(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
+    pub(crate) fn with_reply_buffer(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
         let parts = self.parts();
         debug_assert!(parts.reply.buf.is_none());
         // Checking first avoids the drop.
@@ -275,7 +275,7 @@ impl Call<Admitted> {
             cold.chunks.release();
             return Err(self);
         }
-        Ok(self.give_reply(reply, results_at))
+        Ok(self.with_reply_buffer(reply, results_at))
     }
 }
 
@@ -331,15 +331,15 @@ impl Call<Ready> {
 
     /// Stores the buffers of its arguments; `last` returns them in reverse order. False if one was lost.
     #[inline]
-    pub(crate) fn landed(&mut self, last: impl FnMut() -> Option<Buf>) -> bool {
-        self.parts().cold.get_mut().is_none_or(|cold| cold.chunks.landed(last))
+    pub(crate) fn set_argument_buffers(&mut self, last: impl FnMut() -> Option<Buf>) -> bool {
+        self.parts().cold.get_mut().is_none_or(|cold| cold.chunks.set_argument_buffers(last))
     }
 
     /// Cuts Read chunks to the lengths of their arguments.
     ///
     /// # Errors
     /// The word in front of a chunk, if there is one, is not the count of its bytes, as the binding declares it.
-    pub(crate) fn trim_arguments(&mut self, binding: &Binding) -> Result<(), Miscounted> {
+    pub(crate) fn trim_arguments(&mut self, binding: &Binding) -> Result<(), LengthMismatch> {
         let CallParts { message, cold, .. } = self.parts();
         cold.get_mut().map_or(Ok(()), |cold| cold.chunks.trim_arguments(message.args(), binding))
     }
@@ -447,7 +447,7 @@ impl Call<Answered> {
     }
 
     /// Records the bytes of its arguments and results, if it is timed.
-    pub(crate) fn note_bytes(&mut self) {
+    pub(crate) fn record_bytes(&mut self) {
         let CallParts { message, reply, outcome, cold, .. } = self.parts();
         let Some(cold) = cold.get_mut() else { return };
         let Some(stamp) = &mut cold.stamp else { return };

@@ -360,7 +360,7 @@ proptest! {
                     }
                     Lookup::Lost => prop_assert_eq!(finished.get(&xid), Some(&None)),
                     Lookup::Full => prop_assert!(running.len() == 3),
-                    Lookup::Nobody => prop_assert!(false, "it has a key"),
+                    Lookup::Unidentified => prop_assert!(false, "it has a key"),
                 },
                 2 => if let Some(reservation) = running.remove(&xid) {
                     let reply = vec![xid as u8; len];

@@ -92,7 +92,7 @@ impl Admission {
         }
         let demand = Demand::new(cx, entry, call);
         // A call that may not wait would be refused.
-        if conn.served.has_blocked() && demand.has_chunks() && !call.is_put_together() {
+        if conn.served.has_blocked() && demand.has_chunks() && !call.is_assembled() {
             let limited = pacing::limits_reads(&cx.config);
             return Some(if limited { WaitCause::Reads } else { WaitCause::Quota(demand.deficit(cx)) });
         }
@@ -114,7 +114,7 @@ impl Admission {
         {
             return Some(WaitCause::Reads);
         }
-        if !within_quota && self.hosts.is_exceeded(cx, conn, &self.pending, demand, !call.is_put_together()) {
+        if !within_quota && self.hosts.is_exceeded(cx, conn, &self.pending, demand, !call.is_assembled()) {
             return Some(WaitCause::Quota(demand.deficit(cx)));
         }
         demand.is_reserved(cx).then(|| WaitCause::Buffer(demand.deficit(cx)))
@@ -125,7 +125,7 @@ impl Admission {
 /// has more calls than promised Receives while others lack Receives. Version 1 tolerates that.
 pub(super) fn may_not_wait<F: Fabric>(cx: &Context<F>, conn: &Conn, call: &Unready, cause: &WaitCause) -> bool {
     let beyond_promise = || conn.proto.inbound().len() > conn.proto.credits().credit_limit() as usize;
-    (call.is_put_together() && !matches!(cause, WaitCause::Reads))
+    (call.is_assembled() && !matches!(cause, WaitCause::Reads))
         || (conn.proto.terms().version == Version::V1 && !cx.receives.suffice() && beyond_promise())
 }
 

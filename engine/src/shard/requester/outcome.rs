@@ -7,8 +7,8 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_xdr::Received;
 
 use super::chunks::ChunkMemory;
+use crate::cross_thread::slot::Completer;
 use crate::fabric::ReceivedBuf;
-use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::shard::close_reason::CloseReasonKind;
 use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};

@@ -8,9 +8,9 @@ use std::task::{Context, Poll, Waker};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::procedures::RecentProcedures;
-use crate::handoff::bell::Bell;
-use crate::handoff::panics::caught;
-use crate::handoff::parker::Signal;
+use crate::cross_thread::bell::Bell;
+use crate::cross_thread::panics::caught;
+use crate::cross_thread::parker::Signal;
 use crate::service::{Origin, Task};
 
 pub(super) struct Futures {

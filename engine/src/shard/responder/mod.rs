@@ -41,8 +41,8 @@ use super::admission::{Admission, may_not_wait};
 use super::conn::Conn;
 use super::context::Context;
 use super::stage::Stage;
+use crate::cross_thread::parker::Signal;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::handoff::parker::Signal;
 use crate::proto::{InboundId, Refusal};
 use crate::service::{Admitted, Arrived, Call, LocalServices, Long, Ready, ResultMemory, RpcMessage, Unready};
 use crate::stats::ShardStats;
@@ -202,7 +202,7 @@ impl Responder {
         head: &Head,
     ) -> Call<Arrived> {
         let mut call = self.replies.boxes.take(conn.qp(), id);
-        call.comes_from(conn.host(), conn.served.reply_room);
+        call.set_origin(conn.host(), conn.served.reply_room);
         if let Some(arrived) = cx.sample() {
             call.stamp(arrived);
         }
@@ -240,13 +240,13 @@ impl Responder {
         let message = match place {
             MessagePlace::Receive => RpcMessage { buf: message, at },
             MessagePlace::Parts(Some(whole)) => {
-                call.put_together();
+                call.set_assembled();
                 RpcMessage { buf: ReceivedBuf::whole(whole), at: 0 }
             }
             MessagePlace::Parts(None) => {
-                return self.replies.refuse(cx, conn, call.unnamed().refuse(), InternalError::PartsDropped.into());
+                return self.replies.refuse(cx, conn, call.into_long().refuse(), InternalError::PartsDropped.into());
             }
-            MessagePlace::Chunk => return self.accept_long(cx, conn, call.unnamed(), lists),
+            MessagePlace::Chunk => return self.accept_long(cx, conn, call.into_long(), lists),
         };
         match lists {
             Ok(()) => self.accept_message(cx, conn, call, message),
@@ -306,7 +306,7 @@ impl Responder {
                 return self.replies.refuse(cx, conn, call.refuse(), InternalError::Draining.into());
             }
             if let Some(peer) = conn.peer() {
-                call.name_peer(peer);
+                call.set_peer_name(peer);
             }
         }
         // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
@@ -314,7 +314,7 @@ impl Responder {
             let entry = self.procedures.entry(call.entry());
             let (results_at, len) = reply_room(&call, entry);
             if let Some(reply) = cx.pool.alloc_if(len, |free, count| leaves_plenty(cx, len, (free, count))) {
-                return match entry.run_here(call.give_reply(reply, results_at)) {
+                return match entry.run_here(call.with_reply_buffer(reply, results_at)) {
                     Ok(call) => self.finish(cx, conn, call),
                     Err(call) => self.run_elsewhere(cx, conn, call),
                 };
@@ -458,13 +458,13 @@ impl Responder {
                 let Some(message) = last_buffer() else {
                     return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
                 };
-                let mut call = call.has_come();
-                call.put_together();
+                let mut call = call.into_arrived();
+                call.set_assembled();
                 let message = RpcMessage { buf: ReceivedBuf::whole(message), at: 0 };
                 return self.accept_whole(cx, conn, call, message);
             }
         };
-        if !call.landed(last_buffer) {
+        if !call.set_argument_buffers(last_buffer) {
             return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
         }
         if let Err(wrong) = call.trim_arguments(&self.procedures.entry(call.entry()).binding) {

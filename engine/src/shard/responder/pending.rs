@@ -8,9 +8,9 @@ use super::futures::{Futures, Panicked};
 use super::procedures::RecentProcedures;
 use super::workers::{Job, Port, WorkKey, Workers};
 use crate::config::POLL_BATCH;
-use crate::handoff::parker::Signal;
-use crate::handoff::workers::JobResult;
-use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Task};
+use crate::cross_thread::parker::Signal;
+use crate::cross_thread::workers::JobResult;
+use crate::service::{Answered, Call, DeferredReturnQueue, Origin, ReturnedCalls, Task};
 
 /// A call returned by a worker, or its error.
 pub(super) type Finished = (WorkKey, JobResult<Call<Answered>>);
@@ -19,7 +19,7 @@ pub(super) struct PendingCalls {
     // Dropped before `returns`, to which their calls return.
     futures: Futures,
     /// Return of deferred calls.
-    returns: CallsHome,
+    returns: DeferredReturnQueue,
     workers: Option<Port>,
     /// Calls that wait for room in the rings of the workers.
     backlog: VecDeque<(WorkKey, Job)>,
@@ -38,7 +38,7 @@ impl PendingCalls {
     pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
         Self {
             futures: Futures::new(signal.clone(), recent),
-            returns: CallsHome::new(signal.clone()),
+            returns: DeferredReturnQueue::new(signal.clone()),
             workers: None,
             backlog: VecDeque::new(),
             counted: 0,
@@ -130,7 +130,7 @@ impl PendingCalls {
 
     /// Takes the answered deferred calls.
     #[inline]
-    pub(super) fn take_answered(&mut self) -> CameHome {
+    pub(super) fn take_answered(&mut self) -> ReturnedCalls {
         self.returns.take()
     }
 

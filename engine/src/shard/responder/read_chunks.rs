@@ -9,7 +9,7 @@ use rpcrdma_mempool::{Buf, Lent};
 use super::procedures::Procedures;
 use crate::fabric::{Fabric, RemoteMemory, WorkRequest};
 use crate::proto::MAX_READ_SEGMENTS;
-use crate::service::{Call, CallParts, LocalProcedure, Long, MAX_CHUNKS, Miscounted, Ready, Refused, Unready};
+use crate::service::{Call, CallParts, LengthMismatch, LocalProcedure, Long, MAX_CHUNKS, Ready, Refused, Unready};
 use crate::shard::admission::pacing::Reads;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -215,7 +215,7 @@ pub(super) fn log_unsuitable<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: 
 
 /// Logs a Read chunk that does not match its length word: the real length is unknown.
 #[cold]
-pub(super) fn log_miscounted<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &CallParts, wrong: &Miscounted) {
+pub(super) fn log_miscounted<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &CallParts, wrong: &LengthMismatch) {
     let (peer, name, chunk) = (conn.who(), call.name(), wrong.chunk);
     let word = wrong.word.map_or_else(|| "no count".to_owned(), |word| format!("count {word}"));
     let line = format_args!(

@@ -7,7 +7,7 @@ use super::procedure_stats::CallOutcomes;
 use crate::config::{Config, HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{Call, CallBoxes, CallParts, LocalProcedure, ReplyMessage, Replying, Stamp};
+use crate::service::{Call, CallParts, CallPool, LocalProcedure, ReplyMessage, Replying, Stamp};
 use crate::shard::admission::pacing::exceeds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -18,7 +18,7 @@ use crate::wire::{Chunks, ErrorBody, Segment, rpc};
 #[derive(Debug, Default)]
 pub(in crate::shard) struct Replies {
     /// Memory of calls.
-    pub(super) boxes: CallBoxes,
+    pub(super) boxes: CallPool,
     pub(super) outcomes: CallOutcomes,
     /// Replies that wait for the RDMA Writes of their connections.
     pub(super) delayed: usize,

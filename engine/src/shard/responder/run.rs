@@ -12,8 +12,8 @@ use super::replies::reply_headroom;
 use super::served::{PendingSource, ServedCalls};
 use super::workers::{Job, WorkKey};
 use crate::config::HEADROOM_PLAIN;
+use crate::cross_thread::workers::JobError;
 use crate::fabric::{Fabric, QpId};
-use crate::handoff::workers::JobError;
 use crate::proto::{Failing, InboundId, Refusal};
 use crate::service::duplicate_requests::Lookup;
 use crate::service::{Answered, Call, DeferredCall, LocalProcedure, LocalServices, Ready, RunOn};
@@ -39,7 +39,7 @@ impl Responder {
         let entry = self.procedures.entry(call.entry());
         match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call, &owner_name(conn))) {
             Ok(None) => {}
-            Ok(Some(Lookup::Nobody)) => {
+            Ok(Some(Lookup::Unidentified)) => {
                 let (peer, name) = (conn.who(), call.name());
                 let line = format_args!(
                     "{peer}: {name} is cached, but its caller has no identity: a retransmission runs again \
@@ -86,7 +86,7 @@ impl Responder {
                 cx.schedule.control_now();
             }
             // The original is answered here, or no caller waits for it. (It is not new: checked before.)
-            Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::Nobody | Lookup::New(_) => {
+            Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::Unidentified | Lookup::New(_) => {
                 self.replies.drop_unanswered(cx, conn, call);
             }
         }
@@ -103,7 +103,7 @@ impl Responder {
             };
             cx.lend(conn, |cx, conn| {
                 let cache = self.procedures.entry(call.entry()).cached.as_ref();
-                if cache.is_some_and(|cache| cache.still_runs(&call)) {
+                if cache.is_some_and(|cache| cache.is_running(&call)) {
                     retry_soon(cx);
                     self.retransmitted.push_back(call);
                 } else {
@@ -126,7 +126,7 @@ impl Responder {
 
     #[inline(never)]
     fn finish_other<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
-        call.note_bytes();
+        call.record_bytes();
         let entry = self.procedures.entry(call.entry());
         match check_outcome(cx, conn, entry, &mut call) {
             Ok(()) => self.replies.send_paced(cx, conn, call.complete()),

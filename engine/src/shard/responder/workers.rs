@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::cross_thread::workers::{ShardPort, WorkerPool, WorkerState};
 use crate::fabric::QpId;
-use crate::handoff::workers::{Bench, ShardPort, WorkerPool};
 use crate::proto::InboundId;
 use crate::service::{Answered, Call, Origin, Ready, Services};
 use crate::shard::conn::Conn;
@@ -49,7 +49,7 @@ type Work = Box<dyn Fn(Job) -> Call<Answered>>;
 /// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pub(in crate::shard) pool: Workers,
-    pub(in crate::shard) benches: Vec<Bench<WorkKey, Job, Call<Answered>, Work>>,
+    pub(in crate::shard) workers: Vec<WorkerState<WorkKey, Job, Call<Answered>, Work>>,
 }
 
 impl SimulatedWorkers {
@@ -57,12 +57,12 @@ impl SimulatedWorkers {
     /// rounded up to a power of two.
     pub fn new(count: usize, ring_capacity: usize, services: Arc<Services>) -> Self {
         let work: Work = Box::new(worker_of(services));
-        let (pool, benches) = Workers::by_hand(count, ring_capacity, work);
-        Self { pool, benches }
+        let (pool, workers) = Workers::without_threads(count, ring_capacity, work);
+        Self { pool, workers }
     }
 
     /// Gives a worker a turn: it runs one call of each shard. False without a call, or without such a worker.
     pub fn turn(&mut self, worker: usize) -> bool {
-        self.benches.get_mut(worker).is_some_and(Bench::turn)
+        self.workers.get_mut(worker).is_some_and(WorkerState::turn)
     }
 }

@@ -7,8 +7,8 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, Frozen, PagePolicy, Pool, PoolCon
 
 use super::*;
 use crate::config::Config;
+use crate::cross_thread::parker::{Sleeper, Wake};
 use crate::fabric::ReceivedBuf;
-use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Received;
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use crate::service::{DeferredCall, Header, Procedure, Replying, Services};
@@ -115,7 +115,7 @@ impl Scene {
         let call = self.arrived(conn, xid, &[bytes.max(1) as u32]);
         let (message, reply) = (self.cx.alloc(100).expect("a buffer"), self.cx.alloc(200).expect("a buffer"));
         let call = call.admit(RpcMessage { buf: ReceivedBuf::whole(message), at: 0 }, Header { entry: 0, len: 40 });
-        let mut call = call.give_reply(reply, 160);
+        let mut call = call.with_reply_buffer(reply, 160);
         let mut result = self.own.alloc(bytes).expect("a buffer");
         result.set_window(0, bytes);
         call.view_mut().set_result(0, result.freeze()).expect("there is room");

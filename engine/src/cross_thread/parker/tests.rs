@@ -6,8 +6,8 @@ mod real {
 
     use rustix::event::{EventfdFlags, eventfd};
 
+    use crate::cross_thread::parker::{Sleeper, Wake};
     use crate::fabric::Waker;
-    use crate::handoff::parker::{Sleeper, Wake};
 
     #[test]
     fn a_sleeper_wakes_for_each_item() {
@@ -87,8 +87,8 @@ mod model {
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
 
-    use crate::handoff::explore;
-    use crate::handoff::parker::{Sleeper, Wake};
+    use crate::cross_thread::explore;
+    use crate::cross_thread::parker::{Sleeper, Wake};
 
     /// One sleeper waits for all items; each of `notifiers` sends `each` of them. A lost wake-up deadlocks the model.
     ///

@@ -1,7 +1,7 @@
 #[cfg(not(loom))]
 mod alone {
-    use crate::handoff::bell::Bell;
-    use crate::handoff::parker::{Sleeper, Wake};
+    use crate::cross_thread::bell::Bell;
+    use crate::cross_thread::parker::{Sleeper, Wake};
 
     #[test]
     fn it_is_found_rung_once_however_often_it_was_rung() {
@@ -25,9 +25,9 @@ mod models {
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
 
-    use crate::handoff::bell::Bell;
-    use crate::handoff::explore;
-    use crate::handoff::parker::{Sleeper, Wake};
+    use crate::cross_thread::bell::Bell;
+    use crate::cross_thread::explore;
+    use crate::cross_thread::parker::{Sleeper, Wake};
 
     /// Each of `ringers` publishes `each` items and rings after each. The sleeper checks for items only after it takes
     /// a ring. A missed item deadlocks the model.

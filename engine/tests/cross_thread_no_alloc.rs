@@ -11,11 +11,11 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use rpcrdma::handoff::idle::IdlePolicy;
-use rpcrdma::handoff::mailbox::Mailbox;
-use rpcrdma::handoff::parker::{Sleeper, Wake};
-use rpcrdma::handoff::slot::{Completer, SlotTable};
-use rpcrdma::handoff::workers::{WorkerConfig, WorkerPool};
+use rpcrdma::cross_thread::idle::IdlePolicy;
+use rpcrdma::cross_thread::mailbox::Mailbox;
+use rpcrdma::cross_thread::parker::{Sleeper, Wake};
+use rpcrdma::cross_thread::slot::{Completer, SlotTable};
+use rpcrdma::cross_thread::workers::{WorkerConfig, WorkerPool};
 
 struct Counting;
 

@@ -87,8 +87,8 @@ mod models {
     use loom::thread;
 
     use super::*;
-    use crate::handoff::explore;
-    use crate::handoff::parker::{Sleeper, Wake};
+    use crate::cross_thread::explore;
+    use crate::cross_thread::parker::{Sleeper, Wake};
 
     #[test]
     fn loom_boxes_of_two_threads_return_once_and_in_order() {

@@ -6,7 +6,7 @@ mod model {
 
     use proptest::prelude::*;
 
-    use crate::handoff::spsc::{Consumer, Producer, ring};
+    use crate::cross_thread::spsc::{Consumer, Producer, ring};
 
     /// Items in the ring.
     fn len<T>(producer: &Producer<T>) -> usize {
@@ -166,8 +166,8 @@ mod model {
     use loom::sync::atomic::{AtomicUsize, Ordering, fence};
     use loom::thread;
 
-    use crate::handoff::explore;
-    use crate::handoff::spsc::{Consumer, ring};
+    use crate::cross_thread::explore;
+    use crate::cross_thread::spsc::{Consumer, ring};
 
     fn pop_wait<T>(consumer: &mut Consumer<T>) -> Option<T> {
         loop {

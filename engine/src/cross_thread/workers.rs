@@ -135,8 +135,12 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         Ok(pool)
     }
 
-    /// Workers without threads: the caller runs their [turns](Bench::turn).
-    pub(crate) fn by_hand<F: Fn(J) -> D>(count: usize, ring_capacity: usize, run: F) -> (Self, Vec<Bench<K, J, D, F>>) {
+    /// Workers without threads: the caller runs their [turns](WorkerState::turn).
+    pub(crate) fn without_threads<F: Fn(J) -> D>(
+        count: usize,
+        ring_capacity: usize,
+        run: F,
+    ) -> (Self, Vec<WorkerState<K, J, D, F>>) {
         let run = Arc::new(run);
         let mut pool = Self::empty(ring_capacity);
         let workers = (0..count).map(|_| pool.add(&run).0).collect();
@@ -152,10 +156,10 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
     }
 
     /// Adds a worker without a thread.
-    fn add<F: Fn(J) -> D>(&mut self, run: &Arc<F>) -> (Bench<K, J, D, F>, Sleeper) {
+    fn add<F: Fn(J) -> D>(&mut self, run: &Arc<F>) -> (WorkerState<K, J, D, F>, Sleeper) {
         let (sleeper, new) = (Sleeper::new(Wake::Thread), ReturnQueue::new());
         self.workers.push(Worker { shards: new.handle(), signal: sleeper.signal(), thread: None });
-        (Bench { shards: Vec::new(), new, stop: Arc::clone(&self.stop), run: Arc::clone(run) }, sleeper)
+        (WorkerState { shards: Vec::new(), new, stop: Arc::clone(&self.stop), run: Arc::clone(run) }, sleeper)
     }
 
     /// Creates rings with each worker for one shard; `shard` wakes that shard for results.
@@ -240,7 +244,7 @@ fn check(config: &WorkerConfig) -> Result<(), StartError> {
 }
 
 /// State of a worker.
-pub(crate) struct Bench<K: Send, J: Send, D: Send, F> {
+pub(crate) struct WorkerState<K: Send, J: Send, D: Send, F> {
     shards: Vec<ShardRings<K, J, D>>,
     /// Rings of new shards.
     new: ReturnQueue<ShardRings<K, J, D>>,
@@ -248,7 +252,7 @@ pub(crate) struct Bench<K: Send, J: Send, D: Send, F> {
     run: Arc<F>,
 }
 
-impl<K: Send, J: Send, D: Send, F: Fn(J) -> D> Bench<K, J, D, F> {
+impl<K: Send, J: Send, D: Send, F: Fn(J) -> D> WorkerState<K, J, D, F> {
     fn work(&mut self, mut sleeper: Sleeper, mut idle: Idle) {
         loop {
             // Read before the rings: this round then sees all jobs dispatched before the stop.

@@ -3,10 +3,10 @@ mod real {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use crate::handoff::idle::{Idle, IdlePolicy, IdleStep};
-    use crate::handoff::mailbox::{Connector, FEW, Mailbox, QUIET, SendError};
-    use crate::handoff::parker::{Sleeper, Wake};
-    use crate::handoff::slot::{Completer, Lost, SlotTable};
+    use crate::cross_thread::idle::{Idle, IdlePolicy, IdleStep};
+    use crate::cross_thread::mailbox::{Connector, FEW, Mailbox, QUIET, SendError};
+    use crate::cross_thread::parker::{Sleeper, Wake};
+    use crate::cross_thread::slot::{Completer, Disconnected, SlotTable};
 
     fn mailbox<T: Send>() -> (Mailbox<T>, Connector<T>) {
         let mailbox = Mailbox::new(Sleeper::new(Wake::Thread).signal());
@@ -132,7 +132,7 @@ mod real {
         let (mut ticket, completer) = table.acquire().unwrap();
         sender.send(completer).unwrap();
         drop(mailbox);
-        assert_eq!(ticket.wait(None), Some(Err(Lost)));
+        assert_eq!(ticket.wait(None), Some(Err(Disconnected)));
     }
 
     /// Two application threads and a shard, on any number of cores; each call waits for its result.
@@ -155,7 +155,7 @@ mod real {
                             let number = n * 2 + app_id;
                             if waiting.len() > (n % 4) as usize {
                                 drop(completer);
-                                assert_eq!(ticket.wait_with(app, None), Some(Err(Lost)));
+                                assert_eq!(ticket.wait_with(app, None), Some(Err(Disconnected)));
                                 break;
                             }
                             sender.send((number, completer)).unwrap();
@@ -222,11 +222,11 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    use crate::handoff::explore;
-    use crate::handoff::idle::IdlePolicy;
-    use crate::handoff::mailbox::Mailbox;
-    use crate::handoff::parker::{Sleeper, Wake};
-    use crate::handoff::slot::{Completer, Lost, SlotTable};
+    use crate::cross_thread::explore;
+    use crate::cross_thread::idle::IdlePolicy;
+    use crate::cross_thread::mailbox::Mailbox;
+    use crate::cross_thread::parker::{Sleeper, Wake};
+    use crate::cross_thread::slot::{Completer, Disconnected, SlotTable};
 
     /// Joins a shard that is about to sleep, and sends: a lost ring or wake-up deadlocks the model.
     #[test]
@@ -307,7 +307,7 @@ mod model {
                 drop(refused);
             }
             // The sender lives on: no item may be stuck in its ring.
-            assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Err(Lost)));
+            assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Err(Disconnected)));
             shard.join().unwrap();
             drop(sender);
         });

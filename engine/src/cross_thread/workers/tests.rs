@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use rustix::thread::sched_getaffinity;
 
-use crate::handoff::idle::IdlePolicy;
-use crate::handoff::parker::{Sleeper, Wake};
-use crate::handoff::pin::allowed_cores;
-use crate::handoff::workers::{JobError, JobResult, ShardPort, WorkerConfig, WorkerPool};
+use crate::cross_thread::idle::IdlePolicy;
+use crate::cross_thread::parker::{Sleeper, Wake};
+use crate::cross_thread::pin::allowed_cores;
+use crate::cross_thread::workers::{JobError, JobResult, ShardPort, WorkerConfig, WorkerPool};
 
 fn config(count: usize, ring_capacity: usize, idle: IdlePolicy) -> WorkerConfig {
     WorkerConfig { count, cores: None, ring_capacity, idle }

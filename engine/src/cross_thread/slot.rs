@@ -59,7 +59,7 @@ const CLOSED: u32 = u32::MAX - 1;
 /// The call was dropped without a result, because the shard stopped or the call was abandoned on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the call was dropped without a result: the shard has stopped")]
-pub struct Lost;
+pub struct Disconnected;
 
 /// The waiting task or thread.
 enum Waiter {
@@ -80,7 +80,7 @@ struct Slot<T> {
     state: AtomicU32,
     /// Next slot of the list that contains the free slot.
     next: AtomicU32,
-    value: UnsafeCell<MaybeUninit<Result<T, Lost>>>,
+    value: UnsafeCell<MaybeUninit<Result<T, Disconnected>>>,
     waiter: UnsafeCell<Option<Waiter>>,
 }
 
@@ -227,10 +227,10 @@ impl<T> End<T> {
     /// # Safety
     /// The cell is the caller's (rule 1) and full.
     #[inline]
-    unsafe fn take_value(&self) -> Result<T, Lost> {
+    unsafe fn take_value(&self) -> Result<T, Disconnected> {
         self.slot().value.with(|cell| {
             // SAFETY: the caller owns the cell, and it is full; it counts as empty from here on.
-            unsafe { cell.cast::<Result<T, Lost>>().read() }
+            unsafe { cell.cast::<Result<T, Disconnected>>().read() }
         })
     }
 
@@ -283,7 +283,7 @@ unsafe impl<T: Send> Send for Ticket<T> {}
 impl<T> Ticket<T> {
     /// Takes the result, if there is one; once.
     #[inline]
-    pub fn try_take(&mut self) -> Option<Result<T, Lost>> {
+    pub fn try_take(&mut self) -> Option<Result<T, Disconnected>> {
         let end = self.end?;
         // SYNC POINT result.
         let state = end.slot().state.load(Ordering::Acquire);
@@ -296,12 +296,12 @@ impl<T> Ticket<T> {
 
     /// Waits for the result: polls, then sleeps. `None` once the deadline has passed, or if the result was taken. May
     /// be called again.
-    pub fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
+    pub fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<T, Disconnected>> {
         self.wait_with(IdlePolicy::default(), deadline)
     }
 
     /// Waits for the result as [`wait`](Self::wait) does, with an idle policy.
-    pub fn wait_with(&mut self, policy: IdlePolicy, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
+    pub fn wait_with(&mut self, policy: IdlePolicy, deadline: Option<Instant>) -> Option<Result<T, Disconnected>> {
         let mut idle = Idle::new(policy);
         loop {
             if let Some(result) = self.try_take() {
@@ -327,7 +327,7 @@ impl<T> Ticket<T> {
 }
 
 impl<T> Future for Ticket<T> {
-    type Output = Result<T, Lost>;
+    type Output = Result<T, Disconnected>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(result) = self.try_take() {
@@ -360,7 +360,7 @@ impl<T> Drop for Ticket<T> {
 
 /// Takes the result, and leaves the slot. `state` has DONE, loaded with Acquire.
 #[inline]
-fn take<T>(end: End<T>, state: u32) -> Result<T, Lost> {
+fn take<T>(end: End<T>, state: u32) -> Result<T, Disconnected> {
     // SAFETY: rule 1, DONE is set and GONE is not, so the cell is the ticket's and full.
     let value = unsafe { end.take_value() };
     // Rule 3: without WAITER the completer had finished when it set DONE.
@@ -397,7 +397,7 @@ fn register<T>(end: End<T>, waiter: Waiter) -> bool {
     false
 }
 
-/// The completing end of a call. Dropped unused, it completes the call with [`Lost`].
+/// The completing end of a call. Dropped unused, it completes the call with [`Disconnected`].
 #[derive(Debug)]
 #[must_use = "dropping a completer loses its call"]
 pub struct Completer<T> {
@@ -424,16 +424,16 @@ impl<T> Completer<T> {
 
 impl<T> Drop for Completer<T> {
     fn drop(&mut self) {
-        finish(self.end, Err(Lost));
+        finish(self.end, Err(Disconnected));
     }
 }
 
 #[inline]
-fn finish<T>(end: End<T>, value: Result<T, Lost>) {
+fn finish<T>(end: End<T>, value: Result<T, Disconnected>) {
     end.slot().value.with_mut(|cell| {
         // SAFETY: rule 1, DONE is not set: only this function sets it, once for each completer. So the cell is the
         // completer's, and it is empty: no value is lost.
-        unsafe { cell.cast::<Result<T, Lost>>().write(value) }
+        unsafe { cell.cast::<Result<T, Disconnected>>().write(value) }
     });
     // SYNC POINTS result and waiter.
     let before = end.slot().state.fetch_add(DONE, Ordering::AcqRel);

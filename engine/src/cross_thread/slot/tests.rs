@@ -7,8 +7,8 @@ mod real {
     use std::task::{Context, Poll, Wake, Waker};
     use std::time::{Duration, Instant};
 
-    use crate::handoff::idle::IdlePolicy;
-    use crate::handoff::slot::{Completer, Lost, SlotTable, Ticket};
+    use crate::cross_thread::idle::IdlePolicy;
+    use crate::cross_thread::slot::{Completer, Disconnected, SlotTable, Ticket};
 
     /// Number of values that still exist.
     fn alive(token: &Arc<()>) -> usize {
@@ -65,9 +65,9 @@ mod real {
         let mut table = SlotTable::<u8>::new(1);
         let (mut ticket, completer) = table.acquire().unwrap();
         drop(completer);
-        assert_eq!(ticket.wait(None), Some(Err(Lost)));
+        assert_eq!(ticket.wait(None), Some(Err(Disconnected)));
         assert!(all_returned(&mut table));
-        assert!(Lost.to_string().contains("without a result"));
+        assert!(Disconnected.to_string().contains("without a result"));
     }
 
     #[test]
@@ -94,7 +94,7 @@ mod real {
         }
     }
 
-    fn poll<T>(ticket: &mut Ticket<T>, count: &Arc<Count>) -> Poll<Result<T, Lost>> {
+    fn poll<T>(ticket: &mut Ticket<T>, count: &Arc<Count>) -> Poll<Result<T, Disconnected>> {
         let waker = Waker::from(Arc::clone(count));
         Pin::new(ticket).poll(&mut Context::from_waker(&waker))
     }
@@ -170,9 +170,9 @@ mod model {
     use std::pin::Pin;
     use std::task::{Context, Poll, Wake, Waker};
 
-    use crate::handoff::explore;
-    use crate::handoff::idle::IdlePolicy;
-    use crate::handoff::slot::{Lost, SlotTable, Ticket};
+    use crate::cross_thread::explore;
+    use crate::cross_thread::idle::IdlePolicy;
+    use crate::cross_thread::slot::{Disconnected, SlotTable, Ticket};
 
     struct Unpark(thread::Thread);
 
@@ -182,7 +182,7 @@ mod model {
         }
     }
 
-    fn block_on<T>(mut ticket: Ticket<T>) -> Result<T, Lost> {
+    fn block_on<T>(mut ticket: Ticket<T>) -> Result<T, Disconnected> {
         let waker = Waker::from(std::sync::Arc::new(Unpark(thread::current())));
         loop {
             match Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)) {
@@ -325,7 +325,7 @@ mod model {
             let mut table = SlotTable::<u8>::new(1);
             let (mut ticket, completer) = table.acquire().unwrap();
             let thread = thread::spawn(move || drop(completer));
-            assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Err(Lost)));
+            assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Err(Disconnected)));
             thread.join().unwrap();
         });
     }
