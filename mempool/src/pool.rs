@@ -105,7 +105,7 @@ impl Pool {
         None
     }
 
-    /// Allocates a buffer of `len` bytes from classes of at most `longest` bytes. Longer buffers are spared.
+    /// Allocates `len` bytes from classes of at most `longest` bytes. Longer buffers are spared.
     #[inline]
     pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
         match self.first_class(len) {
@@ -136,7 +136,8 @@ impl Pool {
         classes.flat_map(move |class| std::iter::from_fn(move || Self::alloc_from(class, len)))
     }
 
-    /// Allocates from the smallest fitting class, if `enough` accepts the counts of [`first_room`](Self::first_room).
+    /// Allocates from the smallest fitting class, if `enough` accepts its room. The room is that of
+    /// [`first_room`](Self::first_room).
     #[inline]
     pub fn alloc_if(&self, len: usize, enough: impl FnOnce(usize, usize) -> bool) -> Option<Buf> {
         let class = self.first_class(len).filter(|class| class.free() > 0 && enough(class.free(), class.fitting))?;

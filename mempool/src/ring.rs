@@ -57,7 +57,7 @@ impl PeerRings {
         &lines[n % LINES]
     }
 
-    /// Moves the ring `tx` to another place, by the rules of [`new`](Self::new).
+    /// Moves the ring `tx`, by the rules of [`new`](Self::new).
     ///
     /// False, with nothing changed, if it cannot lie there.
     #[must_use = "false means that nothing was changed"]
@@ -65,7 +65,7 @@ impl PeerRings {
         self.lay(0, at, bytes)
     }
 
-    /// Moves the ring `rx` to another place, by the rules of [`new`](Self::new).
+    /// Moves the ring `rx`, by the rules of [`new`](Self::new).
     ///
     /// False, with nothing changed, if it cannot lie there.
     #[must_use = "false means that nothing was changed"]

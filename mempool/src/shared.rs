@@ -52,8 +52,8 @@ impl PeerMapping {
         Self::map_trusted(fd, max_len)
     }
 
-    /// Maps memory of a trusted process, as [`map`](Self::map) does, but also hugetlb pages. The process has the same
-    /// user or root, and could kill this one anyway.
+    /// Maps memory of a trusted process, hugetlb pages included. The other rules are those of [`map`](Self::map). The
+    /// process has the same user or root, and could kill this one anyway.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(|e| refused(format_args!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
