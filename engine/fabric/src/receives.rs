@@ -20,38 +20,47 @@ impl Completion {
 #[derive(Debug)]
 pub(crate) struct Receives {
     bufs: Vec<Buf>,
-    /// Receives that were posted before a fence: they are used before the others.
-    fenced: Vec<Buf>,
+    /// Receives behind a fence: they are used after those in `bufs`.
+    behind: Vec<Buf>,
+    fenced: bool,
     depth: usize,
 }
 
 impl Receives {
     /// An empty queue of `depth` places.
     pub(crate) fn new(depth: usize) -> Self {
-        Self { bufs: Vec::with_capacity(depth), fenced: Vec::new(), depth }
+        Self { bufs: Vec::with_capacity(depth), behind: Vec::new(), fenced: false, depth }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.bufs.is_empty() && self.fenced.is_empty()
+        self.bufs.is_empty() && self.behind.is_empty()
     }
 
     /// Takes the next one.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Buf> {
-        self.fenced.pop().or_else(|| self.bufs.pop())
+        self.bufs.pop().or_else(|| self.pop_behind())
+    }
+
+    /// Takes the first one behind a fence, which ends by that.
+    #[cold]
+    fn pop_behind(&mut self) -> Option<Buf> {
+        self.fenced = false;
+        std::mem::swap(&mut self.bufs, &mut self.behind);
+        self.bufs.pop()
     }
 
     /// Places that are free.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.depth.saturating_sub(self.bufs.len() + self.fenced.len())
+        self.depth.saturating_sub(self.bufs.len() + self.behind.len())
     }
 
     /// Adds receives, at most as many as there is [`room`](Self::room) for.
     #[inline]
     pub(crate) fn post(&mut self, bufs: impl Iterator<Item = Buf>) {
-        self.bufs.extend(bufs);
+        if self.fenced { self.behind.extend(bufs) } else { self.bufs.extend(bufs) }
     }
 
     /// Posts the first of `bufs`, of known arenas, while there is room; returns their number. A queue pair that is
@@ -67,7 +76,7 @@ impl Receives {
         let room = bufs.len().min(self.room());
         let n = bufs[..room].iter().take_while(|buf| known(buf.arena())).count();
         match over {
-            None if n == bufs.len() => self.bufs.append(bufs),
+            None if n == bufs.len() && !self.fenced => self.bufs.append(bufs),
             None => self.post(bufs.drain(..n)),
             Some(qp) => ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(qp, Status::Flushed, buf))),
         }
@@ -76,18 +85,20 @@ impl Receives {
 
     /// Makes present receives precede later ones.
     pub(crate) fn fence(&mut self) {
-        self.bufs.append(&mut self.fenced);
-        std::mem::swap(&mut self.bufs, &mut self.fenced);
+        // The older ones lie on top, and are used first.
+        self.behind.append(&mut self.bufs);
+        std::mem::swap(&mut self.bufs, &mut self.behind);
+        self.fenced = true;
     }
 
     /// All posted receives.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Buf> {
-        self.bufs.iter().chain(&self.fenced)
+        self.bufs.iter().chain(&self.behind)
     }
 
     /// Takes all posted receives.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Buf> + '_ {
-        self.fenced.drain(..).chain(self.bufs.drain(..))
+        self.bufs.drain(..).chain(self.behind.drain(..))
     }
 }

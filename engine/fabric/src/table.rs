@@ -63,7 +63,11 @@ impl<Qp> Table<Qp> {
 
     #[inline]
     pub(super) fn get(&mut self, id: QpId) -> Option<&mut Qp> {
-        self.slots.get_mut(id.slot as usize).filter(|slot| slot.generation == id.generation)?.qp.as_deref_mut()
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        slot.qp.as_deref_mut()
     }
 
     /// The queue pair of this name.
@@ -94,7 +98,6 @@ impl<Qp> Table<Qp> {
         self.slots.iter().filter_map(|s| s.qp.as_deref())
     }
 
-    #[cfg(feature = "verbs")]
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
         self.slots.iter_mut().filter_map(|s| s.qp.as_deref_mut())
     }

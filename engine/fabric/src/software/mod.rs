@@ -266,6 +266,7 @@ impl Fabric for SoftwareFabric {
         if self.table.iter().any(|qp| qp.windows.exposes(arena)) {
             return Err(FabricError::still_bound(arena));
         }
+        self.table.iter_mut().for_each(|qp| qp.announced.retain(|(known, _)| *known != arena));
         self.common.regions.remove(arena)
     }
 

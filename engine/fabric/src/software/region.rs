@@ -70,15 +70,21 @@ impl Regions {
     /// Whether memory of this arena may be used in work requests. On the path of every message.
     #[inline]
     pub(super) fn contains(&self, arena: ArenaId) -> bool {
-        self.first == Some(arena) || self.find(arena).is_ok()
+        self.first == Some(arena) || self.contains_other(arena)
     }
 
+    #[inline(never)]
+    fn contains_other(&self, arena: ArenaId) -> bool {
+        self.find(arena).is_ok()
+    }
+
+    #[inline]
     pub(super) fn get(&self, arena: ArenaId) -> Option<&Region> {
         self.find(arena).ok().and_then(|at| self.list.get(at))
     }
 
     /// Place of the arena, or the place to insert it.
-    #[inline(never)]
+    #[inline]
     fn find(&self, arena: ArenaId) -> Result<usize, usize> {
         self.list.binary_search_by_key(&arena, |r| r.arena)
     }

@@ -68,6 +68,7 @@ impl OwnWindows {
     }
 
     /// Binds a window to memory. False if the window is still bound.
+    #[inline]
     pub(super) fn bind(&mut self, index: u32, mem: &Lent, exposure: Exposure) -> bool {
         let Some(window @ None) = self.windows.get_mut(index as usize) else { return false };
         let Some(entry) = Entry::of(&self.table, index as usize) else { return false };

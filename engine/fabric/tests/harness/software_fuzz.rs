@@ -92,7 +92,7 @@ impl Peer {
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
         qp.state = State::Up;
         // As if its descriptor had been sent already.
-        qp.announced.push(region);
+        qp.announced.push((exposed, region));
         let exposed = self.memory[Part::Exposed as usize].fd().try_clone_to_owned().expect("dup");
         let common = &mut fabric.common;
         qp.exposed.add(&mut common.peer_memory, 0, exposed, EXPOSED as u64, &common.config).expect("it fits");

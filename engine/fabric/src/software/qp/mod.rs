@@ -13,7 +13,7 @@ use std::mem::offset_of;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use rpcrdma_mempool::{Buf, PeerRings, prefetch};
+use rpcrdma_mempool::{ArenaId, Buf, PeerRings, prefetch};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use self::retire::RetireQueue;
@@ -133,8 +133,8 @@ pub(crate) struct SoftwareQp {
     pub(crate) windows: OwnWindows,
     pub(crate) peer_windows: Option<PeerWindows>,
     pub(crate) exposed: ExposedMemory,
-    /// Regions whose descriptors the peer has.
-    pub(crate) announced: Vec<u32>,
+    /// Registered memory whose descriptors the peer has, with the numbers of the regions.
+    pub(crate) announced: Vec<(ArenaId, u32)>,
     // Connection.
     /// The layout of the rings: the connector's, until the acceptor's answer.
     layout: Layout,
@@ -545,7 +545,7 @@ impl SoftwareQp {
         let invalidated = header.invalidate();
         let message = match invalidated {
             None => message,
-            Some(rkey) => self.invalidate(common, out, message, rkey)?,
+            Some(rkey) => self.invalidate(common, out, message, rkey).ok_or(NoMessage::Over)?,
         };
         self.rx.advance(len);
         Ok(Arrival { qp: self.id, buf: message, invalidated })
@@ -586,7 +586,7 @@ impl SoftwareQp {
         self.refuse(common, INVALID_REQUEST, reason)
     }
 
-    /// Invalidates the key that a message names. Refuses the message if the key is not bound.
+    /// Invalidates the key that a message names. Refuses the message if the key is not bound, and returns `None`.
     #[inline(never)]
     fn invalidate(
         &mut self,
@@ -594,14 +594,15 @@ impl SoftwareQp {
         out: &mut Completions,
         message: ReceivedBuf,
         rkey: u32,
-    ) -> Result<ReceivedBuf, NoMessage> {
+    ) -> Option<ReceivedBuf> {
         if self.windows.revoke_key(rkey) == Revoked::Done {
-            return Ok(message);
+            return Some(message);
         }
         common.stats.access_refused += 1;
         out.push(Completion::failed_receive(self.id, Status::RemoteInvalidRequest, message.into_buf()));
         let reason = "the peer invalidates a key that is not bound here".to_owned();
-        Err(self.refuse(common, INVALID_REQUEST, reason))
+        self.refuse(common, INVALID_REQUEST, reason);
+        None
     }
 
     /// Refuses the record at the head of the ring: both sides go to error.

@@ -10,7 +10,7 @@ use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
 use crate::software::common::Common;
 use crate::software::message::Message;
-use crate::software::region::Region;
+use crate::software::region::Regions;
 use crate::software::ring::Header;
 use crate::software::window::Exposure;
 use crate::{
@@ -41,17 +41,71 @@ impl SoftwareQp {
     #[inline(never)]
     fn post_chain(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let before = self.tx.sent();
+        let limit = before + COPY_BUDGET as u64;
         if self.runs_at_once() {
-            let limit = before + COPY_BUDGET as u64;
             let sends = chain.iter().take_while(|posting| self.tx.sent() < limit && self.send_now(common, posting));
             let sent = sends.count();
             if sent > 0 {
                 chain.drain(..sent).for_each(Posting::finish);
             }
         }
-        let result = if chain.is_empty() { Ok(()) } else { self.post_rest(common, chain) };
+        let result = if chain.is_empty() { Ok(()) } else { self.post_rest(common, chain, limit) };
         if self.tx.sent() != before {
             self.ring_doorbell(common);
+        }
+        result
+    }
+
+    /// Executes the requests of a chain up to the first that has to wait.
+    fn post_rest(&mut self, common: &mut Common, chain: &mut Vec<Posting>, limit: u64) -> Result<(), PostError> {
+        if self.state == State::Connecting {
+            return Err(PostError::NotConnected);
+        }
+        let mut budget = COPY_BUDGET;
+        let mut waits = !self.runs_at_once();
+        let mut result = Ok(());
+        let (mut taken, mut waiting) = (0, self.pending.len());
+        for posting in chain.iter_mut() {
+            let is_send = matches!(posting.wr, WorkRequest::Send { .. });
+            if is_send && !waits && self.tx.sent() < limit && self.send_now(common, posting) {
+                taken += 1;
+                continue;
+            }
+            if self.retire.len() + waiting >= self.depth && self.state != State::Error {
+                result = Err(PostError::QueueFull);
+                break;
+            }
+            if let Err(why) = self.check(common, &posting.wr) {
+                result = Err(PostError::Invalid(why));
+                break;
+            }
+            taken += 1;
+            common.stats.posts += 1;
+            common.stats.signalled += u64::from(posting.signalled);
+            self.chores |= posting.signalled;
+            if waits || !self.execute(common, posting, &mut budget) {
+                (waits, waiting) = (true, waiting + 1);
+            } else {
+                waits = self.halted;
+            }
+        }
+        self.chores |= waits;
+        let done = taken + self.pending.len() - waiting;
+        // Executed requests return their memory here.
+        if done == chain.len() {
+            chain.clear();
+            return result;
+        }
+        chain.drain(..done);
+        let waiting = chain.drain(..taken - done);
+        if self.state == State::Error {
+            common.ready.extend(waiting.map(|posting| posting.flushed(self.id)));
+        } else if taken > done {
+            if self.pending.is_empty() {
+                // Their wait for the peer is timed.
+                common.control.attention.push(self.id.slot);
+            }
+            self.pending.extend(waiting);
         }
         result
     }
@@ -67,7 +121,7 @@ impl SoftwareQp {
     fn send_now(&mut self, common: &mut Common, posting: &Posting) -> bool {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else { return false };
         let refused = self.retire.len() >= self.depth || self.check_send(common, buf).is_err();
-        if refused || !self.tx.has_room(buf.len() as u32) || !self.send(buf, *invalidate) {
+        if refused || !self.tx.has_room(buf.len() as u32) || !self.send(buf, invalidate) {
             return false;
         }
         let Posting { wr_id, signalled, .. } = *posting;
@@ -79,51 +133,6 @@ impl SoftwareQp {
         }
         common.stats.posts += 1;
         true
-    }
-
-    /// Checks the requests of a chain and executes them up to the first that has to wait.
-    fn post_rest(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        if self.state == State::Connecting {
-            return Err(PostError::NotConnected);
-        }
-        let mut budget = COPY_BUDGET;
-        let mut waits = !self.runs_at_once();
-        let mut result = Ok(());
-        let (mut done, mut taken) = (0, 0);
-        for posting in chain.iter_mut() {
-            let waiting = self.pending.len() + taken - done;
-            if self.retire.len() + waiting >= self.depth && self.state != State::Error {
-                result = Err(PostError::QueueFull);
-                break;
-            }
-            if let Err(why) = self.check(common, &posting.wr) {
-                result = Err(PostError::Invalid(why));
-                break;
-            }
-            taken += 1;
-            common.stats.posts += 1;
-            common.stats.signalled += u64::from(posting.signalled);
-            self.chores |= posting.signalled;
-            if !waits {
-                let runs = self.execute(common, posting, &mut budget);
-                done += usize::from(runs);
-                waits = !runs || self.halted;
-            }
-        }
-        self.chores |= waits;
-        // Executed requests return their memory here.
-        let mut posted = chain.drain(..taken);
-        posted.by_ref().take(done).for_each(Posting::finish);
-        if self.state == State::Error {
-            common.ready.extend(posted.map(|posting| posting.flushed(self.id)));
-        } else if done < taken {
-            if self.pending.is_empty() {
-                // Their wait for the peer is timed.
-                common.control.attention.push(self.id.slot);
-            }
-            self.pending.extend(posted);
-        }
-        result
     }
 
     /// Continues waiting requests.
@@ -197,10 +206,10 @@ impl SoftwareQp {
     /// Executes a request as far as room and budget allow. False if it continues in a later poll.
     fn execute(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> bool {
         let Some(status) = self.carry_out(common, &mut posting.wr, budget) else { return false };
-        let Posting { wr_id, signalled, .. } = *posting;
-        let (end, opcode) = (self.tx.sent(), posting.wr.opcode());
         self.halted = !status.is_ok();
-        if signalled || self.halted || opcode == Opcode::Send {
+        if posting.signalled || self.halted || matches!(posting.wr, WorkRequest::Send { .. }) {
+            let Posting { wr_id, signalled, .. } = *posting;
+            let (end, opcode) = (self.tx.sent(), posting.wr.opcode());
             self.retire.push(Retire { wr_id, end, opcode, signalled, status });
         }
         true
@@ -218,7 +227,7 @@ impl SoftwareQp {
                     return None;
                 }
                 *budget = budget.saturating_sub(buf.len());
-                Some(if self.send(buf, *invalidate) { Status::Success } else { Status::LocalQpOperation })
+                Some(if self.send(buf, invalidate) { Status::Success } else { Status::LocalQpOperation })
             }
             WorkRequest::Write { src, offset, len, remote } => {
                 self.copy(common, (offset, len), remote, budget, true, |there, at, from, bytes| match src {
@@ -232,7 +241,7 @@ impl SoftwareQp {
                 })
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
-                let region = match self.announce(&mut common.control.log, common.regions.get(mem.arena())) {
+                let region = match self.announce(&mut common.control.log, &common.regions, mem.arena()) {
                     Ok(region) => region,
                     Err(status) => return Some(status),
                 };
@@ -250,13 +259,13 @@ impl SoftwareQp {
 
     /// Writes a message into the ring. False without room.
     #[inline(always)]
-    fn send(&mut self, buf: &Buf, invalidate: Option<u32>) -> bool {
+    fn send(&mut self, buf: &Buf, invalidate: &Option<u32>) -> bool {
         let ring = self.ring.tx();
         // The copy is a call: values for later are read after it.
         if !self.tx.write(&ring, buf) {
             return false;
         }
-        let header = Header::message(buf.len() as u32, invalidate, self.rx.report());
+        let header = Header::message(buf.len() as u32, *invalidate, self.rx.report());
         self.tx.publish(&ring, header);
         true
     }
@@ -324,20 +333,19 @@ impl SoftwareQp {
         (*len == 0).then_some(Status::Success)
     }
 
-    /// Sends the peer this memory's descriptor, once per connection, if still registered.
-    fn announce(&mut self, log: &mut ClockedLog, region: Option<&Region>) -> Result<u32, Status> {
-        let Some(region) = region else { return Err(Status::LocalProtection) };
-        let id = region.id;
+    /// Sends the peer the descriptor of this memory, once per connection; returns the number of the region.
+    fn announce(&mut self, log: &mut ClockedLog, regions: &Regions, arena: ArenaId) -> Result<u32, Status> {
         // Mostly it is the last.
-        if self.announced.last() == Some(&id) || self.announced.contains(&id) {
+        if let Some(&(_, id)) = self.announced.iter().rev().find(|(known, _)| *known == arena) {
             return Ok(id);
         }
-        let (Some(socket), Some((fd, bytes))) = (self.socket(), region.exposable()) else {
+        let region = regions.get(arena).and_then(|region| Some((region.id, region.exposable()?)));
+        let (Some(socket), Some((id, (fd, bytes)))) = (self.socket(), region) else {
             return Err(Status::LocalProtection);
         };
         match (Message::Region { id, bytes }).send(socket, &[fd]) {
             Ok(()) => {
-                self.announced.push(id);
+                self.announced.push((arena, id));
                 Ok(id)
             }
             // The peer has closed the connection, which is the whole cause.
