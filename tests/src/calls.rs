@@ -1,8 +1,8 @@
 //! Calls of a client on the test's thread, each in one step.
 
-use rpcrdma::client::{CallId, ClientCall, Done, LocalClient};
+use rpcrdma::client::{CallId, Client, ClientCall, Connection, Done, LocalClient, Pending};
 use rpcrdma::fabric::Fabric;
-use rpcrdma::{Buf, CallError};
+use rpcrdma::{Address, Buf, CallError, CallResult};
 
 use crate::balance::settles;
 use crate::data::pattern;
@@ -10,6 +10,11 @@ use crate::services::ECHO;
 
 /// Results of a call, or its error.
 pub type Outcome = Result<Vec<u8>, CallError>;
+
+/// Results of a call that has ended, or its error.
+pub fn outcome_of(result: CallResult) -> Outcome {
+    result.map(|reply| reply.results().to_vec()).map_err(CallError::from)
+}
 
 /// Calls on a client's first connection. Arguments and chunks lie in the client's memory.
 pub trait Calls {
@@ -59,6 +64,23 @@ pub trait Calls {
     /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of completion.
     fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)>;
 
+    /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of the tokens.
+    fn sorted_ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
+        let mut ends = self.ends(count);
+        ends.sort_by_key(|(token, _)| *token);
+        ends
+    }
+
+    /// Keeps up to `depth` calls outstanding until `count` have ended, and checks each. `call` makes the call of a token,
+    /// unless there is no buffer.
+    fn keep_busy(
+        &mut self,
+        depth: u64,
+        count: u64,
+        call: impl FnMut(&mut Self, u64) -> Option<ClientCall>,
+        check: impl FnMut(Done),
+    );
+
     /// Polls until `holds`; calls may end meanwhile. Panics after the time limit.
     fn poll_until(&mut self, holds: impl FnMut(&mut Self) -> bool);
 
@@ -102,7 +124,46 @@ impl<F: Fabric> Calls for LocalClient<F> {
     }
 
     fn outcome(&mut self, call: ClientCall) -> Outcome {
-        self.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
+        outcome_of(self.call(call))
+    }
+
+    #[track_caller]
+    fn keep_busy(
+        &mut self,
+        depth: u64,
+        count: u64,
+        mut call: impl FnMut(&mut Self, u64) -> Option<ClientCall>,
+        mut check: impl FnMut(Done),
+    ) {
+        let (mut started, mut ended) = (0, 0);
+        // The time-out bounds each completion, not their total.
+        while ended < count {
+            let before = ended;
+            let goes_on = settles(|| {
+                for _ in 0..1000 {
+                    while started < count
+                        && started - ended < depth
+                        && let Some(call) = call(self, started)
+                    {
+                        self.launch(call, started);
+                        started += 1;
+                    }
+                    let busy = self.poll(|done| {
+                        check(done);
+                        ended += 1;
+                    });
+                    if ended == count {
+                        break;
+                    }
+                    if !busy {
+                        // The server may share this core.
+                        std::thread::yield_now();
+                    }
+                }
+                ended > before
+            });
+            assert!(goes_on, "{ended} of {count} calls have ended");
+        }
     }
 
     #[track_caller]
@@ -138,11 +199,54 @@ impl<F: Fabric> Calls for LocalClient<F> {
     fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
         let mut ends = Vec::new();
         self.each_end(count, |done| {
-            let results = done.result.map(|reply| reply.results().to_vec());
-            ends.push((done.token, results.map_err(CallError::from)));
+            ends.push((done.token, outcome_of(done.result)));
         });
         ends
     }
+}
+
+/// Calls of a client whose shard has a thread.
+pub trait ThreadCalls {
+    /// Starts a call with these arguments.
+    fn begin(&mut self, procedure: u32, args: &[u8]) -> Pending;
+
+    /// Makes a call with these arguments, and waits for its end.
+    fn run(&mut self, procedure: u32, args: &[u8]) -> Outcome;
+
+    /// Memory for a chunk, with the pattern of a seed.
+    fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf;
+}
+
+impl ThreadCalls for Client {
+    #[track_caller]
+    fn begin(&mut self, procedure: u32, args: &[u8]) -> Pending {
+        self.start(ClientCall::new(procedure).args(args)).expect("a slot")
+    }
+
+    fn run(&mut self, procedure: u32, args: &[u8]) -> Outcome {
+        outcome_of(self.call(ClientCall::new(procedure).args(args)))
+    }
+
+    fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf {
+        let mut data = self.alloc(len).expect("a buffer");
+        pattern(seed, &mut data);
+        data
+    }
+}
+
+/// Connects a client to a server that runs in `turn`, on the same thread.
+#[track_caller]
+pub fn connect_polling<F: Fabric>(
+    client: &mut LocalClient<F>,
+    address: &Address,
+    mut turn: impl FnMut(),
+) -> Connection {
+    let connection = client.begin_connect(address).expect("it begins");
+    client.quiet_until(|client| {
+        turn();
+        client.is_established(connection)
+    });
+    connection
 }
 
 /// Makes a call that needs nothing of its server but a reply.

@@ -10,38 +10,46 @@ mod calls;
 mod child;
 mod data;
 pub mod document;
+mod held;
 mod lists;
 pub mod place;
 pub mod prelude;
 mod raw;
 mod raw_server;
+mod reverse;
 mod rows;
+mod script;
 mod services;
 pub mod source;
 mod threads;
 mod timed;
+pub mod typed;
 mod world;
 
 pub use balance::{eventually, open_descriptors, settles, shard_leak};
 pub use cable::Cable;
-pub use calls::{Calls, Outcome, goes_on, plain};
+pub use calls::{Calls, Outcome, ThreadCalls, connect_polling, goes_on, outcome_of, plain};
 pub use child::{CHILD_TEST, Child, child_role};
 pub use data::{Random, data_of, filled, pattern, patterned, put_pattern};
+pub use held::{GATED, Gate, HELD, Held, Way, answer, elsewhere};
 pub use lists::{Cut, Lists, reads, segment};
 pub use raw::{
     ARGS_AT, Message, RawListener, RawPeer, UNTOUCHED, XID, be, call_bytes, call_bytes_as, contents, remote,
     reply_bytes, with_word,
 };
 pub use raw_server::{Place, RawServer};
+pub use reverse::{HELLO, both_ways, call_back, called_back, serving_client, telling_services};
 pub use rows::{Row, for_each, pairs, row, with_raw, with_raw_of};
+pub use script::Step;
 pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
-    WORKER_ECHO, services_by, services_for, services_of, services_with, standard_and, standard_services,
+    WORKER_ECHO, echo_of, request_cache, run_once, services_by, services_for, services_of, services_with, standard_and,
+    standard_services,
 };
 pub use timed::TimedServer;
 pub use world::{
-    OfClient, OfServer, With, World, echo, in_mode, load, mirror, scarce, served_or_lost, small, small_client,
-    small_server, store,
+    OfClient, OfServer, With, World, echo, in_mode, load, local_and, mirror, scarce, served_or_lost, small,
+    small_client, small_server, store,
 };
 
 /// Compiles the examples in documents outside the crates, and runs those that can run.

@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use crate::data::data_of;
+use crate::lists::Lists;
 use crate::place;
 use crate::services::{ECHO, PROGRAM, VERSION};
 use rpcrdma::fabric::any::AnyFabric;
@@ -144,6 +145,12 @@ impl Message {
     /// The Reply chunk.
     pub fn reply_chunk(&self) -> Option<WriteChunk<'_>> {
         self.view().reply_chunk()
+    }
+
+    /// True for the only error of version 1 to this XID: XID, version, credits, ERROR, ERR_CHUNK.
+    pub fn is_err_chunk(&self, xid: u32) -> bool {
+        let words = be(&[xid, 1, self.credit(), 4, 2]);
+        self.bytes == words && self.credit() != 0
     }
 
     /// XID and error; panics for any other message.
@@ -641,6 +648,14 @@ impl<F: Fabric> RawPeer<F> {
         self.say(xid, Flags::NONE, Body::Nomsg(chunks.into()), b"");
     }
 
+    /// Sends an RPC message in a Position Zero Read chunk, with XID [`XID`]. Returns the memory of the chunk.
+    #[must_use]
+    pub fn long(&mut self, message: &[u8]) -> Lent {
+        let (whole, memory) = self.expose(message, Access::REMOTE_READ);
+        self.nomsg(XID, &Lists::new().read(0, [whole]));
+        memory
+    }
+
     /// Sends a part of an RPC message without chunks.
     pub fn part(&mut self, xid: u32, flags: Flags, payload: &[u8]) {
         self.say(xid, flags, Body::Msg(Chunks::NONE), payload);
@@ -733,13 +748,11 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// Waits for the only error of version 1: XID, version, credits, ERROR, ERR_CHUNK.
+    /// Waits for the only error of version 1.
     #[track_caller]
     pub fn err_chunk(&mut self, what: &str) {
-        let bytes = self.answer().bytes;
-        assert_eq!(bytes.len(), 20, "{what}");
-        assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]), "{what}");
-        assert_ne!(bytes[8..12], [0; 4], "{what}: no credits");
+        let answer = self.answer();
+        assert!(answer.is_err_chunk(XID), "{what}: {answer}");
     }
 
     /// Checks that the connection is alive, and that no unexpected message has arrived.
@@ -846,12 +859,21 @@ pub struct RawListener<F: Fabric = AnyFabric> {
     listener: F::Listener,
     /// Private data of its accept message.
     pub private_data: Vec<u8>,
+    /// Code points of the headers of its peers.
+    pub revision: Revision,
 }
 
 impl RawListener {
     /// Listens at `address`.
     pub fn bind(address: &Address) -> Self {
         Self::bind_on(place::open(address), address, address.bind().expect("a free address"))
+    }
+
+    /// Accepts the next connection, in this credit mode, and continues to listen.
+    pub fn accept_in(&mut self, scheme: CreditMode) -> RawPeer {
+        let mut peer = self.accept_next();
+        peer.welcome_in(scheme);
+        peer
     }
 
     /// Accepts the next connection, and continues to listen.
@@ -866,7 +888,7 @@ impl RawListener {
                 let messages = std::mem::replace(&mut self.messages, messages);
                 let exposed = std::mem::replace(&mut self.exposed, exposed);
                 let mut peer = RawPeer::bare(fabric, messages, exposed, qp, 1);
-                peer.private_data = private_data;
+                (peer.private_data, peer.revision) = (private_data, self.revision);
                 peer.establish().expect("established");
                 return peer;
             }
@@ -882,7 +904,7 @@ impl<F: Fabric> RawListener<F> {
         let (mut fabric, messages, exposed) = equip(fabric);
         fabric.listen(&listener).expect("listening");
         let address = address.clone();
-        Self { fabric, messages, exposed, address, listener, private_data: Vec::new() }
+        Self { fabric, messages, exposed, address, listener, private_data: Vec::new(), revision: Revision::Ietf00 }
     }
 
     /// Accepts the first connection and exchanges properties; accepts no second one.
@@ -917,7 +939,7 @@ impl<F: Fabric> RawListener<F> {
         match self.take_request() {
             Some((qp, private_data)) => {
                 let mut peer = RawPeer::bare(self.fabric, self.messages, self.exposed, qp, 1);
-                peer.private_data = private_data;
+                (peer.private_data, peer.revision) = (private_data, self.revision);
                 Ok(peer)
             }
             None => Err(self),

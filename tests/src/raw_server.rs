@@ -1,12 +1,12 @@
 //! Servers that follow a script.
 
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::{Address, CreditMode};
 
-use crate::raw::{RawListener, RawPeer};
+use crate::raw::{Message, RawListener, RawPeer};
 use crate::world::{OfClient, World};
 
 /// Place of a raw server: an address, or the name of a world of its own.
@@ -28,9 +28,11 @@ impl Place for &'static str {
     }
 }
 
-/// A thread that accepts connections and follows a script. The drop waits for the script's end, so drop clients first.
+/// A thread that accepts connections and follows a script. After the script of a single connection it
+/// [behaves](RawPeer::behave). The drop waits for the end of the thread, so drop clients first.
 pub struct RawServer<T: Send + 'static = ()> {
-    thread: Option<JoinHandle<T>>,
+    thread: Option<JoinHandle<()>>,
+    result: Receiver<T>,
     address: Address,
     _world: Option<World>,
 }
@@ -38,12 +40,20 @@ pub struct RawServer<T: Send + 'static = ()> {
 impl<T: Send + 'static> RawServer<T> {
     /// A server that has exchanged properties with its only client.
     pub fn start(place: impl Place, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
-        Self::listen(place, |listener| script(&mut listener.accept()))
+        Self::run(place, move |listener, tell| {
+            let mut peer = listener.accept();
+            tell(script(&mut peer));
+            peer.behave();
+        })
     }
 
     /// A server of one client that has sent nothing yet.
     pub fn start_silently(place: impl Place, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
-        Self::listen(place, |listener| script(&mut listener.accept_silently()))
+        Self::run(place, move |listener, tell| {
+            let mut peer = listener.accept_silently();
+            tell(script(&mut peer));
+            peer.behave();
+        })
     }
 
     /// A server of one client with this credit mode. In version 2 they have exchanged properties.
@@ -60,16 +70,22 @@ impl<T: Send + 'static> RawServer<T> {
 
     /// A server that accepts connections itself.
     pub fn listen(place: impl Place, script: impl FnOnce(RawListener) -> T + Send + 'static) -> Self {
+        Self::run(place, move |listener, tell| tell(script(listener)))
+    }
+
+    fn run(place: impl Place, script: impl FnOnce(RawListener, &dyn Fn(T)) + Send + 'static) -> Self {
         let (address, world) = place.address();
+        let (tell, result) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
         let at = address.clone();
         let thread = std::thread::spawn(move || {
             let listener = RawListener::bind(&at);
             ready.send(()).expect("the test waits");
-            script(listener)
+            // The test may not ask for it.
+            script(listener, &|result| drop(tell.send(result)));
         });
         is_ready.recv().expect("it listens");
-        Self { thread: Some(thread), address, _world: world }
+        Self { thread: Some(thread), result, address, _world: world }
     }
 
     /// Address of the server.
@@ -83,8 +99,31 @@ impl<T: Send + 'static> RawServer<T> {
     }
 
     /// Waits for the end of the script.
+    #[track_caller]
     pub fn join(&mut self) -> T {
-        self.thread.take().expect("it is joined once").join().expect("the script ran")
+        self.result.recv().expect("the script ran")
+    }
+}
+
+impl RawServer {
+    /// A server that passes each message of its client to the test, and answers whole calls without results. `begin`
+    /// accepts the connection.
+    pub fn recording(
+        place: impl Place,
+        begin: impl FnOnce(RawListener) -> RawPeer + Send + 'static,
+    ) -> (Self, Receiver<Message>) {
+        let (tell, told) = mpsc::channel();
+        let server = Self::listen(place, move |listener| {
+            let mut peer = begin(listener);
+            while let Some(message) = peer.next_message() {
+                let (xid, more) = (message.xid(), message.more());
+                tell.send(message).expect("the test listens");
+                if !more {
+                    peer.reply(xid, b"");
+                }
+            }
+        });
+        (server, told)
     }
 }
 

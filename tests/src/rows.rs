@@ -32,12 +32,13 @@ pub fn for_each<T: Debug>(rows: impl IntoIterator<Item = T>, mut test: impl FnMu
     }
 }
 
-/// Runs a test in each credit mode, with a raw client of a new server of the standard services.
+/// Runs a test in each credit mode, with a raw client of a new server of the standard services. The connection is
+/// alive before the test, and after it unless the test has ended it.
 pub fn with_raw(name: &'static str, schemes: impl IntoIterator<Item = CreditMode>, test: impl FnMut(&mut RawPeer)) {
     with_raw_of(name, schemes, &standard_services(), test);
 }
 
-/// Runs a test in each credit mode, with a raw client of a new server of these services.
+/// Runs a test in each credit mode, as [`with_raw`] does, with a server of these services.
 pub fn with_raw_of(
     name: &'static str,
     schemes: impl IntoIterator<Item = CreditMode>,
@@ -46,7 +47,11 @@ pub fn with_raw_of(
 ) {
     for_each(schemes, |scheme| {
         let (_world, mut client) = World::raw_with(name, scheme, services.clone());
+        client.ping();
         test(&mut client);
+        if !client.is_over() {
+            client.ping();
+        }
     });
 }
 

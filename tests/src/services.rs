@@ -1,10 +1,12 @@
 //! Program of the tests. Procedures check their data and refuse wrong data.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rpcrdma::config::MemoryConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::MAX_CHUNKS;
+use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
 use crate::data::{pattern, patterned, put_pattern};
@@ -100,6 +102,21 @@ pub fn services_by(
         .add(PROGRAM, VERSION, REPLY, procedure(reply).max_reply(receive_size + LONGER))
         .add(PROGRAM, 5, ECHO, procedure(echo).max_reply(receive_size));
     services
+}
+
+/// A procedure that returns its arguments of up to `max_reply` bytes.
+pub fn echo_of(max_reply: usize) -> Procedure {
+    Procedure::new(echo).max_reply(max_reply)
+}
+
+/// A duplicate request cache with so many entries.
+pub fn request_cache(entries: usize) -> Arc<DuplicateRequestCache> {
+    Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig { entries, bytes: 1 << 20, ..Default::default() }))
+}
+
+/// The procedure with a duplicate request cache, in which all callers are one client.
+pub fn run_once(procedure: Procedure, cache: &Arc<DuplicateRequestCache>) -> Procedure {
+    procedure.cached(Arc::clone(cache), |_| Some(Client::number(7)))
 }
 
 /// A word of the arguments.

@@ -7,6 +7,7 @@ use rpcrdma::service::{DeferredCall, LocalServices};
 use rpcrdma::{Arena, Buf, CallResult, Client, Endpoint, Frozen, LocalClient, Procedure, Server, Services};
 
 const fn send<T: Send>() {}
+const fn error<T: std::error::Error + Send + Sync + 'static>() {}
 const fn send_and_sync<T: Send + Sync>() {}
 
 /// Ambiguous for a `Send` type.
@@ -33,6 +34,25 @@ const _: () = {
     send_and_sync::<ClientConfig>();
     send_and_sync::<ServerConfig>();
     send_and_sync::<DuplicateRequestCache>();
+    error::<rpcrdma::CallError>();
+    error::<rpcrdma::InvalidCall>();
+    error::<rpcrdma::Refusal>();
+    error::<rpcrdma::client::ConnectError>();
+    error::<rpcrdma::StartError>();
+    error::<rpcrdma::server::Undrained>();
+    error::<rpcrdma::CloseReason>();
+    error::<rpcrdma::ResizeError>();
+    error::<rpcrdma::MemError>();
+    error::<rpcrdma::FabricError>();
+    error::<rpcrdma::ConfigError>();
+    error::<rpcrdma::AddressError>();
+    error::<rpcrdma::service::NoResult>();
+    error::<rpcrdma::service::ResultTooLong>();
+    error::<rpcrdma_rpcbind::RpcbindError>();
+    error::<rpcrdma_rpcbind::stream::StreamError>();
+    error::<rpcrdma::proto::binding::BindingError>();
+    error::<rpcrdma::proto::auth::AuthError>();
+    error::<rpcrdma::auth::KeyError>();
     let () = <LocalClient as NotSend<_>>::OK;
     let () = <LocalServer as NotSend<_>>::OK;
     let () = <LocalServices as NotSend<_>>::OK;

@@ -5,15 +5,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::service::{Application, LocalProcedure, LocalServices, ShardSetup, ShardTask};
 use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, CallError, CallResult, Config, CreditMode, FailedCall, Server, Services};
 use rpcrdma_mempool::{Buf, PagePolicy};
 
 use crate::balance::{open_descriptors, settles, shard_leak};
 use crate::data::{pattern, patterned};
+use crate::held::{HELD, Held};
 use crate::place;
 use crate::raw::RawPeer;
-use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, services_of};
+use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, services_of, standard_and, standard_services};
 use crate::timed::TimedServer;
 
 /// Worlds run one at a time: the process' descriptors are counted, and two cores serve one world well.
@@ -49,6 +51,13 @@ impl World {
         let config = config.of_server();
         let services = services_of(&config);
         Self::serving(name, config, services)
+    }
+
+    /// A world with a server of the standard services and of [`HELD`], whose calls the test holds.
+    pub fn holding(name: &'static str, config: impl OfServer) -> (Self, Address, Held) {
+        let held = Held::default();
+        let (world, address) = Self::serving(name, config, standard_and([(HELD, held.procedure())]));
+        (world, address, held)
     }
 
     /// A world with a server of the standard services with a simulated clock.
@@ -120,6 +129,21 @@ impl World {
         self.servers.push(Server::start(address, services, &config.of_server()).expect("a server"));
     }
 
+    /// Starts a server whose shards have services and a task of their own. Drop it before this world.
+    pub fn serve_tasks<T: ShardTask + 'static>(
+        &self,
+        config: impl OfServer,
+        make: impl Fn(&ShardSetup<'_>) -> (LocalServices, T) + Send + Sync + 'static,
+    ) -> (Address, Server) {
+        let address = self.address();
+        let make = move |setup: &ShardSetup<'_>| {
+            let (services, task) = make(setup);
+            Ok(Application { services, task: Some(Box::new(task)) })
+        };
+        let server = Server::start_with(&address, make, &config.of_server()).expect("a server");
+        (address, server)
+    }
+
     /// Starts a server of the standard services with a simulated clock. Drop it before this world.
     pub fn serve_timed(&self, config: impl OfServer) -> (Address, TimedServer) {
         let config = config.of_server();
@@ -180,6 +204,13 @@ impl Drop for World {
         });
         assert!(same, "{}: descriptors were {:?}, are {now:?}", self.name, self.descriptors);
     }
+}
+
+/// The standard services of one shard, with one more procedure.
+pub fn local_and(number: u32, procedure: LocalProcedure) -> LocalServices {
+    let mut services = standard_services().to_local();
+    services.add(PROGRAM, VERSION, number, procedure);
+    services
 }
 
 /// A shard that starts fast: little memory, small pages without prefaulting.

@@ -1,8 +1,8 @@
 //! Characteristics that change on a live connection (xcharext-02).
 
 use rpcrdma::proto::exchange::{ChangeError, Characteristic, Event, Outcome as ChangeOutcome};
-use rpcrdma::wire::optional::{Operation, OperationCode};
-use rpcrdma::wire::properties::{PropertyId, PropertySet, ReverseSupport};
+use rpcrdma::wire::optional::OperationCode;
+use rpcrdma::wire::properties::PropertySet;
 use rpcrdma_tests::prelude::*;
 
 /// Like [`ECHO`], with arguments of up to [`LONGEST`] bytes.
@@ -20,17 +20,8 @@ fn config() -> Config {
     })
 }
 
-fn services() -> Services {
-    let echo = Procedure::new(|call| {
-        let args = call.args().to_vec();
-        call.reply_mut(args.len()).expect("room").copy_from_slice(&args);
-        Ok(())
-    });
-    standard_and([(LONG_ECHO, echo.max_reply(LONGEST))])
-}
-
 fn serving(name: &'static str, shard: Config) -> (World, Address) {
-    World::serving(name, shard, services())
+    World::serving(name, shard, standard_and([(LONG_ECHO, echo_of(LONGEST))]))
 }
 
 // ---- raw peer
@@ -41,15 +32,15 @@ const SEND: u32 = PropertyId::SendSize.code();
 /// A world with a server, a raw client that supports changes, and the server's INITXCH.
 fn introduced(name: &'static str) -> (World, RawPeer, Vec<u8>) {
     let (world, address) = serving(name, config());
-    let (peer, initial) = introduced_at(&address);
+    let mut peer = RawPeer::connect_offering(&address, offer_changes);
+    let (xid, flags, code, initial) = next_operation(&mut peer);
+    assert_eq!((xid, flags.contains(Flags::RESPONSE), code), (0, false, OperationCode::Initial));
     (world, peer, initial)
 }
 
-fn introduced_at(address: &Address) -> (RawPeer, Vec<u8>) {
-    let mut peer = RawPeer::connect_offering(address, offer_changes);
-    let (xid, flags, code, initial) = next_operation(&mut peer);
-    assert_eq!((xid, flags.contains(Flags::RESPONSE), code), (0, false, OperationCode::Initial));
-    (peer, initial)
+fn update(peer: &mut RawPeer, which: PropertyId, value: u32) {
+    let now = Property { which: which.code(), data: &value.to_be_bytes() };
+    peer.operation(0, Operation::Update { now, clears_pending: false });
 }
 
 fn offer_changes(offers: &mut Properties<'static>) {
@@ -82,11 +73,6 @@ fn request(peer: &mut RawPeer, xid: u32, values: &[(u32, &[u8])]) -> [Vec<usize>
     }
 }
 
-fn update(peer: &mut RawPeer, which: PropertyId, value: u32) {
-    let now = Property { which: which.code(), data: &value.to_be_bytes() };
-    peer.operation(0, Operation::Update { now, clears_pending: false });
-}
-
 /// XID, flags, operation and body.
 type Update = (u32, Flags, OperationCode, Vec<u8>);
 
@@ -114,13 +100,10 @@ fn operation_of(message: &Message) -> Option<Update> {
 /// Value and flag of the next update of the receive size, from `beside` first, then from the next message.
 fn next_update(peer: &mut RawPeer, beside: &mut Vec<Update>) -> (u32, bool) {
     let (xid, _, code, optinfo) = if beside.is_empty() { next_operation(peer) } else { beside.remove(0) };
-    match Operation::parse(code, &optinfo).expect("an update") {
-        Operation::Update { now, clears_pending } => {
-            assert_eq!((xid, now.which), (0, RECEIVE));
-            (now.uint32().expect("a word"), clears_pending)
-        }
-        other => panic!("{other:?}"),
-    }
+    let operation = Operation::parse(code, &optinfo).expect("an update");
+    let Operation::Update { now, clears_pending } = operation else { panic!("{operation:?}") };
+    assert_eq!((xid, now.which), (0, RECEIVE));
+    (now.uint32().expect("a word"), clears_pending)
 }
 
 /// Sends a call and checks its reply; returns the operations received meanwhile.
@@ -137,11 +120,10 @@ fn ping(peer: &mut RawPeer, xid: u32, len: usize) -> Vec<Update> {
         assert_eq!((message.xid(), message.htype()), (xid, HeaderType::Msg), "{message}");
         got.extend_from_slice(message.payload());
         if !message.more() {
-            break;
+            assert_eq!(got, reply_bytes(xid, &args));
+            return beside;
         }
     }
-    assert_eq!(got, reply_bytes(xid, &args));
-    beside
 }
 
 #[test]
@@ -198,21 +180,20 @@ fn characteristics_that_are_not_known_are_passed_over_or_rejected() {
 #[test]
 fn operations_with_bad_values_get_bad_xdr() {
     let (world, mut peer, _) = introduced("bad-values");
-    let cases: [(&str, u32, &[u32]); 7] = [
-        ("data beyond the end of the message", 4, &[RECEIVE, 40, 8192, 0]),
-        ("data that is too short for its type", 4, &[RECEIVE, 2, 0, 0]),
-        ("data that is too long for its type", 4, &[RECEIVE, 8, 0, 8192, 0]),
-        ("no bool", 4, &[PropertyId::RemoteInvalidation.code(), 4, 2, 0]),
-        ("a flag that is neither 0 nor 1", 4, &[RECEIVE, 4, 8192, 2]),
-        ("more behind the end", 4, &[RECEIVE, 4, 8192, 0, 0]),
-        ("a request cut off", 2, &[2, RECEIVE, 4, 8192]),
+    let cases: [(&str, ErrorBody, u32, &[u32]); 8] = [
+        ("data beyond the end of the message", ErrorBody::BadXdr, 4, &[RECEIVE, 40, 8192, 0]),
+        ("data that is too short for its type", ErrorBody::BadXdr, 4, &[RECEIVE, 2, 0, 0]),
+        ("data that is too long for its type", ErrorBody::BadXdr, 4, &[RECEIVE, 8, 0, 8192, 0]),
+        ("no bool", ErrorBody::BadXdr, 4, &[PropertyId::RemoteInvalidation.code(), 4, 2, 0]),
+        ("a flag that is neither 0 nor 1", ErrorBody::BadXdr, 4, &[RECEIVE, 4, 8192, 2]),
+        ("more behind the end", ErrorBody::BadXdr, 4, &[RECEIVE, 4, 8192, 0, 0]),
+        ("a request cut off", ErrorBody::BadXdr, 2, &[2, RECEIVE, 4, 8192]),
+        ("no such operation", ErrorBody::InvalHtype, 5, &[]),
     ];
-    for (what, opttype, words) in cases {
+    for_each(cases, |(_, error, opttype, words)| {
         peer.say(XID, Flags::NONE, Body::Optional { opttype, optinfo: &be(words) }, b"");
-        assert_eq!(next_message(&mut peer).error(), (XID, ErrorBody::BadXdr), "{what}");
-    }
-    peer.say(XID, Flags::NONE, Body::Optional { opttype: 5, optinfo: b"" }, b"");
-    assert_eq!(next_message(&mut peer).error(), (XID, ErrorBody::InvalHtype), "no such operation");
+        assert_eq!(next_message(&mut peer).error(), (XID, error));
+    });
     ping(&mut peer, 201, 3000);
     assert_eq!(world.stats().peer_faults, 0);
 }
@@ -255,8 +236,9 @@ fn an_update_that_nobody_asked_for_clears_nothing() {
         world.stats().receive_size == 8192
     }));
     assert_eq!(next_update(&mut peer, &mut beside), (8192, false));
-    for (bytes, why) in [(32_768, "beyond max_receive_size"), (2048, "too small"), (8190, "no multiple of 4")] {
-        assert!(world.server().change_receive_size(bytes).is_err(), "{why}");
+    // Beyond max_receive_size, too small, and not a multiple of 4.
+    for bytes in [32_768, 2048, 8190] {
+        assert!(world.server().change_receive_size(bytes).is_err(), "{bytes}");
     }
 }
 
@@ -293,14 +275,16 @@ fn characteristics_are_requested_answered_and_updated() {
     let events = change_ends(&mut client, wanted[2], ChangeOutcome::Done);
     assert_eq!([0, 1].map(|n| last_outcome(&events, wanted[n])), [Some(ChangeOutcome::Done); 2]);
     let pending = Event::Answer { wanted: wanted[2], outcome: ChangeOutcome::Pending };
-    assert!(events.contains(&pending), "{events:?}");
-    assert!(events.contains(&Event::Peer(Characteristic::SendSize(2048))), "{events:?}");
+    assert!(
+        [pending, Event::Peer(Characteristic::SendSize(2048))].iter().all(|one| events.contains(one)),
+        "{events:?}"
+    );
     let terms = client.terms(first).expect("an open connection");
     assert_eq!((terms.send_inline_threshold(), terms.receive_inline_threshold()), (8192, 2048));
     let constant = ChangeError::Constant(PropertyId::SegmentSize);
     assert_eq!(client.request_change(first, &[Characteristic::SegmentSize(4096)]), Err(constant));
     // A server that clients may not resize.
-    let address = world.serve_with(config().with(|c| c.debug.resize_on_request = false), services());
+    let address = world.serve(config().with(|c| c.debug.resize_on_request = false));
     let mut client = world.client(&address, config());
     client.request_change(first, &wanted[2..]).expect("a request");
     change_ends(&mut client, wanted[2], ChangeOutcome::Rejected);
@@ -334,85 +318,79 @@ fn ends_that_do_not_offer_changes_make_none() {
 
 #[test]
 fn announced_characteristics_take_effect_at_once() {
-    let mut server = RawServer::start_silently("effects", |peer| {
+    // Bytes of a call's arguments and of its Write chunk; the parts of the call, the segments of the chunk and whether
+    // a handle is offered, or no call; the update that follows.
+    type Seen = Option<(usize, usize, bool)>;
+    let steps: [(usize, usize, Seen, PropertyId, u32); 6] = [
+        (3000, 20_000, Some((1, 1, true)), PropertyId::SegmentSize, 8192),
+        (3000, 20_000, Some((1, 3, true)), PropertyId::ReceiveSize, 2048),
+        (3000, 20_000, Some((2, 3, true)), PropertyId::SegmentCount, 2),
+        (100, 20_000, None, PropertyId::SegmentCount, 2),
+        (100, 9000, Some((1, 2, false)), PropertyId::ReverseSupport, ReverseSupport::General.code()),
+        (100, 9000, Some((1, 2, false)), PropertyId::ReverseSupport, ReverseSupport::General.code()),
+    ];
+    let server = RawServer::start_silently("effects", move |peer| {
         welcome(peer);
         // Each reply follows the change for the next call.
-        let mut seen = Vec::new();
-        for step in 0..5 {
-            let mut parts = 0;
-            let call = loop {
-                let message = next_message(peer);
-                parts += usize::from(operation_of(&message).is_none());
-                if operation_of(&message).is_none() && !message.more() {
-                    break message;
-                }
-            };
-            seen.push((parts, call.writes().next().map_or(0, |chunk| chunk.len()), call.inv_handle() != 0));
-            match step {
-                0 => update(peer, PropertyId::SegmentSize, 8192),
-                1 => update(peer, PropertyId::ReceiveSize, 2048),
-                2 => update(peer, PropertyId::SegmentCount, 2),
-                _ => update(peer, PropertyId::ReverseSupport, ReverseSupport::General.code()),
+        for_each(steps.iter().filter_map(|step| step.2.map(|seen| (seen, step.3, step.4))), |(seen, which, value)| {
+            let mut messages = std::iter::from_fn(|| Some(next_message(peer)));
+            let mut parts = messages.by_ref().filter(|message| operation_of(message).is_none());
+            let mut call = parts.next().expect("a call");
+            let mut count = 1;
+            while call.more() {
+                call = parts.next().expect("the next part");
+                count += 1;
             }
+            let segments = call.writes().next().map_or(0, |chunk| chunk.len());
+            assert_eq!((count, segments, call.inv_handle() != 0), seen);
+            update(peer, which, value);
             peer.reply(call.xid(), b"");
-        }
+        });
         peer.wait_until_over();
-        seen
     });
     let mut client = server.client(small());
-    let call = |client: &mut LocalClient, args: usize, room: usize| {
+    for_each(steps, |(args, room, seen, ..)| {
         let call = client.chunked(LOAD, &vec![0; args], &[], &[room]);
-        client.outcome(call)
-    };
-    call(&mut client, 3000, 20_000).expect("one message, one segment");
-    call(&mut client, 3000, 20_000).expect("segments of 8192 bytes");
-    call(&mut client, 3000, 20_000).expect("two messages");
-    call(&mut client, 100, 20_000).expect_err("three segments are more than the peer handles");
-    client.set_remote_invalidation(client.first(), false).expect("a peer that knows of it");
-    (0..2).for_each(|_| drop(call(&mut client, 100, 9000).expect("a reply")));
-    drop(client);
-    assert_eq!(server.join(), [(1, 1, true), (1, 3, true), (2, 3, true), (1, 2, false), (1, 2, false)]);
+        assert_eq!(client.outcome(call).is_ok(), seen.is_some());
+        if seen.is_none() {
+            // Three segments are more than the peer handles.
+            client.set_remote_invalidation(client.first(), false).expect("a peer that knows of it");
+        }
+    });
 }
 
 /// A call that waits for a credit keeps the form it had when it started. If that form becomes invalid, this call alone
 /// ends.
 #[test]
 fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
-    let mut server = RawServer::start_silently("shorter", |peer| {
+    let server = RawServer::start_silently("shorter", |peer| {
         peer.credit = 1;
         welcome(peer);
         // The exchange used that credit. This grant is for the first call.
         peer.grant();
-        let mut answered = Vec::new();
-        while answered.len() < 2 {
+        for segments in [1, 2] {
             let call = next_message(peer);
-            answered.push(call.writes().next().map_or(0, |chunk| chunk.len()));
+            assert_eq!(call.writes().next().map_or(0, |chunk| chunk.len()), segments);
             // The second call is next, and would now have 128 segments.
             update(peer, PropertyId::SegmentSize, 4096);
             peer.reply(call.xid(), b"");
         }
         peer.wait_until_over();
-        answered
     });
     let mut client = server.client(small());
     for (token, room) in [(1, 64 << 10), (2, 512 << 10), (3, 8 << 10)] {
         let call = client.chunked(LOAD, &[0; 100], &[], &[room]);
         client.launch(call, token).expect("it is sent, or waits");
     }
-    let mut ended = client.ends(3);
-    ended.sort_by_key(|(token, _)| *token);
     // Every peer handles two segments.
     let too_many = CallError::from(Defect::ChunkSegments { segments: 128, limit: 16 });
-    assert_eq!(ended, [(1, Ok(Vec::new())), (2, Err(too_many)), (3, Ok(Vec::new()))]);
-    drop(client);
-    assert_eq!(server.join(), [1, 2]);
+    assert_eq!(client.sorted_ends(3), [(1, Ok(Vec::new())), (2, Err(too_many)), (3, Ok(Vec::new()))]);
 }
 
 #[test]
 fn remote_invalidation_is_switched_off_and_on_while_connected() {
-    let (world, address) = serving("invalidation", config());
     // The server's side.
-    let (mut peer, _) = introduced_at(&address);
+    let (world, mut peer, _) = introduced("invalidation");
     for (xid, switch, invalidates) in [(1, None, true), (2, Some(0), false), (3, None, false), (4, Some(1), true)] {
         if let Some(value) = switch {
             update(&mut peer, PropertyId::RemoteInvalidation, value);
@@ -421,90 +399,75 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
         peer.call_as(xid, LOAD, &Lists::new().write([room]).offer(room.handle), &be(&[7, 64]));
         assert_eq!(next_message(&mut peer).invalidated, invalidates.then_some(room.handle), "call {xid}");
     }
-    drop(peer);
+    drop((peer, world));
     // The client's side: a call with one chunk posts a Bind and a Send, and an invalidation of its own if the server
     // does none.
-    for_each(SCHEMES_2, |scheme| {
-        let config = config().with(|c| c.wire.credit_mode = scheme);
-        let mut client = world.client(&address, config.clone());
-        let first = client.first();
-        for round in 0..20 {
-            let on = round % 2 == 0;
+    let (world, address) = serving("invalidation-2", config());
+    for_each(pairs(SCHEMES_2, [true, false]), |(scheme, offered)| {
+        let config = config().with(|c| (c.wire.credit_mode, c.debug.remote_invalidate) = (scheme, offered));
+        let mut client = world.client(&address, config);
+        for round in 0..if offered { 20 } else { 1 } {
+            let on = offered && round % 2 == 0;
             if round > 0 {
-                client.set_remote_invalidation(first, on).expect("a server that knows of it");
+                client.set_remote_invalidation(client.first(), on).expect("a server that knows of it");
             }
             let before = client.stats().fabric.posts;
             (0..10).for_each(|seed| load(&mut client, seed, &[(5000, 5000)]).expect("nothing is lost"));
             let posts = client.stats().fabric.posts - before;
             assert!(if on { (20..30).contains(&posts) } else { posts >= 30 }, "{posts} posts, round {round}");
         }
-        let mut client = world.client(&address, config.with(|c| c.debug.remote_invalidate = false));
-        mirror(&mut client, 9, &[3000]).expect("a reply");
         let constant = Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
-        assert_eq!(client.set_remote_invalidation(first, true), constant);
+        assert!(offered || client.set_remote_invalidation(client.first(), true) == constant);
     });
 }
 
-/// Runs calls of all lengths in parallel, while both ends grow and shrink their Receives.
+/// Makes calls of all lengths while both ends grow and shrink their Receives.
 fn resize_under_load(scheme: CreditMode) {
-    const CALLS: u64 = 6000;
-    const AT_A_TIME: u64 = 24;
+    const SIZES: [usize; 8] = [8192, 4096, 16384, 12288, 16384, 4096, 5000, 4096];
     let shard = config().with(|c| c.wire.credit_mode = scheme);
     let (world, address) = serving("resize", shard.clone());
-    let mut clients: Vec<LocalClient> = (0..2).map(|_| world.client(&address, shard.clone())).collect();
-    let sizes = [8192, 4096, 16384, 12288, 16384, 4096, 5000, 4096];
-    let mut random = Random::new(11);
-    let (mut started, mut ended, mut under_way) = (0u64, 0u64, [0u64; 2]);
-    let (mut server_step, mut client_steps) = (0, [0; 2]);
-    let mut reached = Vec::new();
-    while ended < CALLS || server_step < sizes.len() || client_steps.iter().any(|&step| step < sizes.len()) {
-        for (n, client) in clients.iter_mut().enumerate() {
-            while under_way[n] < AT_A_TIME {
-                let longest = [20, 500, 4000, 8000, LONGEST][random.below(5)];
-                let len = 1 + random.below(longest);
-                let Ok(mut call) = client.prepare(LONG_ECHO, len) else { break };
-                pattern(started as u32, call.args_mut());
-                client.launch(call.expect_reply(len), started << 32 | len as u64);
-                started += 1;
-                under_way[n] += 1;
-            }
-            let mut lost = None;
-            client.poll(|done| {
-                let (seed, len) = ((done.token >> 32) as u32, done.token as u32 as usize);
-                match done.result {
-                    Ok(reply) => {
-                        let same = reply.results().len() == len && patterned(seed, reply.results());
-                        assert!(same, "call {seed} of {len} bytes");
-                    }
-                    Err(error) => lost = Some((seed, len, error)),
-                }
-                under_way[n] -= 1;
-                ended += 1;
+    let is_resized = AtomicBool::new(false);
+    let call_and_resize = |seed| {
+        let mut client = LocalClient::connect(&address, small_client(shard.clone())).expect("a connection");
+        let (mut random, mut sizes, lens) = (Random::new(seed), SIZES.iter(), RefCell::new(Vec::new()));
+        let mut call = |client: &mut LocalClient, token: u64| {
+            let longest = [20, 500, 4000, 8000, LONGEST][random.below(5)];
+            let len = 1 + random.below(longest);
+            let mut call = client.prepare(LONG_ECHO, len).ok()?;
+            pattern(token as u32, call.args_mut());
+            lens.borrow_mut().push(len);
+            Some(call.expect_reply(len))
+        };
+        let mut rounds = 0;
+        while rounds < 60 || sizes.len() > 0 || !is_resized.load(Ordering::SeqCst) {
+            lens.borrow_mut().clear();
+            client.keep_busy(24, 50, &mut call, |done| {
+                let (token, reply) = (done.token, done.result.expect("a reply"));
+                let whole = reply.results().len() == lens.borrow()[token as usize];
+                assert!(whole && patterned(token as u32, reply.results()), "call {token}");
             });
-            if let Some((seed, len, error)) = lost {
-                let reason = client.close_reason(client.first());
-                panic!("call {seed} of {len} bytes: {error}; {reason:?}; {client_steps:?} {server_step}");
-            }
+            rounds += 1;
             let stats = client.stats();
-            if stats.receive_size == stats.receive_size_posted && client_steps[n] < sizes.len() {
-                client.change_receive_size(sizes[client_steps[n]]).expect("a size that is configured");
-                client_steps[n] += 1;
+            if stats.receive_size == stats.receive_size_posted
+                && let Some(&size) = sizes.next()
+            {
+                client.change_receive_size(size).expect("a size that is configured");
             }
         }
-        if ended.is_multiple_of(16) && server_step < sizes.len() {
-            let stats = world.server().stats().remove(0);
-            if stats.receive_size == stats.receive_size_posted {
-                reached.push(stats.receive_size);
-                world.server().change_receive_size(sizes[server_step]).expect("a size that is configured");
-                server_step += 1;
-            }
-        }
-    }
-    assert_eq!(reached, [&[4096][..], &sizes[..sizes.len() - 1]].concat());
-    assert_eq!(world.stats().peer_faults, 0);
-    for client in clients {
         assert!(client.close(Duration::from_secs(10)).iter().all(|done| done.result.is_ok()));
-    }
+    };
+    std::thread::scope(|scope| {
+        (0..2).for_each(|seed| drop(scope.spawn(move || call_and_resize(seed))));
+        let mut last = 4096;
+        for size in SIZES {
+            let stats = || world.stats();
+            assert!(settles(|| (stats().receive_size, stats().receive_size_posted) == (last, last)), "{last}");
+            world.server().change_receive_size(size).expect("a size that is configured");
+            last = size;
+        }
+        is_resized.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(world.stats().peer_faults, 0);
     // The pool frees memory of unused sizes. The configured size has no class of its own.
     assert!(settles(|| {
         let stats = world.stats();

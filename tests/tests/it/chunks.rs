@@ -1,7 +1,6 @@
 //! Calls with Read and Write chunks, bindings, and memory beyond a call.
 
 use rpcrdma::service::NoResult;
-use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_tests::prelude::*;
 
 /// A procedure for chunks of any data.
@@ -33,15 +32,15 @@ fn chunks_of_odd_lengths_arrive_whole() {
 #[test]
 fn chunks_start_where_a_device_wants_them() {
     const FLIP: u32 = 600;
+    let flipped = |data: &[u8]| data.iter().map(|byte| !byte).collect::<Vec<_>>();
     for_each([64, 512, 4096], |align| {
         let flip = Procedure::new(move |call| {
-            let data = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?.to_vec();
-            let at = call.read_chunk(0).map(<[u8]>::as_ptr);
+            let data = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+            let (at, data) = (data.as_ptr(), flipped(data));
             let mut result = call.result_writer(0)?;
-            let places = [at.unwrap_or_default(), result.as_mut_ptr()];
-            assert!(places.iter().all(|at| at.addr().is_multiple_of(align)), "{at:?}, {result:?}");
-            let flipped: Vec<u8> = data.iter().map(|byte| !byte).collect();
-            result.put(&flipped).or(Err(Refusal::SystemError))
+            let places = [at, result.as_mut_ptr()];
+            assert!(places.iter().all(|at| at.addr().is_multiple_of(align)), "{places:?}");
+            Ok(result.put(&data)?)
         });
         let config = small().with(|c| {
             c.memory.chunk_align = align;
@@ -52,8 +51,7 @@ fn chunks_start_where_a_device_wants_them() {
         for len in [1, 500, 4096, 5000, 64 << 10, 1 << 20] {
             let call = client.chunked(FLIP, b"", &[len], &[len]);
             let reply = client.call(call).expect("a reply");
-            let flipped: Vec<u8> = data_of(0, len).iter().map(|byte| !byte).collect();
-            assert!(reply.chunk(0).expect("a chunk") == flipped, "{len}");
+            assert!(reply.chunk(0).expect("a chunk") == flipped(&data_of(0, len)), "{len}");
         }
     });
     for chunk_align in [0, 32, 96, 8192] {
@@ -63,35 +61,21 @@ fn chunks_start_where_a_device_wants_them() {
 }
 
 #[test]
-fn as_many_chunks_as_there_may_be() {
-    let (_world, mut client) = World::pair("several", small(), small());
-    let mut random = Random::new(1);
-    for round in 0..60 {
-        let lens: Vec<usize> = (0..1 + random.below(MAX_CHUNKS)).map(|_| 1 + random.below(5000)).collect();
-        store(&mut client, round, &lens).unwrap();
-        mirror(&mut client, round, &lens).unwrap();
-        let room: Vec<_> = lens.iter().map(|&len| (len, random.below(2 * len))).collect();
-        load(&mut client, round, &room).unwrap();
-    }
-}
-
-#[test]
 fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
     let config = small().with(|c| (c.limits.max_calls, c.debug.remote_invalidate) = (1, false));
     let (_world, mut client) = World::pair("successor", small(), config);
-    let (mut started, mut ended) = (0, 0);
-    assert!(settles(|| {
-        // Each answered call frees a slot.
-        if started < 20 {
-            let call = client.chunked(MIRROR, b"", &[40; MAX_CHUNKS], &[40; MAX_CHUNKS]);
-            started += u64::from(client.launch(call, started).is_some());
-        }
-        client.poll(|done| match done.result {
-            Ok(_) => ended += 1,
+    // Each answered call frees a slot.
+    let call = |client: &mut LocalClient, _| Some(client.chunked(MIRROR, b"", &[40; MAX_CHUNKS], &[40; MAX_CHUNKS]));
+    let mut served = 0;
+    while served < 20 {
+        client.keep_busy(1, 1, call, |done| match done.result {
+            Ok(reply) => {
+                served += 1;
+                assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32, reply.chunk(n).unwrap())));
+            }
             Err(failed) => assert_eq!(failed.error, CallError::TooManyCalls { limit: 1 }),
         });
-        ended == 20
-    }));
+    }
 }
 
 #[test]
@@ -105,19 +89,6 @@ fn short_and_unused_results_leave_the_rest_alone() {
     let mut reply = client.call(call).unwrap();
     assert_eq!((reply.chunk(0), reply.chunk(1), reply.chunk(2)), (Some(&[][..]), Some(&[][..]), None));
     assert_eq!(reply.take_chunks().count(), 2, "the memory comes home all the same");
-}
-
-#[test]
-fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
-    // Few calls, each with all its chunks.
-    let (_world, mut client) = World::pair("side-by-side", small(), small().with(|c| c.limits.max_calls = 2));
-    for _ in 0..20 {
-        client.launch_each(0..2, |client, _| client.chunked(MIRROR, &[0; 4], &[1000; MAX_CHUNKS], &[1000; MAX_CHUNKS]));
-        client.each_end(2, |done| {
-            let reply = done.result.unwrap();
-            assert!((0..MAX_CHUNKS).all(|n| patterned(n as u32, reply.chunk(n).unwrap())));
-        });
-    }
 }
 
 #[test]
@@ -162,47 +133,37 @@ fn a_result_over_its_chunk_names_the_bound() {
     };
     let services = standard_and([(20, Procedure::new(written).write_chunks(1, 4096))]);
     let (_world, mut client) = World::pair_with("written-results", small(), services, small());
-    for_each(
-        [
-            (64, 64, Ok(()), 0),
-            (4096, 64, Ok(()), 1),
-            (4097, 64, Err(CallError::Refused(Refusal::SystemError)), 0),
-            (4097, 8000, Err(CallError::Refused(Refusal::SystemError)), 0),
-        ],
-        |(len, room, outcome, again)| {
-            let before = client.stats().calls_retransmitted;
-            let call = client.chunked(20, &be(&[len]), &[], &[room]);
-            let result = client.call(call).map(|reply| assert_eq!(reply.chunk(0).unwrap().len(), len as usize));
-            assert_eq!(result.map_err(CallError::from), outcome);
-            assert_eq!(client.stats().calls_retransmitted - before, again);
-        },
-    );
+    let system = || Err(CallError::Refused(Refusal::SystemError));
+    let cases = [(64, 64, Ok(()), 0), (4096, 64, Ok(()), 1), (4097, 64, system(), 0), (4097, 8000, system(), 0)];
+    for_each(cases, |(len, room, outcome, again)| {
+        let before = client.stats().calls_retransmitted;
+        let call = client.chunked(20, &be(&[len]), &[], &[room]);
+        let result = client.call(call).map(|reply| assert_eq!(reply.chunk(0).unwrap().len(), len as usize));
+        assert_eq!(result.map_err(CallError::from), outcome);
+        assert_eq!(client.stats().calls_retransmitted - before, again);
+    });
 }
 
 #[test]
 fn positions_that_cannot_be_end_their_call_alone() {
     let (_world, mut client) = World::pair("positions", small(), small());
     // Not a multiple of 4, behind the arguments, within another chunk, before another chunk.
-    for positions in [&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]] {
+    for_each([&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]], |positions| {
         let mut call = client.prepared(STORE, &[0; 4]);
         for &at in positions {
             call = call.read_chunk(at, client.alloc(client.first(), 64).unwrap());
         }
         // The error has the caller's position, counted from the start of the arguments.
         let wrong = *positions.last().unwrap() as u32;
-        assert_eq!(client.outcome(call), Err(Defect::Position(wrong).into()), "{positions:?}");
+        assert_eq!(client.outcome(call), Err(Defect::Position(wrong).into()));
         store(&mut client, 1, &[64]).unwrap();
-    }
-}
-
-#[test]
-fn empty_chunks_are_refused_here() {
-    let (_world, mut client) = World::pair("empty-chunks", small(), small());
+    });
+    // Empty chunks.
     for (sent, room) in [(&[0][..], &[][..]), (&[], &[0])] {
         let call = client.chunked(MIRROR, &[0; 4], sent, room);
         assert_eq!(client.outcome(call), Err(Defect::EmptyChunk.into()));
-        echo(&mut client, b"on").unwrap();
     }
+    store(&mut client, 1, &[64]).unwrap();
 }
 
 #[test]
@@ -229,19 +190,6 @@ fn memory_of_others_is_refused() {
 }
 
 #[test]
-fn bulk_memory_can_be_used_up_and_comes_back() {
-    let (_world, mut client) = World::pair("bulk", small(), small());
-    for _ in 0..3 {
-        let held: Vec<_> = std::iter::from_fn(|| client.alloc(client.first(), 1 << 20).ok()).collect();
-        assert_eq!(held.len(), 5);
-        assert_eq!(client.stats().exposed_buffers, 5);
-        drop(held);
-        store(&mut client, 1, &[1 << 20]).unwrap();
-    }
-    assert_eq!(client.stats().exposed_buffers, 0);
-}
-
-#[test]
 fn results_of_the_handlers_own_memory_are_shared() {
     let mut world = World::new("shared");
     let pool = pool(1 << 16, 2);
@@ -260,9 +208,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
     client.launch_each(0..8, |client, _| client.chunked(20, b"", &[], &[60_001; 2]));
     client.each_end(8, |done| {
         let reply = done.result.unwrap();
-        for (n, len) in [60_001, 77].into_iter().enumerate() {
-            assert!(patterned(5, reply.chunk(n).unwrap()) && reply.chunk(n).unwrap().len() == len);
-        }
+        assert!([60_001, 77].iter().enumerate().all(|(n, &len)| reply.chunk(n).unwrap() == data_of(5, len)));
     });
     // The client retransmits the first call with the rest of the chunk's buffer as room.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
@@ -281,19 +227,13 @@ fn results_of_the_handlers_own_memory_are_shared() {
 
 #[test]
 fn a_result_without_a_chunk_is_an_error() {
-    const OWN: u32 = 30;
-    const POOL: u32 = 31;
-    const UNDECLARED: u32 = 32;
-    let mut world = World::new("nowhere");
     let pool = pool(4096, 1);
     let page = pool.alloc(4096).expect("a buffer").freeze();
     let why = |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
     let own = move |call: &mut ServerCall| {
         assert!(why(call.result_writer(0)).to_string().starts_with("no pool memory"));
-        assert_eq!(
-            why(call.result_writer(1)).to_string(),
-            "no Write chunk 1: not offered, or not declared (Procedure::write_chunks)"
-        );
+        let none = "no Write chunk 1: not offered, or not declared (Procedure::write_chunks)";
+        assert_eq!(why(call.result_writer(1)).to_string(), none);
         let too_small = call.set_result(0, page.clone()).expect_err("a byte is missing");
         assert_eq!(too_small.to_string(), "Write chunk 0 is too short: 4096 bytes exceeds 4095");
         assert_eq!(Refusal::from(too_small), Refusal::ShortChunk { index: 0, needed: 4096 });
@@ -309,18 +249,19 @@ fn a_result_without_a_chunk_is_an_error() {
     };
     let undeclared = |call: &mut ServerCall| Ok(call.result_writer(0)?.put(&[1])?);
     let services = standard_and([
-        (OWN, Procedure::new(own).write_chunks(1, 4096).results_from_handler()),
-        (POOL, bulk(Procedure::new(from_pool), 1, 4096)),
-        (UNDECLARED, Procedure::new(undeclared)),
+        (30, Procedure::new(own).write_chunks(1, 4096).results_from_handler()),
+        (31, bulk(Procedure::new(from_pool), 1, 4096)),
+        (32, Procedure::new(undeclared)),
     ]);
-    let address = world.serve_with(small(), services);
-    let mut client = world.client(&address, small());
-    let call = client.chunked(OWN, b"", &[], &[4095]);
-    client.call(call).expect("an answer");
-    let call = client.chunked(POOL, b"", &[100], &[4096]);
+    let (_world, mut client) = World::pair_with("nowhere", small(), services, small());
+    // The second has sent that memory already; the third is the service's error, not the caller's.
     let refused = Err(CallError::Refused(Refusal::SystemError));
-    assert_eq!(client.outcome(call), refused, "it has sent that memory already");
-    assert_eq!(client.run(UNDECLARED, b""), refused, "the service's error, not the caller's");
+    let cases: [(u32, &[usize], &[usize], _); 3] =
+        [(30, &[], &[4095], Ok(Vec::new())), (31, &[100], &[4096], refused.clone()), (32, &[], &[], refused)];
+    for_each(cases, |(procedure, sent, room, expected)| {
+        let call = client.chunked(procedure, b"", sent, room);
+        assert_eq!(client.outcome(call), expected);
+    });
 }
 
 /// The fabric would refuse to send this memory, and close the connection. The server refuses the call instead.
@@ -349,33 +290,30 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
 
 #[test]
 fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
-    let (go, wait) = channel();
-    let wait = Mutex::new(wait);
-    let handler = move |call: &mut ServerCall| {
-        let () = wait.lock().unwrap().recv().map_err(|_| Refusal::SystemError)?;
-        let writer = call.result_writer(0)?;
-        let room = writer.room();
-        Ok(put_pattern(writer, 9, room)?)
-    };
-    let services = standard_and([(20, bulk(Procedure::new(handler), 1, 1 << 20).on_workers())]);
-    let (world, address) = World::serving("late", super::calls::workers(), services);
-    for remote_invalidate in [true, false] {
-        let mut client = world.client(&address, small().with(|c| c.debug.remote_invalidate = remote_invalidate));
-        for by_deadline in [true, false] {
-            let mut call = client.chunked(20, b"", &[5000], &[5000]);
-            if by_deadline {
-                call = call.timeout(Duration::from_millis(2));
-            }
-            let id = client.launch(call, 1).unwrap();
-            client.flush();
-            if !by_deadline {
-                client.cancel(client.first(), id);
-            }
-            assert!(client.end().1.is_err());
-            assert_eq!(client.stats().exposed_buffers, 2, "the server may still write");
-            go.send(()).unwrap();
-            client.quiet_until(|client| client.stats().exposed_buffers == 0);
+    for_each(pairs([true, false], [true, false]), |(remote_invalidate, by_deadline)| {
+        let gate = Gate::default();
+        let waits = gate.clone();
+        let handler = move |call: &mut ServerCall| {
+            waits.wait();
+            Ok(call.result_writer(0)?.put(b"late")?)
+        };
+        let services = standard_and([(20, bulk(Procedure::new(handler), 1, 1 << 20).on_workers())]);
+        let config = small().with(|c| c.debug.remote_invalidate = remote_invalidate);
+        let (_world, mut client) = World::pair_with("late", super::calls::workers(), services, config);
+        let _opens = gate.opens();
+        let mut call = client.chunked(20, b"", &[5000], &[5000]);
+        if by_deadline {
+            call = call.timeout(Duration::from_millis(2));
         }
+        let id = client.launch(call, 1).unwrap();
+        client.flush();
+        if !by_deadline {
+            client.cancel(client.first(), id);
+        }
+        assert!(client.end().1.is_err());
+        assert_eq!(client.stats().exposed_buffers, 2, "the server may still write");
+        gate.open();
+        client.quiet_until(|client| client.stats().exposed_buffers == 0);
         mirror(&mut client, 3, &[5000]).unwrap();
-    }
+    });
 }

@@ -1,7 +1,6 @@
 //! Control-plane polls needed to connect, measured in simulated time.
 
-use rpcrdma::CloseReasonKind;
-use rpcrdma::shard::{CloseCause, LocalClose, SimulatedTime};
+use rpcrdma::shard::LocalClose;
 use rpcrdma_tests::prelude::*;
 
 /// Approximate duration of a turn of a busy shard.
@@ -55,14 +54,11 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
 #[test]
 fn connections_spread_evenly_over_the_shards_of_a_server() {
     let shard = small().with(|c| c.limits.credits = 4);
-    let (world, address) =
-        World::standard("spread", ServerConfig { shard: shard.clone(), shards: 4, ..ServerConfig::default() });
+    let (world, address) = World::standard("spread", ServerConfig { shards: 4, ..shard.clone().of_server() });
     let held = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
     for of_each in [10, 2] {
         let mut client = world.client(&address, shard.clone());
-        for _ in 1..4 * of_each {
-            client.add_connection(&address).expect("a connection");
-        }
+        (1..4 * of_each).for_each(|_| _ = client.add_connection(&address).expect("a connection"));
         assert_eq!(held(), [of_each; 4]);
         drop(client);
         assert!(settles(|| held() == [0; 4]));
@@ -99,37 +95,22 @@ fn close_reasons_of_the_last_connections_are_kept() {
 
 #[test]
 fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
-    const HOLD: u32 = 102;
-    let (hold, held) = channel();
-    let services = standard_and([(HOLD, Procedure::deferred(move |call| hold.send(call).expect("it is awaited")))]);
-    let (_world, mut client) = World::pair_with("closing", small_server(), services, small());
+    let (world, address, held) = World::holding("closing", small_server());
+    let mut client = world.client(&address, small());
     let first = client.first();
-    client.begin(HOLD, b"", 0);
-    let current = eventually(|| {
-        client.poll(|done| panic!("{done:?}"));
-        held.try_recv().ok()
-    });
+    client.begin(HELD, b"", 0);
+    client.quiet_until(|_| !held.is_empty());
     client.begin_close(first);
-    let mut ended = Vec::new();
-    for token in 1..=3 {
-        let call = client.prepare(ECHO, 4).expect("a buffer");
-        let call = match token {
-            1 => call,
-            2 => call.write_chunk(64),
-            _ => call.one_way(),
-        };
-        assert_eq!(client.start(first, call, token), None);
-        client.poll(|done| ended.push((done.token, done.result.map(drop).map_err(CallError::from))));
+    let calls =
+        [client.prepared(ECHO, b""), client.prepared(ECHO, b"").write_chunk(64), client.prepared(ECHO, b"").one_way()];
+    for call in calls {
+        assert_eq!(client.launch(call, 1), None);
+        assert_eq!(client.end(), (1, Err(CallError::Closed)));
     }
-    let closed = |token| (token, Err(CallError::Closed));
-    assert_eq!(std::mem::take(&mut ended), [closed(1), closed(2), closed(3)]);
     assert!(client.close_reason(first).is_none(), "a call is under way");
-    current.answer(Ok(()));
-    assert!(settles(|| {
-        client.poll(|done| ended.push((done.token, done.result.map(drop).map_err(CallError::from))));
-        client.close_reason(first).is_some()
-    }));
-    assert_eq!(ended, [(0, Ok(()))]);
+    held.answer_all();
+    assert_eq!(client.end(), (0, Ok(Vec::new())));
+    client.quiet_until(|client| client.close_reason(first).is_some());
     assert_eq!(client.close_reason(first).map(CloseReason::kind), Some(CloseReasonKind::Local));
 }
 
@@ -140,9 +121,9 @@ fn one_server_has_addresses_of_several_fabrics() {
     let second = format!("soft:addresses-{}", std::process::id()).parse().expect("an address");
     let addresses = [world.address(), second];
     let shard = small().with(|c| c.limits.credits = 4);
-    let config = |shards| ServerConfig { shard: shard.clone(), shards, ..ServerConfig::default() };
     let start = |shards| {
-        let config = ServerConfig { more_addresses: vec![addresses[1].clone()], ..config(shards) };
+        let more_addresses = vec![addresses[1].clone()];
+        let config = ServerConfig { shards, more_addresses, ..shard.clone().of_server() };
         Server::start(&addresses[0], standard_services(), &config)
     };
     let refused = start(1).expect_err("it cannot be");
@@ -159,6 +140,6 @@ fn one_server_has_addresses_of_several_fabrics() {
     drop((firsts, second, server));
     // The server has released both addresses.
     for address in &addresses {
-        drop(Server::start(address, standard_services(), &config(1)).expect("a free address"));
+        drop(Server::start(address, standard_services(), &shard.clone().of_server()).expect("a free address"));
     }
 }

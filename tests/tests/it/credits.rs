@@ -1,9 +1,9 @@
-//! Flow control of version 2 as its peer observes it (§4.3.1.1, §4.3.3).
+//! Flow control as its peer observes it (version 2 §4.3.1.1, §4.3.3), and credit limits that follow the load.
 
-use rpcrdma::client::Client as Caller;
 use rpcrdma::wire::Header;
 use rpcrdma_tests::prelude::*;
 
+use super::calls::workers;
 use super::parts::{LONG, long_world};
 
 /// A message with arbitrary increments.
@@ -25,25 +25,23 @@ fn no_more_than(peer: &mut RawPeer, count: usize) -> Vec<Message> {
 
 #[test]
 fn a_server_sends_no_more_than_its_client_has_granted() {
-    for scheme in SCHEMES_2 {
+    for_each(SCHEMES_2, |scheme| {
         let (_world, address) = World::standard("as-granted", scheme);
         let mut peer = RawPeer::connect_silently(&address);
         peer.credit = 4;
         peer.introduce();
         assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
-        for xid in 1..=10 {
-            peer.call_as(xid, ECHO, Chunks::NONE, b"four");
-        }
+        (1..=10).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b"four"));
         // Four and no fifth: the server has no credit beyond the grant.
         let mut answers = Vec::new();
         for count in [4, 4, 2] {
             answers.extend(no_more_than(&mut peer, count));
             peer.grant();
         }
-        for (xid, bytes) in (1..=10).zip(&answers) {
-            assert_eq!(bytes.payload(), reply_bytes(xid, b"four"), "{scheme:?}");
+        for (xid, answer) in (1..=10).zip(&answers) {
+            assert_eq!(answer.payload(), reply_bytes(xid, b"four"));
         }
-    }
+    });
 }
 
 #[test]
@@ -90,36 +88,169 @@ fn a_client_obeys_a_high_half_that_is_lowered() {
         for call in calls[1..].iter().chain(&rest) {
             peer.send(&answer(call.xid(), 64, 1));
         }
-        peer.idle();
     });
-    let config = in_mode(CreditMode::V2Incremental);
-    let mut client = Caller::connect(server.address(), small_client(config)).expect("a connection");
-    client.call(ClientCall::new(ECHO)).expect("a reply");
-    let pending: Vec<_> = (0..12).map(|_| client.start(ClientCall::new(ECHO)).expect("a slot")).collect();
-    for mut pending in pending {
-        pending.join().expect("a reply");
-    }
+    let mut client = Client::connect(server.address(), CreditMode::V2Incremental.of_client()).expect("a connection");
+    client.run(ECHO, b"").expect("a reply");
+    let pending = [0; 12].map(|_| client.begin(ECHO, b""));
+    pending.into_iter().for_each(|mut pending| drop(pending.join().expect("a reply")));
 }
 
 /// A receiver must ignore the credits of an error. An error therefore carries the current limit and grants nothing new,
 /// or the count would be lost.
 #[test]
 fn errors_carry_the_grant_and_nothing_new() {
-    for scheme in SCHEMES_2 {
-        let (_world, mut client) = World::raw("grant-of-errors", scheme);
-        let granted = |message: &Message| match scheme {
-            CreditMode::V2Incremental => (message.credit() >> 16, message.credit() & 0xFFFF),
-            _ => (message.credit(), 0),
+    with_raw("grant-of-errors", SCHEMES_2, |client| {
+        let is_windowed = client.windowed;
+        let granted = |message: &Message| match is_windowed {
+            false => (message.credit() >> 16, message.credit() & 0xFFFF),
+            true => (message.credit(), 0),
         };
         let (most, _) = granted(&client.ask(ECHO, Chunks::NONE, b""));
         for _ in 0..100 {
-            client.call(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
-            let bytes = client.answer();
-            assert_eq!(bytes.error(), (XID, ErrorBody::BadXdr));
-            match scheme {
-                CreditMode::V2Incremental => assert_eq!(granted(&bytes), (most, 0)),
-                _ => assert!((1..=most).contains(&granted(&bytes).0), "{}", bytes.view()),
-            }
+            let answer = client.ask(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
+            assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
+            let (now, newly) = granted(&answer);
+            assert!(newly == 0 && (now == most || is_windowed && (1..=most).contains(&now)), "{answer}");
         }
-    }
+    });
+}
+
+/// Connections that use most of the server's Receives.
+const OTHERS: u64 = 85;
+/// Idle time before a message, exceeded by an eighth at most.
+const KEEP_ALIVE: Duration = Duration::from_millis(20);
+
+/// Makes `calls` calls with `depth` outstanding; all must succeed.
+fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
+    client.keep_busy(depth, calls, |client, _| client.prepare(ECHO, 4).ok(), |done| drop(done.result.unwrap()));
+}
+
+#[test]
+fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
+    for_each(SCHEMES_2, |scheme| {
+        let world = World::new("credit-limits");
+        let shard = small().with(|c| {
+            (c.limits.credits, c.limits.max_credits) = (8, 64);
+            (c.debug.reverse_credits, c.memory.receives) = (0, 1024);
+        });
+        // The server reviews each credit limit once in that time.
+        let looks = 8 * shard.poll.control_interval;
+        let (address, server) = world.serve_timed(shard);
+        let promised = || server.stats().receives_promised;
+        let new_client = || {
+            let mut client = world.client(&address, in_mode(scheme).with(|c| c.limits.credits = 64));
+            echo(&mut client, b"four").unwrap();
+            client
+        };
+        let mut busy = new_client();
+        assert_eq!(promised(), 9);
+        let grown = settles(|| {
+            burst(&mut busy, 64, 2000);
+            server.pass(looks);
+            promised() == 65
+        });
+        assert!(grown, "{} Receives are promised", promised());
+        // More connections leave the shard few Receives to promise. Connections with little use return most of theirs.
+        let others: Vec<_> = (0..OTHERS).map(|_| new_client()).collect();
+        let shrunk = settles(|| {
+            // A call now and then delivers a lower grant.
+            burst(&mut busy, 1, 20);
+            server.pass(looks);
+            promised() <= 9 * (OTHERS + 1)
+        });
+        assert!(shrunk, "{} Receives are promised", promised());
+        others.into_iter().for_each(|mut client| echo(&mut client, b"still").unwrap());
+        assert_eq!(server.stats().fabric.receiver_not_ready, 0);
+    });
+}
+
+#[test]
+fn a_pure_grant_keeps_a_quiet_connection_alive() {
+    for_each(SCHEMES_2, |scheme| {
+        let (world, address, server) = World::timed("keep-alive", small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+        let mut client = world.client(&address, scheme);
+        echo(&mut client, b"four").unwrap();
+        let before = client.stats().messages.received;
+        // More grants than the client has credit for. It acknowledges them now and then; acknowledgments are not
+        // acknowledged.
+        client.quiet_until(|client| {
+            server.pass(2 * KEEP_ALIVE);
+            client.stats().messages.received >= before + 70
+        });
+        let stats = client.stats().messages;
+        assert!(stats.sent < before + 20, "{stats:?}");
+        echo(&mut client, b"four").unwrap();
+    });
+}
+
+#[test]
+fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
+    let (world, address, server) = World::timed("keep-alive-1", small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+    let mut client = world.client(&address, CreditMode::V1);
+    echo(&mut client, b"four").unwrap();
+    let before = server.stats();
+    // More than the send queue holds, so they must complete.
+    client.quiet_until(|_| {
+        server.pass(2 * KEEP_ALIVE);
+        server.stats().fabric.posts >= before.fabric.posts + 300
+    });
+    let now = server.stats();
+    assert_eq!(now.messages.sent, before.messages.sent, "nothing that takes a Receive");
+    assert!(now.completions > before.completions + 290, "each is heard of before the next");
+    echo(&mut client, b"four").unwrap();
+}
+
+/// A reply permits a client's next call. Outstanding calls hold most message buffers here, so the shard has fewer
+/// Receives than it promised. They suffice for the clients that wait for replies. Other clients are answered meanwhile,
+/// as often as they call.
+#[test]
+fn clients_are_answered_while_calls_of_others_have_the_buffers() {
+    const CLIENTS: usize = 20;
+    const CALLS: u64 = 100;
+    for_each(SCHEMES, |scheme| {
+        let gate = Gate::default();
+        let services = standard_and([(GATED, gate.procedure().max_reply(0).on_workers())]);
+        let shard = small().with(|c| {
+            (c.limits.credits, c.limits.max_credits, c.debug.reverse_credits) = (64, 64, 0);
+            (c.memory.receives, c.memory.message_buffers, c.memory.small_buffers) = (512, 16, 2000);
+        });
+        let (world, address) = World::serving("busy", ServerConfig { shard, ..workers() }, services);
+        let _opens = gate.opens();
+        let new_client = |_| {
+            let mut client = world.client(&address, in_mode(scheme).with(|c| c.limits.credits = 64));
+            // The first reply grants a client its credits.
+            echo(&mut client, b"four").unwrap();
+            client
+        };
+        let (mut clients, mut other) = ([0; CLIENTS].map(new_client), new_client(0));
+        let (mut started, mut ended) = ([0; CLIENTS], [0; CLIENTS]);
+        let mut go_on = |goal: &dyn Fn(&[u64]) -> bool| {
+            let done = settles(|| {
+                for (n, client) in clients.iter_mut().enumerate() {
+                    while started[n] < CALLS
+                        && started[n] - ended[n] < 64
+                        && let Ok(call) = client.prepare(GATED, 0)
+                    {
+                        client.launch(call, started[n]);
+                        started[n] += 1;
+                    }
+                    client.poll(|done| {
+                        done.result.unwrap();
+                        ended[n] += 1;
+                    });
+                }
+                goal(&ended)
+            });
+            assert!(done, "{ended:?} of {CALLS} calls of each were answered");
+        };
+        let has_few = || world.stats().receives_posted < world.stats().receives_promised;
+        go_on(&|_| has_few());
+        for n in 0..CALLS {
+            assert!(other.run(0, b"").is_ok(), "call {n}");
+        }
+        assert!(has_few());
+        gate.open();
+        go_on(&|ended| ended == [CALLS; CLIENTS]);
+        assert_eq!((world.stats().calls_failed, world.stats().fabric.receiver_not_ready), (0, 0));
+    });
 }

@@ -1,71 +1,36 @@
 //! Decisions where the specifications are silent: the table of that name in `engine/PROTOCOL.md`.
 
-use rpcrdma::client::ConnectError;
-use rpcrdma::proto::auth::{AuthError, AuthPolicy, PreSharedKey};
 use rpcrdma_tests::prelude::*;
 
-/// A client that waits for a second for the server's version, and reconnects.
-fn impatient(revision: Revision) -> ClientConfig {
+use super::negotiation::lengths;
+/// A client that waits for a second for the server's version, and reconnects so often.
+fn impatient(revision: Revision, attempts: u32) -> ClientConfig {
     small_client(small().with(|c| c.debug.revision = revision)).with(|c| {
         c.connect.negotiation = Duration::from_secs(1);
-        (c.connect.reconnect_attempts, c.connect.retransmit) = (3, true);
+        (c.connect.reconnect_attempts, c.connect.retransmit) = (attempts, true);
     })
-}
-
-/// A client that no time-out of the negotiation disturbs within a test.
-fn patient() -> ClientConfig {
-    small_client(small()).with(|c| c.connect.negotiation = Duration::from_secs(600))
 }
 
 #[test]
 fn an_error_to_the_first_message_does_not_lead_to_version_1() {
     let errors = [ErrorBody::BadXdr, ErrorBody::System, ErrorBody::InvalFlag, ErrorBody::Unknown(99)];
-    let revisions = [Revision::Ietf00, Revision::Cel09].into_iter();
-    for_each(revisions.flat_map(|revision| errors.map(|error| (revision, error))), |(revision, error)| {
-        let refuse = move |peer: &mut RawPeer| {
-            peer.revision = revision;
-            let xid = peer.receive().expect("a first message").xid();
-            peer.refuse(xid, error);
-            peer.wait_until_over();
-        };
-        let server = RawServer::listen("first-error", move |mut listener| {
-            refuse(&mut listener.accept_next());
-            let mut peer = listener.accept_next();
-            peer.revision = revision;
-            peer.welcome();
-            while let Some(message) = peer.next_message() {
-                if message.htype() != HeaderType::Connprop {
-                    peer.reply(message.xid(), b"fine");
-                }
-            }
-        });
-        let mut client = server.client(impatient(revision));
+    for_each(pairs([Revision::Ietf00, Revision::Cel09], errors), |(revision, error)| {
+        let refuse = [Step::Hello, Step::Refuse(error), Step::UntilOver];
+        let server =
+            RawServer::script("first-error", revision, &[&refuse[..], &[Step::Accept, Step::BehaveIn2]].concat());
+        let mut client = server.client(impatient(revision, 3));
         goes_on(&mut client, 1);
         assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(2));
-        drop(client);
-        drop(server);
+        drop((client, server));
         // Without reconnects the cause is named.
-        let server = RawServer::start_silently("first-error-2", refuse);
-        let config = impatient(revision).with(|c| c.connect.reconnect_attempts = 0);
-        let refused = LocalClient::connect(server.address(), config).expect_err("refused").to_string();
+        let server = RawServer::script("first-error-2", revision, &refuse);
+        let refused = LocalClient::connect(server.address(), impatient(revision, 0)).expect_err("refused").to_string();
         let name = match (revision, error) {
             (Revision::Cel09, ErrorBody::InvalFlag) => ErrorBody::InvalHtype,
             _ => error,
         };
         assert!(refused.contains(&format!("answered the first message with {name}")), "{refused}");
     });
-}
-
-/// A server that sends another message after the error goes on, with the defaults.
-#[test]
-fn a_message_after_an_error_to_the_first_one_completes_negotiation() {
-    let server = RawServer::start_silently("error-then-grant", |peer| {
-        let xid = peer.receive().expect("a first message").xid();
-        peer.refuse(xid, ErrorBody::BadXdr);
-        peer.grant();
-        peer.behave();
-    });
-    goes_on(&mut server.client(patient()), 1);
 }
 
 #[test]
@@ -88,7 +53,6 @@ fn a_version_1_message_ends_a_version_2_connection_at_either_end() {
         assert!(reason.contains("changed to protocol version 1"), "{reason}");
     });
     with_raw("other-version-2", SCHEMES_2, |client| {
-        client.ping();
         client.version = Version::V1;
         client.call(ECHO, Chunks::NONE, b"four");
         client.wait_until_over();
@@ -104,17 +68,12 @@ fn properties_with_a_default_are_lenient() {
         assert_eq!(peer.receive().expect("the server's properties").htype(), HeaderType::Connprop);
         peer
     };
-    let lengths = |client: &mut RawPeer, len: u32| {
-        client.call(REPLY, Chunks::NONE, &be(&[len]));
-        client.whole_answer().1.iter().map(|part| part.len()).collect::<Vec<_>>()
-    };
     // RBSIZ below 1024 is read as 1024, the smallest Receives of version 1.
     let mut client = send_first(2, 100, Flags::NONE);
     assert_eq!(lengths(&mut client, 1024 - 36 - 24), [1024]);
     assert_eq!(lengths(&mut client, 1024 - 36 - 24 + 4).iter().max(), Some(&1024));
     // BRS of 3 and more is the default. A server that reads it makes inline calls only.
-    send_first(5, 3, Flags::NONE).ping();
-    send_first(5, 7, Flags::NONE).ping();
+    [3, 7].into_iter().for_each(|level| send_first(5, level, Flags::NONE).ping());
     // The XID of a CONNPROP belongs to nobody, so RESPONSE has no meaning.
     let mut client = send_first(2, 2048, Flags::RESPONSE);
     assert_eq!(lengths(&mut client, 2048 - 36 - 24), [2048]);
@@ -147,7 +106,6 @@ fn a_repeated_property_gets_bad_xdr() {
 #[test]
 fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
     with_raw("trailing", SCHEMES, |client| {
-        client.ping();
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
         let (whole, _memory) = client.expose(&call, Access::REMOTE_READ);
         client.say(XID, Flags::NONE, Body::Nomsg(Lists::new().read(0, [whole]).chunks()), &[0; 4]);
@@ -158,21 +116,18 @@ fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
         let property: (u32, &[u8]) = (2, &be(&[4096]));
         client.send(&[client.connprop(Flags::NONE, &[property]), vec![0; 4]].concat());
         client.bad_xdr("behind a CONNPROP");
-        // In parts, too.
         client.send(&client.connprop(Flags::MORE, &[property]));
         // A set has a count; a property has a number, a length and data.
         let mut last = client.connprop(Flags::NONE, &[property]);
         last.truncate(last.len() - 16);
         client.send(&[last, vec![0; 4]].concat());
         client.bad_xdr("behind a CONNPROP in parts");
-        client.ping();
     });
 }
 
 #[test]
 fn only_handles_of_its_chunks_are_invalidated_for_a_call() {
     with_raw("other-handle", SCHEMES_2, |client| {
-        client.ping();
         let ((other, other_memory), (write, _memory)) = (client.room(64), client.room(64));
         let (reply, _reply) = client.room(64);
         let mut ask = |handle, procedure, lists: Lists, args: &[u32]| {
@@ -196,7 +151,6 @@ fn only_handles_of_its_chunks_are_invalidated_for_a_call() {
 #[test]
 fn a_continued_call_without_chunks_invalidates_nothing() {
     with_raw("other-handle-parts", [CreditMode::V2Windowed], |client| {
-        client.ping();
         let (other, _memory) = client.room(64);
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &[7; 8]);
         client.part(XID, Flags::MORE, &call[..40]);
@@ -208,19 +162,21 @@ fn a_continued_call_without_chunks_invalidates_nothing() {
 
 #[test]
 fn a_window_beyond_the_range_of_increments_ends_the_connection() {
-    for (window, good) in [(32_767, true), (65_534, true), (65_535, false), (1 << 31, false), (u32::MAX, false)] {
-        with_raw("wide", [CreditMode::V2Windowed], |client| {
-            client.ping();
-            client.credit = window;
-            client.call(ECHO, Chunks::NONE, b"four");
-            if good {
-                assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"), "{window}");
-                client.ping();
-            } else {
-                client.wait_until_over();
-            }
-        });
-    }
+    for_each(
+        [(32_767, true), (65_534, true), (65_535, false), (1 << 31, false), (u32::MAX, false)],
+        |(window, good)| {
+            with_raw("wide", [CreditMode::V2Windowed], |client| {
+                client.credit = window;
+                client.call(ECHO, Chunks::NONE, b"four");
+                if good {
+                    assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
+                    client.ping();
+                } else {
+                    client.wait_until_over();
+                }
+            });
+        },
+    );
 }
 
 /// The limit of reassembled messages is no limit of a message that its sender never ends.
@@ -290,8 +246,7 @@ fn a_malformed_authentication_message_ends_the_connection_where_it_is_required()
 
 #[test]
 fn a_client_that_requires_authentication_ends_the_connection_after_malformed_properties() {
-    let cases = policies().into_iter().flat_map(|policy| (0..3).map(move |case| (policy.clone(), case)));
-    for_each(cases, |((host_auth, required), case)| {
+    for_each(pairs(policies(), 0..3), |((host_auth, required), case)| {
         let server = RawServer::start_silently("bad-hostauth-2", move |peer| {
             assert_eq!(peer.receive().expect("a first message").htype(), HeaderType::Connprop);
             let error = send_malformed_properties(peer, case);
@@ -301,9 +256,10 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
             assert_eq!(peer.next_call().error(), (XID, error));
             // The credit word that came with RECEIVED was no increment.
             peer.grant();
-            peer.behave();
         });
-        let config = patient().with(|c| c.shard.wire.host_auth = host_auth);
+        // No time-out of the negotiation disturbs the test.
+        let config = small_client(small().with(|c| c.wire.host_auth = host_auth))
+            .with(|c| c.connect.negotiation = Duration::from_secs(600));
         if required {
             let reason = LocalClient::connect(server.address(), config).expect_err("the server did not authenticate");
             assert!(matches!(reason, ConnectError::NotAuthenticated { .. }), "{reason}");
@@ -318,10 +274,7 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
 #[test]
 fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
     with_raw("odd-long", SCHEMES, |client| {
-        client.ping();
-        let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"seven b");
-        let (whole, _memory) = client.expose(&call, Access::REMOTE_READ);
-        client.nomsg(XID, &Lists::new().read(0, [whole]));
+        let _memory = client.long(&call_bytes(XID, PROGRAM, VERSION, ECHO, b"seven b"));
         assert_eq!(client.answer().payload(), reply_bytes(XID, b"seven b"));
     });
 }
@@ -354,7 +307,6 @@ fn a_segment_longer_than_rssiz_is_taken() {
 #[test]
 fn parts_may_be_short_and_messages_without_an_xid_get_bad_xdr() {
     with_raw("no-xid", SCHEMES, |client| {
-        client.ping();
         for len in 0..4 {
             client.msg(XID, Chunks::NONE, &be(&[XID])[..len]);
             client.bad_xdr(&format!("{len} bytes: a message without an XID"));

@@ -3,9 +3,7 @@
 
 use rpcrdma::fabric::iwarp::IwarpFabric;
 use rpcrdma::fabric::software::SoftwareFabric;
-use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma::fabric::{Fabric, FabricAddress, FabricStats};
-use rpcrdma::shard::Shard;
 use rpcrdma_tests::prelude::*;
 
 const AT_A_TIME: u64 = 32;

@@ -1,13 +1,8 @@
 //! Retransmitted calls of procedures that run once.
 
-use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpcrdma::fabric::testing::loopback_address;
-use rpcrdma::service::duplicate_requests::{
-    Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential, by_host,
-};
+use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, by_credential, by_host};
 use rpcrdma_tests::prelude::*;
 
 /// Results: the number of earlier runs, then the arguments. On the shard, and on a worker.
@@ -24,6 +19,9 @@ const CHOOSY: u32 = 55;
 const SILENT: u32 = 56;
 /// Runs once for callers with a credential.
 const PERSONAL: u32 = 57;
+/// Accept status (RFC 5531 §9).
+const GARBAGE_ARGS: u32 = 4;
+const SYSTEM_ERR: u32 = 5;
 
 struct Scene {
     world: World,
@@ -32,16 +30,6 @@ struct Scene {
     ran: Arc<AtomicU32>,
     started: Receiver<()>,
     go_on: Sender<()>,
-}
-
-fn scene(name: &'static str, entries: usize) -> Scene {
-    scene_of(name, entries, small())
-}
-
-fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
-    let world = World::new(name);
-    let address = world.address();
-    scene_at(world, address, entries, shard)
 }
 
 /// A handler that counts its runs before it goes on with the number of earlier ones.
@@ -54,26 +42,30 @@ fn counting(
     Procedure::new(move |call| then(call, ran.fetch_add(1, Ordering::Relaxed)))
 }
 
+/// Results: the number of earlier runs, then the arguments.
+fn counts(call: &mut ServerCall, before: u32) -> Result<(), Refusal> {
+    let results = [&before.to_be_bytes()[..], call.args()].concat();
+    call.reply_mut(results.len())?.copy_from_slice(&results);
+    Ok(())
+}
+
+/// A server with a cache of so many entries.
+fn scene(name: &'static str, entries: usize) -> Scene {
+    let world = World::new(name);
+    let address = world.address();
+    scene_at(world, address, entries, small())
+}
+
 fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -> Scene {
-    let config = DuplicateRequestCacheConfig { entries, bytes: 1 << 20, ..Default::default() };
-    let cache = Arc::new(DuplicateRequestCache::new(config));
-    let ran = Arc::new(AtomicU32::new(0));
+    let (cache, ran) = (request_cache(entries), Arc::new(AtomicU32::new(0)));
     let ((start, started), (go_on, may_go_on)) = (channel(), channel::<()>());
     let gates = Arc::new((Mutex::new(start), Mutex::new(may_go_on)));
-    let once = |procedure: Procedure| procedure.cached(Arc::clone(&cache), |_: &ServerCall| Some(Whose::number(7)));
-    let counts = |call: &mut ServerCall, before: u32| -> Result<(), Refusal> {
-        let results = [&before.to_be_bytes()[..], call.args()].concat();
-        call.reply_mut(results.len())?.copy_from_slice(&results);
-        Ok(())
-    };
-    let waits = {
-        let ran = Arc::clone(&ran);
-        Procedure::new(move |call: &mut ServerCall| {
-            gates.0.lock().expect("whole").send(()).expect("the test waits");
-            gates.1.lock().expect("whole").recv_timeout(Duration::from_secs(20)).expect("the test says so");
-            counts(call, ran.fetch_add(1, Ordering::Relaxed))
-        })
-    };
+    let once = |procedure: Procedure| run_once(procedure, &cache);
+    let waits = counting(&ran, move |call, _| {
+        gates.0.lock().expect("whole").send(()).expect("the test waits");
+        gates.1.lock().expect("whole").recv_timeout(Duration::from_secs(20)).expect("the test says so");
+        counts(call, 0)
+    });
     let panics = || counting(&ran, |_, _| panic!("as the test wants"));
     let choosy = counting(&ran, |call, _| match call.args() {
         [0, 0, 0, 1] => Err(Refusal::GarbageArguments),
@@ -82,7 +74,7 @@ fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -
     });
     let services = standard_and([
         (COUNT, once(counting(&ran, counts).max_reply(20_000))),
-        (WORKER_COUNT, once(counting(&ran, counts).on_workers())),
+        (WORKER_COUNT, once(counting(&ran, counts).max_reply(20_000).on_workers())),
         (WAIT, once(waits.on_workers())),
         (SHARD_PANIC, once(panics())),
         (WORKER_PANIC, once(panics().on_workers())),
@@ -90,8 +82,8 @@ fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -
         (SILENT, once(counting(&ran, |_, _| Ok(())).one_way())),
         (PERSONAL, counting(&ran, counts).cached(Arc::clone(&cache), by_credential)),
     ]);
-    let workers = Some(WorkerConfig { count: 2, ..Default::default() });
-    world.serve_at(&address, ServerConfig { shard, shards: 2, workers, ..small_server() }, services);
+    let config = ServerConfig { shards: 2, ..shard.with_workers(2) };
+    world.serve_at(&address, config, services);
     Scene { world, address, cache, ran, started, go_on }
 }
 
@@ -126,41 +118,41 @@ fn call(peer: &mut RawPeer, xid: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
     next_reply(peer)
 }
 
+/// The accept status of a call's reply.
+fn status(peer: &mut RawPeer, xid: u32, procedure: u32, args: &[u8]) -> u32 {
+    let reply = call(peer, xid, procedure, args);
+    assert_eq!((&reply[..20], reply.len()), (&be(&[xid, 1, 0, 0, 0])[..], 24));
+    u32::from_be_bytes(reply[20..].try_into().expect("a word"))
+}
+
 /// The reply of a call that ran after `n` others.
 fn counted(xid: u32, n: u32, args: &[u8]) -> Vec<u8> {
     reply_bytes(xid, &[&n.to_be_bytes()[..], args].concat())
 }
 
-fn refused(xid: u32, stat: AcceptStat) -> Vec<u8> {
-    let header = ReplyHeader { xid, body: ReplyBody::accepted(stat) };
-    let mut bytes = vec![0; header.encoded_len()];
-    header.emit(&mut bytes).expect("as long as it says");
-    bytes
-}
-
 #[test]
 fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
     let scene = scene("twice", 64);
-    for version in [Version::V1, Version::V2] {
+    for_each([Version::V1, Version::V2], |version| {
         // Two connections, possibly of two shards.
         let mut peers = [0; 2].map(|_| RawPeer::connect_as(&scene.address, version));
         for (n, procedure) in [COUNT, WORKER_COUNT].into_iter().enumerate() {
+            // In version 2 the second reply is long.
+            let args = if version == Version::V2 { vec![5; 4 + 3000 * n] } else { b"same".to_vec() };
             let before = scene.ran();
             let xid = 100 + n as u32 + 10 * version.code();
             for round in 0..3 {
                 for peer in &mut peers {
-                    let reply = call(peer, xid, procedure, b"same");
-                    assert_eq!(reply, counted(xid, before, b"same"), "{version}, round {round}");
+                    assert_eq!(call(peer, xid, procedure, &args), counted(xid, before, &args), "round {round}");
                 }
             }
             assert_eq!(scene.ran(), before + 1);
             // Other arguments or another XID make another call.
-            let reply = call(&mut peers[0], xid, procedure, b"more");
-            assert_eq!(reply, counted(xid, before + 1, b"more"));
-            let reply = call(&mut peers[1], xid + 1000, procedure, b"same");
-            assert_eq!(reply, counted(xid + 1000, before + 2, b"same"));
+            assert_eq!(call(&mut peers[0], xid, procedure, b"more"), counted(xid, before + 1, b"more"));
+            let other = xid + 1000;
+            assert_eq!(call(&mut peers[1], other, procedure, &args), counted(other, before + 2, &args));
         }
-    }
+    });
     let stats = scene.cache.stats();
     assert_eq!((stats.misses, stats.hits, stats.lost), (12, 20, 0));
 }
@@ -170,16 +162,14 @@ fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
 fn a_call_with_another_credential_is_another_call() {
     let scene = scene("users", 64);
     let mut peer = RawPeer::connect(&scene.address);
-    let bodies = [[0; 40], [1; 40]];
-    let users =
-        [OpaqueAuth::NONE, OpaqueAuth { flavor: 1, body: &bodies[0] }, OpaqueAuth { flavor: 1, body: &bodies[1] }];
+    let user = |body| OpaqueAuth { flavor: 1, body };
     for (xid, procedure) in [(1, COUNT), (2, WORKER_COUNT)] {
         let before = scene.ran();
         for round in 0..2 {
-            for (n, user) in users.into_iter().enumerate() {
+            for (n, user) in (0..).zip([OpaqueAuth::NONE, user(&[0; 40]), user(&[1; 40])]) {
                 let call = call_bytes_as(user, xid, PROGRAM, VERSION, procedure, b"same");
                 peer.msg(xid, Chunks::NONE, &call);
-                assert_eq!(next_reply(&mut peer), counted(xid, before + n as u32, b"same"), "round {round}");
+                assert_eq!(next_reply(&mut peer), counted(xid, before + n, b"same"), "round {round}");
             }
         }
     }
@@ -188,64 +178,52 @@ fn a_call_with_another_credential_is_another_call() {
 }
 
 #[test]
-fn cached_long_replies_are_resent_in_any_form() {
-    let scene = scene("long", 64);
-    let mut peer = RawPeer::connect(&scene.address);
-    let args = vec![5; 3000];
-    let first = call(&mut peer, 1, COUNT, &args);
-    assert_eq!(first, counted(1, 0, &args));
-    assert_eq!(call(&mut peer, 1, COUNT, &args), first);
-    assert_eq!(scene.ran(), 1);
-}
-
-#[test]
 fn a_call_retransmitted_with_more_reply_room_runs_once() {
     // This revision has no continued messages: a long reply needs a Reply chunk.
     let shard = small().with(|c| c.debug.revision = Revision::Cel09);
-    let scene = scene_of("room", 64, shard.clone());
+    let world = World::new("room");
+    let address = world.address();
+    let scene = scene_at(world, address, 64, shard.clone());
     let mut client = scene.world.client(&scene.address, shard);
-    let call = client.prepared(COUNT, &[9; 10_000]);
-    let reply = client.call(call).expect("a reply, at the second attempt");
-    assert_eq!((reply.results().len(), reply.results().first_chunk()), (10_004, Some(&[0; 4])));
+    let expected = [&[0; 4][..], &[9; 10_000]].concat();
+    assert_eq!(client.run(COUNT, &[9; 10_000]), Ok(expected), "at the second attempt");
     assert_eq!(client.stats().calls_retransmitted, 1);
     assert_eq!((scene.ran(), scene.cache.stats().hits), (1, 1));
 }
 
 #[test]
 fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
-    for first_is_lost in [false, true] {
+    for_each([false, true], |first_is_lost| {
         let scene = scene("in-progress", 64);
-        let mut peers = [0; 2].map(|_| RawPeer::connect(&scene.address));
+        let mut peers = vec![RawPeer::connect(&scene.address), RawPeer::connect(&scene.address)];
         send(&mut peers[0], 1, WAIT, b"slow");
         scene.started.recv().expect("it runs");
         for peer in &mut peers {
             send(peer, 1, WAIT, b"slow");
             // Later calls are answered meanwhile.
-            assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 0, b"quick"));
+            assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 1, b"quick"));
         }
         assert_eq!(scene.cache.stats().early, 2);
-        let mut peers = Vec::from(peers);
         if first_is_lost {
             peers.remove(0).vanish();
         }
         scene.go_on.send(()).expect("it waits");
         for peer in &mut peers {
-            assert_eq!(next_reply(peer), counted(1, 1, b"slow"));
-            assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 0, b"quick"), "and no second time");
+            assert_eq!(next_reply(peer), counted(1, 0, b"slow"));
+            assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 1, b"quick"), "and no second time");
         }
         assert_eq!(scene.ran(), 2);
-    }
+    });
 }
 
 #[test]
 fn evicted_calls_run_again() {
     let scene = scene("evicted", 8);
     let mut peer = RawPeer::connect(&scene.address);
-    for xid in 0..9 {
-        assert_eq!(call(&mut peer, xid, COUNT, b""), counted(xid, xid, b""));
+    // The last of nine calls is remembered, and the first is not.
+    for (xid, run) in (0..9).map(|xid| (xid, xid)).chain([(8, 8), (0, 9)]) {
+        assert_eq!(call(&mut peer, xid, COUNT, b""), counted(xid, run, b""));
     }
-    assert_eq!(call(&mut peer, 8, COUNT, b""), counted(8, 8, b""), "the last one is remembered");
-    assert_eq!(call(&mut peer, 0, COUNT, b""), counted(0, 9, b""), "the first one is not");
     assert!(scene.cache.stats().evictions >= 2);
 }
 
@@ -277,10 +255,8 @@ fn a_cache_full_of_running_calls_takes_no_more() {
     send(&mut peer, 1, WAIT, b"");
     scene.started.recv().expect("it runs");
     send(&mut peer, 2, COUNT, b"");
-    let refusal = peer.receive().expect("an answer");
-    let refusal = refusal.view();
-    assert!(matches!(refusal.body(), ViewBody::Error(ErrorBody::System)) && refusal.xid() == 2, "{refusal}");
-    assert_eq!(scene.ran(), 0);
+    assert_eq!(peer.receive().expect("an answer").error(), (2, ErrorBody::System));
+    assert_eq!(scene.ran(), 1);
     scene.go_on.send(()).expect("it waits");
     assert_eq!(next_reply(&mut peer), counted(1, 0, b""));
     assert_eq!(call(&mut peer, 2, COUNT, b""), counted(2, 1, b""));
@@ -290,14 +266,10 @@ fn a_cache_full_of_running_calls_takes_no_more() {
 fn a_call_whose_handler_panicked_runs_once() {
     let scene = scene("panic", 64);
     let mut peer = RawPeer::connect(&scene.address);
-    for round in 0..3 {
-        assert_eq!(call(&mut peer, 1, SHARD_PANIC, b""), refused(1, AcceptStat::SystemErr), "round {round}");
+    for (xid, procedure) in [(1, SHARD_PANIC), (2, WORKER_PANIC)] {
+        assert_eq!([0; 3].map(|_| status(&mut peer, xid, procedure, b"")), [SYSTEM_ERR; 3]);
+        assert_eq!(scene.ran(), xid);
     }
-    assert_eq!(scene.ran(), 1);
-    for round in 0..3 {
-        assert_eq!(call(&mut peer, 2, WORKER_PANIC, b""), refused(2, AcceptStat::SystemErr), "round {round}");
-    }
-    assert_eq!(scene.ran(), 2);
     assert_eq!(scene.cache.stats().lost, 4, "two of each were asked for again");
 }
 
@@ -305,46 +277,32 @@ fn a_call_whose_handler_panicked_runs_once() {
 fn a_refusal_is_remembered_only_if_something_may_have_been_done() {
     let scene = scene("refusals", 64);
     let mut peer = RawPeer::connect(&scene.address);
-    for round in 1..3 {
-        assert_eq!(call(&mut peer, 1, CHOOSY, &[0, 0, 0, 1]), refused(1, AcceptStat::GarbageArgs));
-        assert_eq!(scene.ran(), round, "it has done nothing, and may try again");
-    }
-    for (args, runs) in [(2, 3), (3, 4)] {
-        for _ in 0..3 {
-            assert_eq!(call(&mut peer, args, CHOOSY, &args.to_be_bytes()), refused(args, AcceptStat::SystemErr));
+    // Garbage arguments have changed nothing, so the call may run again.
+    for (args, stat, runs) in [(1, GARBAGE_ARGS, [1, 2, 3]), (2, SYSTEM_ERR, [4; 3]), (3, SYSTEM_ERR, [5; 3])] {
+        for runs in runs {
+            assert_eq!(status(&mut peer, args, CHOOSY, &be(&[args])), stat, "{args}");
             assert_eq!(scene.ran(), runs, "{args}");
         }
     }
 }
 
 #[test]
-fn calls_without_a_reply_are_remembered_too() {
+fn calls_without_a_reply_are_remembered_and_calls_of_nobody_are_not() {
     let scene = scene("silent", 64);
     let mut peer = RawPeer::connect(&scene.address);
-    for _ in 0..3 {
-        send(&mut peer, 1, SILENT, b"");
-    }
+    (0..3).for_each(|_| send(&mut peer, 1, SILENT, b""));
     assert_eq!(call(&mut peer, 2, COUNT, b""), counted(2, 1, b""), "nothing else is answered");
-}
-
-#[test]
-fn calls_of_nobody_in_particular_run_each_time() {
-    let scene = scene("nobody", 64);
-    let mut peer = RawPeer::connect(&scene.address);
-    for n in 0..3 {
-        assert_eq!(call(&mut peer, 1, PERSONAL, b""), counted(1, n, b""), "AUTH_NONE is nobody");
-    }
-    let stats = scene.cache.stats();
-    assert_eq!((stats.misses, stats.entries), (0, 0));
+    // AUTH_NONE is nobody.
+    let before = scene.cache.stats().misses;
+    (2..5).for_each(|n| assert_eq!(call(&mut peer, 1, PERSONAL, b""), counted(1, n, b"")));
+    assert_eq!(scene.cache.stats().misses, before);
 }
 
 #[test]
 fn results_in_write_chunks_and_running_once_exclude_each_other() {
-    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
-    let chunks: Procedure = Procedure::new(|_| Ok(())).cached(cache, by_host).write_chunks(1, 4096);
+    let chunks: Procedure = Procedure::new(|_| Ok(())).cached(request_cache(8), by_host).write_chunks(1, 4096);
     let declare = || _ = Services::new().add(PROGRAM, VERSION, 1, chunks);
-    let declared = catch_unwind(AssertUnwindSafe(declare));
-    let message = declared.expect_err("it is refused");
+    let message = catch_unwind(AssertUnwindSafe(declare)).expect_err("it is refused");
     let message = message.downcast_ref::<String>().expect("a message");
     assert!(message.contains("Write chunks are not kept"), "{message}");
 }
@@ -376,23 +334,16 @@ fn a_callers_host_is_known_where_there_are_addresses() {
 #[test]
 fn other_data_in_a_read_chunk_makes_another_call() {
     for_each(SCHEMES, |scheme| {
-        let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
-        let ran = AtomicU32::new(0);
-        let counts = move |call: &mut ServerCall| {
-            let before = ran.fetch_add(1, Ordering::Relaxed);
-            call.reply_mut(4)?.copy_from_slice(&before.to_be_bytes());
-            Ok(())
-        };
-        let store = Procedure::new(counts).read_chunks(1, 4096);
-        let once = store.cached(cache, |_: &ServerCall| Some(Whose::number(7)));
+        let store = counting(&Arc::default(), counts).read_chunks(1, 4096);
+        let once = run_once(store, &request_cache(64));
         let services = standard_and([(70, once.clone()), (71, once.checksummed(0))]);
         let (_world, mut peer) = World::raw_with("data", scheme, services);
         let mut data = [7; 1000];
         let mut write = |procedure, data: &[u8]| {
             let (target, _exposed) = peer.expose(data, Access::REMOTE_READ);
-            let view = peer.ask(procedure, &Lists::new().read(ARGS_AT + 4, [target]), &be(&[data.len() as u32]));
-            let results = view.payload().last_chunk().expect("a word");
-            u32::from_be_bytes(*results)
+            let lists = Lists::new().read(ARGS_AT + 4, [target]);
+            let answer = peer.ask(procedure, &lists, &be(&[data.len() as u32]));
+            u32::from_be_bytes(answer.payload()[24..28].try_into().expect("a word"))
         };
         assert_eq!([write(70, &data), write(70, &data)], [0, 0], "it has come again");
         data[200] = 8;

@@ -31,80 +31,39 @@ fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
 /// precedes the results.
 #[test]
 fn the_results_are_behind_the_header_whatever_lists_it_has() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = World::raw("lists", scheme);
+    with_raw("lists", SCHEMES, |client| {
         let (room, _memory) = client.room(4096);
-        let part = |n: u64, length| Segment { offset: room.offset + 512 * n, length, ..room };
-        let (one, three) = ([part(0, 64)], [part(0, 16), part(1, 0), part(2, 48)]);
-        let writes = [
-            None,
-            Some(WriteList { counts: &[1], segments: &one }),
-            Some(WriteList { counts: &[3], segments: &three }),
-        ];
-        let replies = [None, Some(&[][..]), Some(&one[..]), Some(&three[..])];
-        for (w, writes) in writes.into_iter().enumerate() {
-            for (r, reply) in replies.into_iter().enumerate() {
-                let chunks = Chunks { writes: writes.unwrap_or_default(), reply, ..Chunks::NONE };
-                let view = client.ask(LOAD, chunks, &be(&[9, 64]));
-                let results = if w == 0 { vec![] } else { be(&[64]) };
-                assert_eq!(view.payload(), reply_bytes(XID, &results), "{scheme:?}: lists {w} and {r}");
-                let lens: Vec<u32> =
-                    view.writes().flat_map(|c| c.segments().map(|s| s.length).collect::<Vec<_>>()).collect();
-                assert_eq!(lens, [&[][..], &[64], &[16, 0, 48]][w], "{scheme:?}: lists {w} and {r}");
-                let returned = view.reply_chunk().map(|chunk| (chunk.len(), chunk.total_length()));
-                assert_eq!(returned, reply.map(|chunk| (chunk.len(), 0)), "{scheme:?}: lists {w} and {r}");
-            }
-        }
-    }
-}
-
-/// Lists with more chunks or segments than the limit, and lists that claim to exceed their message.
-#[test]
-fn chunk_lists_are_bounded_before_they_are_believed() {
-    let (world, mut client) = World::raw("bounds", CreditMode::V1);
-    client.ping();
-    let many = vec![Segment { handle: 1, length: 8, offset: 0 }; 150];
-    let one_each = [1; 150];
-    let all_reads: Vec<_> = many.iter().map(|&target| ReadSegment { position: ARGS_AT + 4, target }).collect();
-    for chunks in [
-        Chunks { writes: WriteList { counts: &[150], segments: &many }, ..Chunks::NONE },
-        Chunks { writes: WriteList { counts: &one_each, segments: &many }, ..Chunks::NONE },
-        Chunks { reply: Some(&many), ..Chunks::NONE },
-        reads(&all_reads),
-    ] {
-        client.call(LOAD, chunks, &be(&[9, 64]));
-        client.err_chunk("150 of them");
-        client.ping();
-    }
-    // XID, version, credits, MSG, no Read list. Then a Write list of one chunk, or a Reply chunk, of `count` segments.
-    for count in [17, 1025, 0x0FFF_FFFF, u32::MAX] {
-        for words in [&[XID, 1, 9, 0, 0, 1, count, 1, 8, 0, 0, 0, 0][..], &[XID, 1, 9, 0, 0, 0, 1, count, 1, 8, 0, 0]] {
-            client.send(&be(words));
-            client.err_chunk("a count beyond the message");
-            client.ping();
-        }
-    }
-    assert_eq!(world.stats().peer_faults, 0);
+        let part = |n: u32, length| room.part(512 * n, length);
+        let (one, three) = (vec![part(0, 64)], vec![part(0, 16), part(1, 0), part(2, 48)]);
+        // A Write chunk with the lengths that it has in the reply, and a Reply chunk, which is not used.
+        let writes = [(None, vec![]), (Some(&one), vec![64]), (Some(&three), vec![16, 0, 48])];
+        for_each(pairs(writes, [None, Some(&vec![]), Some(&one), Some(&three)]), |((write, lens), reply)| {
+            let lists = write.map_or_else(Lists::new, |write| Lists::new().write(write));
+            let answer = client.ask(LOAD, &reply.map_or(lists.clone(), |reply| lists.reply(reply)), &be(&[9, 64]));
+            assert_eq!(answer.payload(), reply_bytes(XID, &be(&vec![64; usize::from(write.is_some())])));
+            let returned: Vec<_> = answer.write_chunks().concat().iter().map(|segment| segment.length).collect();
+            assert_eq!(returned, lens);
+            let returned = answer.reply_chunk().map(|chunk| (chunk.len(), chunk.total_length()));
+            assert_eq!(returned, reply.map(|reply| (reply.len(), 0)));
+        });
+    });
 }
 
 /// The exact RFC 5531 replies for unknown programs, versions and procedures.
 #[test]
 fn refusals_of_rpc_have_their_words_and_no_others() {
-    for scheme in SCHEMES {
-        let (_world, mut client) = World::raw("refusals", scheme);
-        client.ping();
+    with_raw("refusals", SCHEMES, |client| {
         for (program, version, procedure, stat) in [
             (PROGRAM + 1, VERSION, ECHO, AcceptStat::ProgUnavail),
             (PROGRAM, 4, ECHO, AcceptStat::ProgMismatch { low: VERSION, high: 5 }),
             (PROGRAM, 9, ECHO, AcceptStat::ProgMismatch { low: VERSION, high: 5 }),
             (PROGRAM, VERSION, 999, AcceptStat::ProcUnavail),
         ] {
-            let call = call_bytes(XID, program, version, procedure, b"");
-            client.msg(XID, Chunks::NONE, &call);
-            let bytes = client.answer();
-            let (reply, end) = ReplyHeader::parse(bytes.payload()).expect("an RPC reply");
-            assert_eq!((reply.xid, reply.body), (XID, ReplyBody::accepted(stat)), "{scheme:?}");
-            assert_eq!(bytes.payload().len(), end, "{scheme:?}: nothing is behind it");
+            client.msg(XID, Chunks::NONE, &call_bytes(XID, program, version, procedure, b""));
+            let answer = client.answer();
+            let (reply, end) = ReplyHeader::parse(answer.payload()).expect("an RPC reply");
+            assert_eq!((reply.xid, reply.body), (XID, ReplyBody::accepted(stat)));
+            assert_eq!(answer.payload().len(), end, "nothing is behind it");
         }
-    }
+    });
 }

@@ -1,8 +1,7 @@
 //! Host authentication in CONNPROP, and policies for unauthenticated peers.
 
-use rpcrdma::client::ConnectError;
-use rpcrdma::proto::auth::{AuthError, AuthPolicy, Handshake, Mechanism, PreSharedKey, Role, Step};
-use rpcrdma::{CloseReasonKind, Sent};
+use rpcrdma::Sent;
+use rpcrdma::proto::auth::{Handshake, Mechanism, Role, Step};
 use rpcrdma_tests::prelude::*;
 
 /// Results: the authenticated name of the caller's host, or nothing.
@@ -62,7 +61,7 @@ fn refusal(result: Result<LocalClient, ConnectError>) -> String {
 }
 
 /// A mechanism in which each end sends one message per word. Each message has `len` bytes and ends in the next word.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Words {
     words: &'static [&'static str],
     len: usize,
@@ -70,45 +69,39 @@ struct Words {
 
 #[derive(Debug)]
 struct Saying {
-    words: &'static [&'static str],
-    len: usize,
+    of: Words,
     role: Role,
     at: usize,
 }
 
 impl Saying {
     fn message(&self) -> Vec<u8> {
-        let mut message = vec![b'.'; if self.at == 0 && self.role == Role::Client { 400 } else { self.len }];
-        message.extend_from_slice(self.words[self.at].as_bytes());
-        message
+        let len = if self.at == 0 && self.role == Role::Client { 400 } else { self.of.len };
+        [&vec![b'.'; len], self.of.words[self.at].as_bytes()].concat()
     }
 }
 
 impl Mechanism for Words {
     fn begin(&self, role: Role) -> Box<dyn Handshake> {
-        Box::new(Saying { words: self.words, len: self.len, role, at: 0 })
+        Box::new(Saying { of: *self, role, at: 0 })
     }
 }
 
 impl Handshake for Saying {
     fn step(&mut self, message: Option<&[u8]>) -> Step {
+        let words = self.of.words;
+        let mut last = None;
         if let Some(message) = message {
-            if !message.ends_with(self.words[self.at].as_bytes()) {
+            if !message.ends_with(words[self.at].as_bytes()) {
                 return Step::Failed(AuthError::WrongProof);
             }
-            if self.role == Role::Server {
-                let answer = self.message();
-                self.at += 1;
-                return match self.at == self.words.len() {
-                    true => Step::Done { peer: "a client of words".into(), last: Some(answer) },
-                    false => Step::Continue(answer),
-                };
-            }
+            last = (self.role == Role::Server).then(|| self.message());
             self.at += 1;
         }
-        match self.at == self.words.len() {
-            true => Step::Done { peer: "a server of words".into(), last: None },
-            false => Step::Continue(self.message()),
+        match (self.at == words.len(), self.role) {
+            (true, Role::Server) => Step::Done { peer: "a client of words".into(), last },
+            (true, Role::Client) => Step::Done { peer: "a server of words".into(), last: None },
+            (false, _) => Step::Continue(last.unwrap_or_else(|| self.message())),
         }
     }
 }
@@ -136,8 +129,8 @@ fn host_authentication_takes_several_messages() {
 
 #[test]
 fn both_hosts_know_each_other_by_the_key_that_they_share() {
-    let keys = PreSharedKey::new("blue", "blue".repeat(8).as_bytes()).expect("a key");
-    let keys = keys.and("red", "red".repeat(8).as_bytes()).expect("a key");
+    let keys = PreSharedKey::new("blue", "blue".repeat(8).as_bytes());
+    let keys = keys.and_then(|keys| keys.and("red", "red".repeat(8).as_bytes())).expect("two keys");
     let (world, address) = serving("psk", AuthPolicy::Required(Arc::new(keys)));
     for name in ["red", "blue"] {
         let mut client = world.client(&address, with(required(name)));

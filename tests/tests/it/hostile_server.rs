@@ -74,7 +74,6 @@ fn bad_replies_end_their_call_with_a_cause() {
         let server = RawServer::start("bad-replies", move |peer| {
             let call = peer.next_call();
             script(peer, &call);
-            peer.behave();
         });
         let mut client = server.client(small());
         let error = if memory { with_memory(&mut client) } else { plain(&mut client) }.expect_err("a bad reply");
@@ -102,7 +101,6 @@ fn replies_to_nobody_and_messages_of_no_use_are_dropped() {
         peer.reply(call, b"fine");
         // Two more replies to the same call.
         (0..2).for_each(|_| peer.reply(call, b"twice"));
-        peer.behave();
     });
     let mut client = server.client(small());
     goes_on(&mut client, 20);
@@ -123,10 +121,11 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
     client.launch_each(0..10, |client, _| {
         client.chunked(MIRROR, &[0; 4], &[], &[100]).timeout(Duration::from_millis(20))
     });
-    let ends = client.ends(10);
-    let late = ends.iter().filter(|end| matches!(end.1, Err(CallError::TimedOut { .. }))).count();
-    let many = ends.iter().filter(|end| matches!(end.1, Err(CallError::TooManyCalls { .. }))).count();
-    assert_eq!((late, many), (8, 2), "{ends:?}");
+    for (token, end) in client.sorted_ends(10) {
+        let expected =
+            if token < 8 { CallError::TimedOut { sent: true } } else { CallError::TooManyCalls { limit: 8 } };
+        assert_eq!(end, Err(expected), "{token}");
+    }
     assert_eq!(plain(&mut client), Err(CallError::TooManyCalls { limit: 8 }), "the server may still write");
     assert_eq!(client.stats().exposed_buffers, 8);
 }
@@ -146,7 +145,6 @@ fn a_server_reaches_offered_memory_only() {
         // The caller has its result and has not polled the client since, yet the keys are invalid.
         let () = has_ended.recv().expect("the call has ended");
         said.send(peer.read(remote(read), 500).is_none()).expect("the test listens");
-        peer.idle();
     });
     let mut client = server.client(small());
     assert_eq!(with_memory(&mut client), Ok(vec![3; 500]));

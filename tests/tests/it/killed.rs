@@ -1,7 +1,6 @@
 //! Peers killed with SIGKILL, at any instruction, while others continue.
 
 use rpcrdma::fabric::Status;
-use rpcrdma::shard::CloseCause;
 use rpcrdma_tests::prelude::*;
 
 /// Runs a child's role until the child is killed.
@@ -20,36 +19,30 @@ pub(crate) fn child(role: &str, address: &Address) {
     }
 }
 
+/// A call that sends and receives `len` bytes, or none if there are no buffers for it.
+fn mirrored(client: &mut LocalClient, seed: u32, len: usize) -> ClientCall {
+    let first = client.first();
+    let call = client.prepared(MIRROR, &[0; 4]);
+    let (Ok(mut data), Ok(room)) = (client.alloc(first, len), client.alloc(first, len)) else { return call };
+    pattern(seed, &mut data);
+    call.read_chunk(4, data).write_chunk_into(room)
+}
+
 /// Keeps many calls with Reads and Writes outstanding, without end.
 fn busy_client(address: &Address) {
     let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
-    let first = client.first();
-    let mut under_way = 0;
     let mut random = Random::new(u64::from(std::process::id()));
-    let mut said = false;
-    loop {
-        while under_way < 12 {
-            let mut call = client.prepared(MIRROR, &[0; 4]);
-            if random.once_in(2)
-                && let (Ok(data), Ok(room)) = (client.alloc(first, 60_000), client.alloc(first, 60_000))
-            {
-                call = call.read_chunk(4, data);
-                call = call.write_chunk_into(room);
-            }
-            client.launch(call, 0);
-            under_way += 1;
-        }
-        client.poll(|done| {
-            under_way -= 1;
-            if done.result.is_err() {
-                std::process::exit(1);
-            }
-        });
-        if !said {
+    let call = |client: &mut LocalClient, token| {
+        if token == 12 {
             println!("ready");
-            said = true;
         }
-    }
+        Some(if random.once_in(2) { mirrored(client, 0, 60_000) } else { client.prepared(MIRROR, &[0; 4]) })
+    };
+    client.keep_busy(12, u64::MAX, call, |done| {
+        if done.result.is_err() {
+            std::process::exit(1);
+        }
+    });
 }
 
 #[test]
@@ -99,8 +92,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         server.wait_for("ready");
         let mut client = world.client(&address, small());
         let first = client.first();
-        let mut ends = Vec::new();
-        let mut under_way = 0;
+        let (mut ends, mut under_way) = (Vec::new(), 0);
         let turns = random.below(3000);
         let mut server = Some(server);
         let over = settles(|| {
@@ -112,14 +104,8 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                 }
                 while under_way < 20 && client.is_established(first) {
                     let token = ends.len() as u64;
-                    let mut call = client.prepared(MIRROR, &[0; 4]);
-                    if token.is_multiple_of(2)
-                        && let (Ok(mut data), Ok(room)) = (client.alloc(first, 5000), client.alloc(first, 5000))
-                    {
-                        pattern(token as u32, &mut data);
-                        call = call.read_chunk(4, data);
-                        call = call.write_chunk_into(room);
-                    }
+                    let len = if token.is_multiple_of(2) { 5000 } else { 8 };
+                    let call = mirrored(&mut client, token as u32, len);
                     ends.push(0);
                     under_way += 1;
                     client.launch(call, token);
@@ -127,17 +113,10 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                 client.poll(|done| {
                     under_way -= 1;
                     ends[done.token as usize] += 1;
-                    match done.result {
-                        Ok(reply) => {
-                            let chunk = reply.chunk(0).unwrap_or_default();
-                            assert!(patterned(done.token as u32, chunk), "what was acknowledged is there");
-                        }
-                        Err(
-                            FailedCall { error: CallError::ConnectionLost { .. }, .. }
-                            | FailedCall { error: CallError::Closed, .. },
-                        ) => {}
-                        Err(other) => panic!("{other}"),
-                    }
+                    assert!(served_or_lost(&done.result), "{:?}", done.result);
+                    let chunk =
+                        |reply: &rpcrdma::Reply| patterned(done.token as u32, reply.chunk(0).unwrap_or_default());
+                    assert!(done.result.as_ref().ok().is_none_or(chunk), "what was acknowledged is there");
                 });
             }
             server.is_none() && !client.is_established(first) && under_way == 0
@@ -146,9 +125,8 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         assert!(ends.iter().all(|&ends| ends == 1));
         assert_eq!(shard_leak(&client.stats()), None);
         // A flushed completion is no cause. A device may report nothing better.
-        let reason = client.close_reason(first);
-        let flushed =
-            matches!(reason.map(CloseReason::cause), Some(CloseCause::Device { status: Status::Flushed, .. }));
-        assert!(reason.is_some() && (!flushed || place::on_device() && !place::over_tcp()), "{reason:?}");
+        let cause = client.close_reason(first).map(CloseReason::cause);
+        let flushed = matches!(cause, Some(CloseCause::Device { status: Status::Flushed, .. }));
+        assert!(cause.is_some() && (!flushed || place::on_device() && !place::over_tcp()), "{cause:?}");
     }
 }

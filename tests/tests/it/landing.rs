@@ -1,12 +1,9 @@
 //! Procedures that choose memory for Read chunks.
 
-use std::cell::{Cell, OnceCell};
-use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::OnceCell;
 
 use rpcrdma::fabric::testing::trace::{self, Trace};
-use rpcrdma::shard::Shard;
-use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, PagePolicy, Pool};
+use rpcrdma_mempool::{ArenaId, Buf};
 use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
@@ -53,11 +50,8 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     let land = |procedure: Procedure| {
         let (arena, asked) = (arena.clone(), Arc::clone(asked));
         let choose = move |call: &ServerCall, chunk: usize, len: usize| {
-            assert_eq!(
-                (call.args().len(), chunk, call.read_chunk_at(chunk)),
-                (4, 0, Some(4)),
-                "the arguments are known"
-            );
+            // The arguments are known.
+            assert_eq!((call.args().len(), chunk, call.read_chunk_at(chunk)), (4, 0, Some(4)));
             assert!(len <= PAGE);
             asked.fetch_add(1, Ordering::SeqCst);
             page_of(&arena)
@@ -66,14 +60,13 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     };
     let kept = Arc::clone(&latest);
     let handler = move |call: &mut ServerCall| keep(call, ours, &kept);
-    let kept = Arc::clone(&latest);
+    let also = handler.clone();
     let later = move |mut call: DeferredCall| {
-        let kept = Arc::clone(&kept);
-        let answer = move || {
-            let outcome = keep(&mut call, ours, &kept);
+        let handler = also.clone();
+        drop(std::thread::spawn(move || {
+            let outcome = handler(&mut call);
             call.answer(outcome);
-        };
-        drop(std::thread::spawn(answer));
+        }));
     };
     let usual = |call: &mut ServerCall| match call.read_chunk(0) {
         Some(page) if !patterned(9999, page) => Ok(()),
@@ -108,7 +101,7 @@ fn caching(world: &mut World, shard: Config, shards: usize) -> (Address, Arc<Ato
 
 #[test]
 fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V1] {
+    for_each([CreditMode::V2Windowed, CreditMode::V1], |scheme| {
         let mut world = World::new("landing");
         let (address, asked) = caching(&mut world, in_mode(scheme), 2);
         let mut clients = [0; 4].map(|_| world.client(&address, scheme));
@@ -119,20 +112,18 @@ fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
                 let len = if procedure == 31 { PAGE } else { PAGE - seed as usize };
                 put(client, procedure, seed, len).unwrap();
                 let call = client.chunked(LATEST, b"", &[], &[PAGE]);
-                let reply = client.call(call).unwrap();
-                assert!(patterned(seed, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == len);
+                assert!(client.call(call).unwrap().chunk(0).unwrap() == data_of(seed, len));
             }
         }
         assert_eq!(asked.load(Ordering::SeqCst), seed as usize);
         drop(clients);
         assert_eq!(world.server().stats().iter().map(|shard| shard.read_targets_refused).sum::<u64>(), 0);
-    }
+    });
 }
 
 /// The arguments of a long call are known once its message has been read.
 #[test]
 fn a_long_call_chooses_when_its_message_has_come() {
-    const LONG: u32 = 40;
     let mut world = World::new("long-landing");
     let (arena, _) = own_arena(PAGES * PAGE);
     let (ours, own) = (arena.id(), arena.clone());
@@ -145,10 +136,10 @@ fn a_long_call_chooses_when_its_message_has_come() {
         assert_eq!(call.args().len(), 20_000);
         page_of(&own)
     };
-    let services = standard_and([(LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().place_reads_in(choose))]);
+    let services = standard_and([(40, Procedure::new(take).read_chunks(1, PAGE).uncounted().place_reads_in(choose))]);
     let address = world.serve_with(small().with(|c| c.memory.arenas = vec![arena]), services);
     let mut client = world.client(&address, small());
-    let call = client.prepared(LONG, &[0; 20_000]).read_chunk(4, client.pattern_buf(1, PAGE));
+    let call = client.prepared(40, &[0; 20_000]).read_chunk(4, client.pattern_buf(1, PAGE));
     client.call(call).unwrap();
 }
 
@@ -157,38 +148,23 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     // Longer than any buffer of the shard.
     const CHUNK: usize = 4 * PAGE;
     let mut world = World::new("no-landing");
-    let make = || {
-        let arena = ArenaConfig { bytes: 4 * CHUNK, pages: PagePolicy::Small, ..ArenaConfig::default() };
-        arena.build().expect("memory")
-    };
-    let (known, unknown) = (make(), make());
-    let far = Pool::of_pages(known.clone(), Class { size: CHUNK, count: 1 }).unwrap();
-    let far = Mutex::new(far.alloc(CHUNK));
-    let ran = Arc::new(AtomicUsize::new(0));
-    let (count, arena) = (Arc::clone(&ran), known.clone());
-    let handler = move |_: &mut ServerCall| {
-        count.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    };
-    let choose = move |call: &ServerCall, _: usize, len: usize| {
-        let buf = |arena: &Arena, size| {
-            let pool = Pool::of_pages(arena.clone(), Class { size, count: 1 }).expect("room");
-            pool.alloc(size.min(len))
-        };
-        match call.args()[3] {
-            0 => buf(&known, CHUNK - 64),
-            1 => buf(&unknown, CHUNK),
-            2 => far.lock().unwrap().take(),
-            3 => panic!("as the test wants"),
-            4 => None,
-            _ => CACHE.with(|cache| {
-                let pages = || Pool::of_pages(known.clone(), Class { size: CHUNK, count: 2 }).expect("room");
-                cache.get_or_init(pages).alloc(len)
-            }),
-        }
+    let (known, unknown) = (own_arena(4 * CHUNK).0, own_arena(4 * CHUNK).0);
+    let pages = |arena: &Arena, size, count| Pool::of_pages(arena.clone(), Class { size, count }).expect("room");
+    let far_pages = pages(&known, CHUNK, 1);
+    let far = Mutex::new(far_pages.alloc(CHUNK));
+    let (gate, arena) = (Gate::default(), known.clone());
+    gate.open();
+    let choose = move |call: &ServerCall, _: usize, len: usize| match call.args()[3] {
+        // Too short, of an arena that the server does not have, of another thread, none, and good ones.
+        0 => pages(&known, CHUNK - 64, 1).alloc(CHUNK - 64),
+        1 => pages(&unknown, CHUNK, 1).alloc(len),
+        2 => far.lock().unwrap().take(),
+        3 => panic!("as the test wants"),
+        4 => None,
+        _ => CACHE.with(|cache| cache.get_or_init(|| pages(&known, CHUNK, 2)).alloc(len)),
     };
     let mut services = services_with(4096, 2048, false);
-    let procedure = Procedure::new(handler).read_chunks(2, CHUNK).uncounted().place_reads_in(choose);
+    let procedure = gate.procedure().read_chunks(2, CHUNK).uncounted().place_reads_in(choose);
     services.add(PROGRAM, VERSION, 30, procedure);
     let config = small().with(|c| {
         (c.memory.arenas, c.wire.receive_size) = (vec![arena], 4096);
@@ -200,10 +176,8 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
         assert_eq!(put(&mut client, 30, wrong, CHUNK), Err(CallError::Refused(Refusal::SystemError)), "{wrong}");
         echo(&mut client, b"unharmed").unwrap();
     }
-    assert_eq!(ran.load(Ordering::SeqCst), 0, "none of them ran");
-    for seed in 5..9 {
-        put(&mut client, 30, seed, CHUNK).unwrap();
-    }
+    assert_eq!(gate.came(), 0, "none of them ran");
+    (5..9).for_each(|seed| put(&mut client, 30, seed, CHUNK).unwrap());
     let stats = world.stats();
     assert_eq!((stats.read_targets_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
 }
@@ -243,21 +217,19 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
     let mut server = Shard::open_local(fabric, shard, Some(services)).expect("a shard");
     server.listen(&listener).expect("listening");
     let mut client = LocalClient::open(place::open(&address), small_client(small())).expect("a client");
-    let connection = client.begin_connect(&address).expect("a connection");
-    client.quiet_until(|client| {
+    connect_polling(&mut client, &address, || {
         server.poll_control();
         server.poll_once();
-        client.is_established(connection)
     });
-    for (what, wanted) in [0, 1, 0, 1, 2, 2].into_iter().zip([0, 0, 0, 0, 2, 4]) {
+    for (what, wanted) in [(0, 0), (1, 0), (0, 0), (1, 0), (2, 2), (2, 4)] {
         let [one, two] = [10, 11].map(|seed| client.pattern_buf(seed, PAGE));
         let call = client.prepared(BOTH, &be(&[what])).read_chunk(4, one).read_chunk(4 + PAGE, two);
-        client.start(connection, call, 0);
+        client.launch(call, 0);
         client.flush();
         let ended = eventually(|| {
             server.poll_once();
             let mut ended = None;
-            client.poll(|done| ended = Some(done.result.map(drop).map_err(CallError::from)));
+            client.poll(|done| ended = Some(outcome_of(done.result).map(drop)));
             ended
         });
         let refused = Err(CallError::Refused(Refusal::SystemError));
@@ -289,38 +261,28 @@ fn pages_come_home_from_connections_that_are_lost() {
 /// A call that lacks other memory waits, and chooses the place of its chunk again.
 #[test]
 fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
-    const BOTH: u32 = 41;
-    let mut world = World::new("waiting-landing");
+    let (mut world, held) = (World::new("waiting-landing"), Held::default());
     let (arena, _) = own_arena(PAGES * PAGE);
-    let (hold, held) = channel();
     let own = arena.clone();
-    let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
-    let both =
-        deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).place_reads_in(move |_, _, _| page_of(&own));
-    let config = scarce(2, 2).with(|c| c.memory.arenas = vec![arena]);
+    let both = held.procedure().read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000);
     // The standard services would need longer buffers.
     let mut services = Services::new();
-    services.add(PROGRAM, VERSION, BOTH, both);
-    let address = world.serve_with(config, services);
+    services.add(PROGRAM, VERSION, HELD, both.place_reads_in(move |_, _, _| page_of(&own)));
+    let address = world.serve_with(scarce(2, 2).with(|c| c.memory.arenas = vec![arena]), services);
     let mut client = world.client(&address, small());
-    for seed in 0..6 {
-        let call = client.chunked(BOTH, &be(&[seed]), &[], &[60_000]);
-        let call = call.read_chunk(4, client.pattern_buf(seed, PAGE));
-        client.launch(call, u64::from(seed));
-    }
-    // The first call stays unanswered until another waits.
-    let waits = settles(|| {
-        client.poll(|done| panic!("{done:?}"));
-        world.stats().memory_waits > 0
+    client.launch_each(0..6, |client, seed| {
+        let call = client.chunked(HELD, &be(&[seed as u32]), &[], &[60_000]);
+        call.read_chunk(4, client.pattern_buf(seed as u32, PAGE))
     });
-    assert!(waits, "there is memory for two");
-    let (mut served, mut ended) = (0, 0);
+    // There is memory for two. The first call stays unanswered until another waits.
+    client.quiet_until(|_| world.stats().memory_waits > 0);
+    let mut ended = 0;
     assert!(settles(|| {
-        for mut call in held.try_iter() {
+        if !held.is_empty() {
+            let mut call = held.next_call();
             let seed = u32::from_be_bytes(call.args().try_into().expect("a word"));
             assert!(patterned(seed, call.read_chunk(0).expect("a page")));
             assert!(call.result_writer(0).expect("room").put(b"done").is_ok());
-            served += 1;
             call.answer(Ok(()));
         }
         client.poll(|done| {
@@ -329,5 +291,4 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
         });
         ended == 6
     }));
-    assert_eq!(served, 6);
 }

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma_tests::prelude::*;
 
 /// Runs a test in each credit mode, with a raw client of a server of long replies.
@@ -30,26 +29,12 @@ fn a_long_call_is_read_and_answered() {
         let lists = Lists::new().read(0, whole.cut(&[40, 4])).read(ARGS_AT + 4, first.cut(&[500, 1]));
         client.nomsg(XID, &lists.read(ARGS_AT + 4 + 504, [second]));
         assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[501, 8])));
-        client.ping();
-    });
-}
-
-#[test]
-fn a_long_call_with_two_different_xids_is_refused() {
-    with_long("long-xids", |client| {
-        client.ping();
-        let message = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"");
-        let (whole, _memory) = client.expose(&message, Access::REMOTE_READ);
-        client.nomsg(XID, &Lists::new().read(0, [whole]));
-        client.bad_xdr("two XIDs");
-        client.ping();
     });
 }
 
 #[test]
 fn a_nomsg_without_its_payload_chunk_is_refused() {
     with_long("no-payload", |client| {
-        client.ping();
         let (memory, _memory) = client.expose(&[0; 64], Access::REMOTE);
         for (what, lists) in [
             ("Write chunks", Lists::new().write([memory])),
@@ -71,7 +56,6 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
                 // With the XID of a pure grant it would be one.
                 long_reply(peer, call.xid(), used.then_some(empty));
             }
-            peer.idle();
         });
         let mut client = server.client(scheme);
         for _ in 0..2 {
@@ -124,7 +108,6 @@ fn a_long_reply_with_two_different_xids_ends_its_call() {
                 let call = peer.next_call();
                 reply_long(peer, &call, &reply_bytes(call.xid() ^ wrong, &[9; 12_000]));
             }
-            peer.idle();
         });
         let mut client = server.client(uncontinued(scheme));
         let error = with_room(&mut client).expect_err("another XID");
@@ -170,7 +153,6 @@ fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
                 memory.write_all_at(&vec![0xff; message.len()], room.offset).expect("still its memory");
             }
             changed.send(()).expect("the client waits");
-            peer.idle();
         });
         let mut client = server.client(uncontinued(scheme));
         let call = client.prepared(ECHO, &[0; 4]).expect_reply(20_000);
@@ -195,7 +177,6 @@ fn long_call(scheme: CreditMode, segment_size: u32, args: usize, chunk: &[usize]
         let xid = call.xid();
         tell.send((call, message)).expect("the test listens");
         peer.reply(xid, b"");
-        peer.idle();
     });
     let mut client = server.client(uncontinued(scheme));
     let call = client.chunked(STORE, &data_of(3, args), chunk, &[]);
@@ -248,7 +229,6 @@ fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
         let written = contents(&memory, 10_000);
         assert!(written[..24] == reply_bytes(XID, b"") && patterned(6000, &written[24..6024]));
         assert!(filled(UNTOUCHED, &written[6024..]), "more was written");
-        client.ping();
     });
 }
 
@@ -308,8 +288,7 @@ fn a_long_reply_has_its_padding() {
     with_long("padded-reply", |client| {
         // Opaque data of 5001 bytes in XDR.
         let item = [be(&[5001]), vec![0x55; 5001], vec![0; 3]].concat();
-        let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &item);
-        let (whole, _call) = client.expose(&message, Access::REMOTE_READ);
+        let (whole, _call) = client.expose(&call_bytes(XID, PROGRAM, VERSION, ECHO, &item), Access::REMOTE_READ);
         let (room, memory) = client.room(6000);
         client.nomsg(XID, &Lists::new().read(0, [whole]).reply([room]));
         assert_eq!(client.answer().reply_chunk().expect("used").total_length(), 24 + 5008);
@@ -320,19 +299,13 @@ fn a_long_reply_has_its_padding() {
 
 #[test]
 fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
-    let (tell, told) = channel();
-    let server = RawServer::start_in(CreditMode::V1, "offers", move |peer| {
-        while let Some(call) = peer.next_message() {
-            tell.send(call.reply_chunk().map(|chunk| chunk.total_length())).expect("the test listens");
-            peer.reply(call.xid(), b"");
-        }
-    });
+    let (server, calls) = RawServer::recording("offers", |mut listener| listener.accept_in(CreditMode::V1));
     let mut client = server.client(CreditMode::V1);
-    for (expected, offered) in [(0, false), (972, false), (973, true), (10_001, true), (60_000, true)] {
+    for_each([(0, false), (972, false), (973, true), (10_001, true), (60_000, true)], |(expected, offered)| {
         let call = client.prepared(ECHO, &[0; 4]).expect_reply(expected);
         client.call(call).expect("a reply");
-        let room = told.recv().expect("the server speaks");
-        assert_eq!(room.is_some(), offered, "{expected}");
-        assert!(room.is_none_or(|room| room >= 24 + expected as u64), "{expected}: {room:?}");
-    }
+        let room = calls.recv().expect("the server speaks").reply_chunk().map(|chunk| chunk.total_length());
+        assert_eq!(room.is_some(), offered);
+        assert!(room.is_none_or(|room| room >= 24 + expected as u64), "{room:?}");
+    });
 }

@@ -1,17 +1,11 @@
 //! The application on the shard's thread.
 //! Services and a task of one shard, servers polled by their caller, and sleeps in the caller's loop.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::Pin;
 
 use rpcrdma::StartErrorKind;
-use rpcrdma::server::LocalServer;
-use rpcrdma::service::{Application, LocalServices, ShardTask};
 use rpcrdma_tests::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, BorrowedFd};
 
 /// Answered by the task in a later turn.
 const BY_TASK: u32 = 500;
@@ -22,23 +16,28 @@ type Queue = Rc<RefCell<VecDeque<DeferredCall>>>;
 
 /// Services that share a queue and a counter with the rest of their shard, without a lock.
 fn sharing(queue: &Queue) -> LocalServices {
-    let mut services = standard_services().to_local();
     let queue = Rc::clone(queue);
     let by_task = Procedure::deferred(move |call| queue.borrow_mut().push_back(call));
-    services.add(PROGRAM, VERSION, BY_TASK, by_task.read_chunks(1, 1 << 16).uncounted().write_chunks(1, 1 << 16));
+    let by_task = by_task.read_chunks(1, 1 << 16).uncounted().write_chunks(1, 1 << 16);
     let served = Cell::new(0u32);
     let count = Procedure::new(move |call| {
         served.set(served.get() + 1);
-        call.reply_writer().put(&served.get().to_be_bytes()).map_err(Refusal::from)
+        Ok(call.reply_writer().put(&served.get().to_be_bytes())?)
     });
+    let mut services = local_and(BY_TASK, by_task);
     services.add(PROGRAM, VERSION, COUNT, count);
     services
 }
 
-fn answer(mut call: DeferredCall) {
-    let args = call.args().to_vec();
-    let outcome = call.reply_writer().put(&args).map_err(Refusal::from);
-    call.answer(outcome);
+/// Answers the queued calls with their arguments; true if there were any.
+fn answer_all(queue: &Queue) -> bool {
+    let calls = std::mem::take(&mut *queue.borrow_mut());
+    let any = !calls.is_empty();
+    for call in calls {
+        let args = call.args().to_vec();
+        answer(call, &args);
+    }
+    any
 }
 
 /// Answers the calls that its shard's handlers deferred.
@@ -46,132 +45,66 @@ struct Answering(Queue);
 
 impl ShardTask for Answering {
     fn poll(&mut self) -> bool {
-        let calls: Vec<_> = self.0.borrow_mut().drain(..).collect();
-        let any = !calls.is_empty();
-        calls.into_iter().for_each(answer);
-        any
+        answer_all(&self.0)
     }
 }
 
 #[test]
 fn handlers_and_the_task_of_a_shard_share_state() {
-    for idle in [IdlePolicy::Poll, IdlePolicy::Event] {
+    for_each([IdlePolicy::Poll, IdlePolicy::Event], |idle| {
         let world = World::new("shared");
-        let address = world.address();
         let made = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&made);
         let config = ServerConfig { shard: small().with(|c| c.poll.idle = idle), shards: 2, ..ServerConfig::default() };
-        let server = Server::start_with(
-            &address,
-            move |setup| {
-                assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
-                count.fetch_add(1, Ordering::Relaxed);
-                let queue = Queue::default();
-                Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering(queue))) })
-            },
-            &config,
-        );
-        let _server = server.expect("a server");
+        let (address, _server) = world.serve_tasks(config, move |setup| {
+            assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
+            count.fetch_add(1, Ordering::Relaxed);
+            let queue = Queue::default();
+            (sharing(&queue), Answering(queue))
+        });
         assert_eq!(made.load(Ordering::Relaxed), 2);
-        let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
-        for round in 0..20u32 {
-            for client in &mut clients {
+        let mut clients = [0; 4].map(|_| world.client(&address, small()));
+        let mut counts = [0; 4];
+        for round in 0..21u32 {
+            for (client, last) in clients.iter_mut().zip(&mut counts) {
                 assert_eq!(client.run(BY_TASK, &be(&[round])), Ok(be(&[round])));
-                client.run(COUNT, b"").expect("a reply");
+                let count = client.run(COUNT, b"").expect("a reply");
+                *last = u32::from_be_bytes(count.try_into().expect("a word"));
                 echo(client, b"shared").expect("an echo");
             }
         }
-        let counts = clients.iter_mut().map(|client| client.run(COUNT, b"").expect("a reply"));
-        let counts: Vec<_> = counts.map(|count| u32::from_be_bytes(count.try_into().expect("a word"))).collect();
-        assert!(counts.iter().all(|&count| (21..=84).contains(&count)), "{counts:?}: each shard counts for itself");
+        assert!(counts.iter().all(|count| (21..=84).contains(count)), "{counts:?}: each shard counts for itself");
         drop(clients);
-    }
+    });
 }
 
 /// The shard does not sleep while its task reports work, even work without effect.
 #[test]
 fn the_work_of_a_task_keeps_its_shard_awake() {
     const TURNS: usize = 1000;
-    /// Reports work for `turns` turns, then the number of attempted sleeps meanwhile.
-    struct Working {
-        turns: usize,
-        sleeps: Cell<usize>,
-        before: usize,
-        tell: Sender<usize>,
-    }
+    /// Reports work in its first turns. Counts turns, and attempts to sleep between those.
+    #[derive(Clone, Default)]
+    struct Working(Arc<[AtomicUsize; 2]>);
     impl ShardTask for Working {
         fn poll(&mut self) -> bool {
-            match self.turns {
-                0 => self.before = self.sleeps.get(),
-                TURNS => return false,
-                _ => {}
-            }
-            self.turns += 1;
-            if self.turns == TURNS {
-                self.tell.send(self.sleeps.get() - self.before).expect("the test hears it");
-            }
-            true
+            self.0[0].fetch_add(1, Ordering::SeqCst) + 1 < TURNS
         }
 
         fn descriptor(&self) -> Option<BorrowedFd<'_>> {
             // The shard asks for it before each sleep.
-            self.sleeps.set(self.sleeps.get() + 1);
+            let amid = (1..TURNS).contains(&self.0[0].load(Ordering::SeqCst));
+            self.0[1].fetch_add(usize::from(amid), Ordering::SeqCst);
             None
         }
     }
-    let world = World::new("working");
-    let (tell, told) = channel();
-    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).of_server();
-    let server = Server::start_with(
-        &world.address(),
-        move |_| {
-            let task = Working { turns: 0, sleeps: Cell::new(0), before: 0, tell: tell.clone() };
-            Ok(Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
-        },
-        &config,
-    );
-    let server = server.expect("a server");
-    assert_eq!(told.recv_timeout(Duration::from_secs(60)).expect("it is turned"), 0, "it was slept meanwhile");
+    let (world, working) = (World::new("working"), Working::default());
+    let task = working.clone();
+    let config = small().with(|c| c.poll.idle = IdlePolicy::Event);
+    let (_, server) = world.serve_tasks(config, move |_| (standard_services().to_local(), task.clone()));
     // The shard sleeps once the task has no work.
-    assert!(settles(|| server.stats()[0].sleeps > 0));
+    assert!(settles(|| working.0[0].load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
+    assert_eq!(working.0[1].load(Ordering::SeqCst), 0, "it was slept meanwhile");
     drop(server);
-}
-
-#[test]
-fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
-    struct Panicking(Queue);
-    impl ShardTask for Panicking {
-        fn poll(&mut self) -> bool {
-            assert!(self.0.borrow().len() < 2, "as the test wants");
-            false
-        }
-    }
-    let world = World::new("task-panics");
-    let address = world.address();
-    let server = Server::start_with(
-        &address,
-        |_| {
-            let queue = Queue::default();
-            // Only the task owns the queue.
-            let weak = Rc::downgrade(&queue);
-            let take = move |call| {
-                if let Some(queue) = weak.upgrade() {
-                    queue.borrow_mut().push_back(call);
-                }
-            };
-            let mut services = standard_services().to_local();
-            services.add(PROGRAM, VERSION, BY_TASK, Procedure::deferred(take));
-            Ok(Application { services, task: Some(Box::new(Panicking(queue))) })
-        },
-        &small_server(),
-    );
-    let _server = server.expect("a server");
-    let mut client = world.client(&address, small());
-    client.launch_each(0..2, |client, _| client.prepare(BY_TASK, 0).expect("memory"));
-    client.each_end(2, |done| {
-        assert_eq!(done.result.err().map(CallError::from), Some(CallError::Refused(Refusal::SystemError)));
-    });
-    echo(&mut client, b"goes on").expect("an echo");
 }
 
 #[test]
@@ -187,9 +120,8 @@ fn a_failed_start_is_an_error() {
 
 #[test]
 fn a_polled_server_refuses_what_needs_threads() {
-    type Change = fn(&mut ServerConfig);
     let world = World::new("no-threads");
-    let cases: [(&str, Change); 6] = [
+    let cases: [(&str, fn(&mut ServerConfig)); 6] = [
         ("shards", |c| c.shards = 2),
         ("cores", |c| c.cores = Some(vec![0])),
         ("serves", |c| c.serves = Some(vec![0])),
@@ -197,18 +129,17 @@ fn a_polled_server_refuses_what_needs_threads() {
         ("stats", |c| c.stats = Some("/nowhere".into())),
         ("shard.poll.core", |c| c.shard.poll.core = Some(0)),
     ];
-    for (field, change) in cases {
-        let config = small_server().with(change);
-        let address = world.address();
-        let refused = [
+    for_each(cases, |(field, change)| {
+        let (config, address) = (small_server().with(change), world.address());
+        for refused in [
             LocalServer::start(&address, standard_services(), &config),
             LocalServer::start_with(&address, |_| standard_services().to_local(), &config),
-        ];
-        for error in refused.map(|refused| refused.expect_err(field)) {
+        ] {
+            let error = refused.expect_err("it needs threads");
             let text = format!("`ServerConfig::{field}` is set: a `LocalServer` is one shard on its caller's thread");
             assert_eq!((error.kind(), error.to_string()), (StartErrorKind::Config, text));
         }
-    }
+    });
 }
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, Address) {
@@ -218,7 +149,7 @@ fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer,
 }
 
 /// A client thread that echoes `rounds` times.
-fn caller(address: &Address, rounds: u32) -> std::thread::JoinHandle<()> {
+fn caller(address: &Address, rounds: u32) -> JoinHandle<()> {
     let address = address.clone();
     std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
@@ -232,9 +163,8 @@ fn caller(address: &Address, rounds: u32) -> std::thread::JoinHandle<()> {
 /// Serves two addresses, in a loop that never sleeps and in one that sleeps when idle.
 #[test]
 fn a_server_is_polled_in_a_loop_of_its_caller() {
-    for idle in [IdlePolicy::Poll, IdlePolicy::Event] {
-        let world = World::new("polled");
-        let queue = Queue::default();
+    for_each([IdlePolicy::Poll, IdlePolicy::Event], |idle| {
+        let (world, queue) = (World::new("polled"), Queue::default());
         let (mut server, address) = local_server(&world, idle, &queue);
         let second = world.address();
         let listens = server.listen(&second);
@@ -244,31 +174,25 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
         let mut callers = vec![caller(&address, 200)];
         callers.extend(listens.is_ok().then(|| caller(&second, 200)));
         let connections = callers.len() as u64;
-        let mut slept = 0;
         while !callers.iter().all(|caller| caller.is_finished()) {
-            let mut busy = server.poll();
-            for call in queue.borrow_mut().drain(..) {
-                answer(call);
-                busy = true;
-            }
+            let busy = server.poll() | answer_all(&queue);
             if !busy && idle == IdlePolicy::Event {
                 server.wait(Duration::from_secs(1));
-                slept += 1;
             }
             // Without wake-ups each call takes a second.
-            assert!(start.elapsed() < Duration::from_secs(60), "{slept} sleeps, {:?}", server.stats());
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", server.stats());
         }
         callers.into_iter().for_each(|caller| caller.join().expect("it ends well"));
         let stats = server.stats();
         assert_eq!((stats.calls, stats.connections_made), (400 * connections, connections));
-        assert_eq!(stats.sleeps > 0, idle == IdlePolicy::Event, "{slept} sleeps");
+        assert_eq!(stats.sleeps > 0, idle == IdlePolicy::Event);
         server.begin_drain();
         assert!(settles(|| {
             server.poll();
             server.is_drained()
         }));
         drop(server);
-    }
+    });
 }
 
 /// A server and a connected client in one loop.
@@ -276,11 +200,7 @@ fn pair_in_one_loop(world: &World, queue: &Queue) -> (LocalServer, LocalClient, 
     let (mut server, address) = local_server(world, IdlePolicy::Event, queue);
     let config = small_client(small());
     let mut client = LocalClient::open(address.open(&config.shard).expect("a device"), config).expect("memory");
-    let connection = client.begin_connect(&address).expect("a way");
-    client.poll_until(|client| {
-        server.poll();
-        client.is_established(connection)
-    });
+    let connection = connect_polling(&mut client, &address, || _ = server.poll());
     (server, client, connection)
 }
 
@@ -288,17 +208,12 @@ fn pair_in_one_loop(world: &World, queue: &Queue) -> (LocalServer, LocalClient, 
 #[test]
 fn a_client_dropped_during_calls_causes_no_warning() {
     let world = World::new("leaves-amid");
-    for turns in 0..20 {
+    for_each(0..20, |turns| {
         let queue = Queue::default();
-        let (mut server, mut client, connection) = pair_in_one_loop(&world, &queue);
-        for token in 0..8 {
-            let mut call = client.prepare(if token == 0 { BY_TASK } else { ECHO }, 4).expect("a buffer");
-            if token == 0 {
-                let lent = client.alloc(connection, 60_000).expect("a buffer");
-                call = call.read_chunk(4, lent).write_chunk(60_000);
-            }
-            client.start(connection, call, token);
-        }
+        let (mut server, mut client, _) = pair_in_one_loop(&world, &queue);
+        let call = client.chunked(BY_TASK, &[0; 4], &[60_000], &[60_000]);
+        client.launch(call, 0);
+        client.launch_each(1..8, |client, _| client.prepared(ECHO, &[0; 4]));
         let lines = place::warnings_of(|| {
             client.flush();
             for _ in 0..turns {
@@ -306,17 +221,16 @@ fn a_client_dropped_during_calls_causes_no_warning() {
                 client.poll(|_| {});
             }
             drop(client);
-            let over = settles(|| {
+            assert!(settles(|| {
                 server.poll();
                 // Its answer comes too late.
-                queue.borrow_mut().drain(..).for_each(answer);
+                answer_all(&queue);
                 server.stats().connections == 0
-            });
-            assert!(over);
+            }));
             drop(server);
         });
-        assert_eq!(lines, [""; 0], "{turns} turns");
-    }
+        assert_eq!(lines, [""; 0]);
+    });
 }
 
 /// The last connection may close in the turn before a sleep, and nothing would end that sleep.
@@ -340,13 +254,11 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
     let (mut server, mut client, _) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     server.poll();
-    let mut told = 0;
-    for _ in 0..2 {
-        // Before the first reply there is credit for one call only.
-        let count = if told == 0 { 1 } else { 7 };
-        client.launch_each(0..count, |client, _| client.prepared(ECHO, b""));
+    // Before the first reply there is credit for one call only.
+    for calls in [1, 7] {
+        client.launch_each(0..calls, |client, _| client.prepared(ECHO, b""));
         client.flush();
-        let all = told + count;
+        let mut told = 0;
         assert!(settles(|| {
             server.poll();
             client.poll(|done| {
@@ -354,7 +266,7 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
                 assert!(matches!(error, CallError::Transport(ErrorBody::System)), "{error}");
                 told += 1;
             });
-            told == all
+            told == calls
         }));
     }
     client.poll_until(|_| {
@@ -404,18 +316,13 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
     let start = Instant::now();
     while !caller.is_finished() || ended < 100 {
         assert!(start.elapsed() < Duration::from_secs(60), "{ended} of 100, {slept} sleeps");
-        let mut busy = server.poll() | other.poll();
-        for call in queue.borrow_mut().drain(..) {
-            answer(call);
-            busy = true;
-        }
+        let mut busy = server.poll() | other.poll() | answer_all(&queue);
         busy |= client.poll(|done| {
             assert_eq!(done.result.expect("a reply").results(), b"one loop");
             ended += 1;
         });
         if client.is_established(connection) && started == ended && started < 100 {
-            let call = client.prepared(ECHO, b"one loop");
-            client.start(connection, call, 0);
+            client.begin(ECHO, b"one loop", 0);
             started += 1;
             busy = true;
         }
@@ -425,11 +332,11 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
         // Each end is armed, and was polled before.
         let second = Duration::from_secs(1);
         let longest = [server.arm(second), other.arm(second), client.arm(second)];
-        if let Some(longest) = longest.into_iter().collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().min())
+        if let [Some(one), Some(two), Some(three)] = longest
             && queue.borrow().is_empty()
         {
             slept += 1;
-            wait(&[server.as_fd(), other.as_fd(), client.as_fd()], longest);
+            wait(&[server.as_fd(), other.as_fd(), client.as_fd()], one.min(two).min(three));
         }
         server.disarm();
         other.disarm();
@@ -437,4 +344,132 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
     }
     caller.join().expect("it ends well");
     assert!(slept > 0, "it never slept");
+}
+
+/// A procedure whose calls a task or a future holds.
+const TAKEN: u32 = 700;
+/// Actions of the holder.
+const PANIC: u8 = 0;
+const END: u8 = 1;
+const WAIT: u8 = 2;
+
+/// Panics when dropped, and counts its drops.
+struct Bomb(Arc<AtomicUsize>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("as the test wants, at the end");
+    }
+}
+
+fn start(client: &mut LocalClient, what: u8, token: u64) {
+    client.begin(TAKEN, &[what], token);
+    client.flush();
+}
+
+/// Result of the next call that ends.
+fn end(client: &mut LocalClient) -> Result<(), CallError> {
+    client.end().1.map(drop)
+}
+
+const SYSTEM_ERR: Result<(), CallError> = Err(CallError::Refused(Refusal::SystemError));
+
+/// Holds calls, and panics at the chosen points once it has one.
+struct Task {
+    calls: Rc<RefCell<Vec<DeferredCall>>>,
+    in_poll: bool,
+    in_descriptor: bool,
+    _bomb: Option<Bomb>,
+}
+
+impl ShardTask for Task {
+    fn poll(&mut self) -> bool {
+        assert!(!self.in_poll || self.calls.borrow().is_empty(), "as the test wants");
+        false
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        assert!(!self.in_descriptor || self.calls.borrow().is_empty(), "as the test wants");
+        None
+    }
+}
+
+#[test]
+fn a_task_that_panics_is_dropped_with_its_calls_and_the_shard_goes_on() {
+    // In its poll, in its descriptor, in its drop.
+    let cases = [(true, false, false), (true, false, true), (false, true, false), (false, true, true)];
+    for_each(cases, |(in_poll, in_descriptor, bomb)| {
+        let (world, bombs) = (World::new("task-bomb"), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&bombs);
+        let (address, server) = world.serve_tasks(small().with(|c| c.poll.idle = IdlePolicy::Event), move |_| {
+            // Only the task owns the calls.
+            let calls = Rc::<RefCell<Vec<DeferredCall>>>::default();
+            let weak = Rc::downgrade(&calls);
+            let take = move |call| weak.upgrade().map_or((), |calls| calls.borrow_mut().push(call));
+            let task = Task { calls, in_poll, in_descriptor, _bomb: bomb.then(|| Bomb(Arc::clone(&count))) };
+            (local_and(TAKEN, Procedure::deferred(take)), task)
+        });
+        let mut client = world.client(&address, small());
+        for _ in 0..4 {
+            // Its first call is dropped with it. Then the task no longer exists.
+            start(&mut client, WAIT, 0);
+            assert_eq!(end(&mut client), SYSTEM_ERR);
+            assert_eq!(bombs.load(Ordering::SeqCst), usize::from(bomb));
+            echo(&mut client, b"goes on").expect("an echo");
+        }
+        assert_eq!(server.stats()[0].calls_dropped, 4);
+    });
+}
+
+/// A future of a call, whose argument selects the action. Its drop panics.
+struct Panicking {
+    call: Option<DeferredCall>,
+    polled: Arc<AtomicUsize>,
+    _bomb: Bomb,
+}
+
+impl Future for Panicking {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        self.polled.fetch_add(1, Ordering::SeqCst);
+        let Some(call) = &self.call else { return Poll::Pending };
+        match call.args()[0] {
+            PANIC => panic!("as the test wants"),
+            END => {
+                self.call.take().expect("it is there").answer(Ok(()));
+                Poll::Ready(())
+            }
+            _ => Poll::Pending,
+        }
+    }
+}
+
+#[test]
+fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
+    let (bombs, polled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (count, polls) = (Arc::clone(&bombs), Arc::clone(&polled));
+    let begin = move |call| Panicking { call: Some(call), polled: Arc::clone(&polls), _bomb: Bomb(Arc::clone(&count)) };
+    let services = standard_and([(TAKEN, Procedure::asynchronous(begin))]);
+    let (mut world, address) = World::serving("future-bomb", small_server(), services);
+    let mut client = world.client(&address, small());
+    let mut other = world.client(&address, small());
+    // One future panics, and one completes.
+    start(&mut client, PANIC, 0);
+    assert_eq!(end(&mut client), SYSTEM_ERR);
+    start(&mut client, END, 0);
+    assert_eq!(end(&mut client), Ok(()));
+    echo(&mut client, b"goes on").expect("an echo");
+    assert_eq!(bombs.load(Ordering::SeqCst), 2);
+    // Three futures end with their connection. Those of another connection last until the shard ends.
+    (0..3).for_each(|token| start(&mut client, WAIT, token));
+    (0..2).for_each(|token| start(&mut other, WAIT, token));
+    assert!(settles(|| polled.load(Ordering::SeqCst) == 7));
+    drop(client);
+    assert!(settles(|| bombs.load(Ordering::SeqCst) == 5));
+    echo(&mut other, b"goes on").expect("an echo");
+    // The shard drops the last futures one by one, as two panics at once would abort the process.
+    drop(world.take_server());
+    assert_eq!(bombs.load(Ordering::SeqCst), 7);
 }

@@ -5,10 +5,9 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io::Write;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rpcrdma::fabric::{Fabric, FabricError, FabricErrorKind};
-use rpcrdma_mempool::{Arena, Class, Frozen, GivenMemory, Pool};
+use rpcrdma_mempool::{Frozen, GivenMemory};
 use rpcrdma_tests::prelude::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};

@@ -10,36 +10,32 @@ pub(super) const RPC_REPLY: usize = 24;
 const CALL_HEADERS: usize = 28 + RPC_CALL;
 const REPLY_HEADERS: usize = 28 + RPC_REPLY;
 
-/// What a server sees of a call: its length, its type, and whether it has a Reply chunk.
-pub(super) type Seen = (usize, HeaderType, bool);
-
-/// Answers calls, and tells what it sees of each.
-pub(super) fn tell_of_calls(peer: &mut RawPeer, tell: &Sender<Seen>) {
-    while let Some(call) = peer.next_message() {
-        tell.send((call.len(), call.htype(), call.reply_chunk().is_some())).expect("the test listens");
-        peer.reply(call.xid(), b"");
-    }
-}
-
-/// A call with so many bytes of arguments and expected results, as its server sees it.
-pub(super) fn seen(client: &mut LocalClient, told: &Receiver<Seen>, args: usize, results: usize) -> Seen {
+/// What a server sees of a call with so many bytes of arguments and expected results: its length, its type, and whether
+/// it has a Reply chunk.
+pub(super) fn seen(
+    client: &mut LocalClient,
+    calls: &Receiver<Message>,
+    args: usize,
+    results: usize,
+) -> (usize, HeaderType, bool) {
     let call = client.prepared(ECHO, &vec![0; args]).expect_reply(results);
     client.call(call).expect("a reply");
-    told.recv().expect("the server speaks")
+    let call = calls.recv().expect("the server speaks");
+    (call.len(), call.htype(), call.reply_chunk().is_some())
 }
 
 /// Checks the longest call in one message, and the longest expected reply without a Reply chunk.
 pub(super) fn assert_longest(
     client: &mut LocalClient,
-    told: &Receiver<Seen>,
+    calls: &Receiver<Message>,
     header: usize,
     call: usize,
     reply_len: usize,
 ) {
-    assert_eq!(seen(client, told, call - header - RPC_CALL, 0), (call, HeaderType::Msg, false));
-    assert_eq!(seen(client, told, call - header - RPC_CALL + 4, 0).1, HeaderType::Nomsg);
-    assert!(!seen(client, told, 0, reply_len - header - RPC_REPLY).2);
-    assert!(seen(client, told, 0, reply_len - header - RPC_REPLY + 4).2);
+    assert_eq!(seen(client, calls, call - header - RPC_CALL, 0), (call, HeaderType::Msg, false));
+    assert_eq!(seen(client, calls, call - header - RPC_CALL + 4, 0).1, HeaderType::Nomsg);
+    assert!(!seen(client, calls, 0, reply_len - header - RPC_REPLY).2);
+    assert!(seen(client, calls, 0, reply_len - header - RPC_REPLY + 4).2);
 }
 
 pub(super) fn said(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8> {
@@ -69,14 +65,11 @@ fn assert_longest_reply(mut client: RawPeer, bytes: usize) -> RawPeer {
 
 /// Checks a client's longest inline call, and its longest expected reply without a Reply chunk. Both include headers.
 fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usize) {
-    let (tell, told) = channel();
-    let server = RawServer::listen("call-thresholds", move |mut listener| {
+    let (server, calls) = RawServer::recording("call-thresholds", move |mut listener| {
         listener.private_data = private_data;
-        let mut peer = listener.accept_silently();
-        peer.version = Version::V1;
-        tell_of_calls(&mut peer, &tell);
+        listener.accept_in(CreditMode::V1)
     });
-    assert_longest(&mut server.client(version_1(8192)), &told, 28, call, reply_len);
+    assert_longest(&mut server.client(version_1(8192)), &calls, 28, call, reply_len);
 }
 
 #[test]
@@ -127,8 +120,7 @@ fn settings_may_change_with_a_reconnection() {
     let server = RawServer::listen("resettled", move |mut listener| {
         for private_data in [said(4096, 4096, true), Vec::new(), said(2048, 2048, false)] {
             listener.private_data = private_data;
-            let mut peer = listener.accept_next();
-            peer.version = Version::V1;
+            let mut peer = listener.accept_in(CreditMode::V1);
             for _ in 0..2 {
                 let call = peer.next_call();
                 tell.send((call.len(), call.htype())).expect("the test listens");
@@ -137,16 +129,14 @@ fn settings_may_change_with_a_reconnection() {
             // The client has the replies before it sends more.
             peer.next_call();
         }
-        let mut peer = listener.accept_next();
-        peer.version = Version::V1;
+        let mut peer = listener.accept_in(CreditMode::V1);
         let call = peer.next_call();
         peer.reply(call.xid(), b"");
         peer.idle();
     });
     let mut client = server.client(small_client(version_1(4096)).with(|c| {
-        c.connect.reconnect_attempts = 1000;
+        (c.connect.reconnect_attempts, c.connect.retransmit) = (1000, true);
         c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
-        c.connect.retransmit = true;
     }));
     for receive_size in [4096, 1024, 2048] {
         // An exact fit shows which threshold is in force. The third call of each connection is answered on the next
@@ -156,16 +146,12 @@ fn settings_may_change_with_a_reconnection() {
         }
         assert_eq!(told.recv().expect("the server speaks"), (receive_size, HeaderType::Msg));
         assert_eq!(told.recv().expect("the server speaks").1, HeaderType::Nomsg);
-        let first = client.first();
+        // The call times out after it was sent; then the connection is lost.
         let call = client.prepared(ECHO, b"").timeout(Duration::from_millis(1));
         client.launch(call, 1);
-        let mut ended = false;
-        // The call times out after it was sent; then the connection is lost.
-        assert!(settles(|| {
-            client.poll(|_| ended = true);
-            ended && !client.is_established(first)
-        }));
-        client.poll_until(|client| client.is_established(first));
+        client.end().1.expect_err("no answer");
+        client.poll_until(|client| !client.is_established(client.first()));
+        client.poll_until(|client| client.is_established(client.first()));
     }
     client.run(ECHO, b"").expect("a reply");
 }
@@ -241,23 +227,21 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
 
 #[test]
 fn version_1_invalidates_only_if_both_ends_agree() {
-    for_each(
-        [
-            (true, said(4096, 4096, false)),
-            (false, said(4096, 4096, true)),
-            (false, said(4096, 4096, false)),
-            (true, Vec::new()),
-            (true, vec![1; 30]),
-        ],
-        |(remote_invalidate, data)| {
-            let config = version_1(4096).with(|c| c.debug.remote_invalidate = remote_invalidate);
-            let (_world, address) = serving("both-say", config);
-            let mut client = RawPeer::connect_saying(&address, &data);
-            let own = PrivateData::parse(&client.private_data).expect("the server's private data");
-            assert_eq!(own.remote_invalidation, remote_invalidate);
-            for (handles, invalidated) in invalidated(&mut client) {
-                assert_eq!(invalidated, None, "{handles:x?}");
-            }
-        },
-    );
+    let cases = [
+        (true, said(4096, 4096, false)),
+        (false, said(4096, 4096, true)),
+        (false, said(4096, 4096, false)),
+        (true, Vec::new()),
+        (true, vec![1; 30]),
+    ];
+    for_each(cases, |(remote_invalidate, data)| {
+        let config = version_1(4096).with(|c| c.debug.remote_invalidate = remote_invalidate);
+        let (_world, address) = serving("both-say", config);
+        let mut client = RawPeer::connect_saying(&address, &data);
+        let own = PrivateData::parse(&client.private_data).expect("the server's private data");
+        assert_eq!(own.remote_invalidation, remote_invalidate);
+        for (handles, invalidated) in invalidated(&mut client) {
+            assert_eq!(invalidated, None, "{handles:x?}");
+        }
+    });
 }

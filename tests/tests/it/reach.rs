@@ -1,11 +1,7 @@
 //! Protection of memory that a server exposes to a client (version 2 §10.1).
 //! Only that client reaches it, during the call, within its bounds.
 
-use rpcrdma::client::Pending;
-use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma_tests::prelude::*;
-
-use super::reverse::{HELLO, telling_services};
 
 const LEN: usize = 500;
 
@@ -24,19 +20,16 @@ fn at(segment: Segment, skip: i64) -> RemoteMemory {
 }
 
 impl Showing {
-    fn new(world: &World, address: &Address, told: &Receiver<rpcrdma::service::Caller>) -> Self {
+    fn new(world: &World, address: &Address, told: &Receiver<Caller>) -> Self {
         let mut client = RawPeer::connect_offering(address, |offers| offers.reverse_support = ReverseSupport::General);
         client.ask(HELLO, Chunks::NONE, b"");
-        let caller = told.recv().expect("it was called");
-        let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
-        let mut data = reverse.alloc(LEN).expect("memory");
-        pattern(1, &mut data);
+        let mut reverse = called_back(world, told);
+        let data = reverse.pattern_buf(1, LEN);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(LEN as u32);
         let pending = reverse.start(call).expect("a slot");
-        let view = client.answer();
-        let read = view.reads().next().expect("a Read chunk").target;
-        let write = view.writes().flat_map(|chunk| chunk.segments()).next().expect("a Write chunk");
-        let mut showing = Self { xid: view.xid(), client, read, write, pending, reverse };
+        let call = client.answer();
+        let (read, write) = (call.reads().next().expect("a Read chunk").target, call.write_chunks()[0][0]);
+        let mut showing = Self { xid: call.xid(), client, read, write, pending, reverse };
         showing.is_as_it_was();
         showing
     }
@@ -52,11 +45,21 @@ impl Showing {
         if !written.is_empty() {
             self.client.write(written, at(self.write, 0));
         }
-        let used = Lists::new().write([Segment { length: written.len() as u32, ..self.write }]);
+        let used = Lists::new().write([self.write.part(0, written.len() as u32)]);
         self.client.reply_with(self.xid, &used, &reply_bytes(self.xid, b""), None);
         let reply = self.pending.join().expect("a reply");
         let seen = reply.chunk(0).expect("the chunk").to_vec();
         (self.client, self.reverse, seen)
+    }
+}
+
+/// Checks that a peer can neither write nor read there.
+fn cannot_reach(peer: &mut RawPeer, target: RemoteMemory, len: usize, write: bool) {
+    if write {
+        peer.write(&vec![9; len], target);
+        peer.wait_until_over_or_failed();
+    } else {
+        assert_eq!(peer.read(target, len), None);
     }
 }
 
@@ -66,30 +69,16 @@ fn memory_registered_for_one_client_is_out_of_reach_of_others() {
     let (world, address) = World::serving("shown", small_server(), services);
     let mut showing = Showing::new(&world, &address, &told);
     // Other clients, with and without exposed memory of their own, try the accesses of the first.
-    for shown in [false, true] {
-        for (segment, write) in [(showing.read, false), (showing.write, true), (showing.write, false)] {
-            let mut other = match shown {
-                true => Ok(Showing::new(&world, &address, &told)),
-                false => Err(RawPeer::connect(&address)),
-            };
-            // Two connections may have equal handles, each for its own memory.
-            let own = other.as_ref().is_ok_and(|s| [s.read.handle, s.write.handle].contains(&segment.handle));
-            let peer = match &mut other {
-                Ok(showing) => &mut showing.client,
-                Err(peer) => peer,
-            };
-            if own {
-                continue;
-            }
-            if write {
-                peer.write(&[9; LEN], at(segment, 0));
-                peer.wait_until_over_or_failed();
-            } else {
-                assert_eq!(peer.read(at(segment, 0), LEN), None, "a handle of another connection");
-            }
-            drop(other);
-            showing.is_as_it_was();
+    for (segment, write) in [(showing.read, false), (showing.write, true), (showing.write, false)] {
+        cannot_reach(&mut RawPeer::connect(&address), at(segment, 0), LEN, write);
+        showing.is_as_it_was();
+        let mut other = Showing::new(&world, &address, &told);
+        // Two connections may have equal handles, each for its own memory.
+        if ![other.read.handle, other.write.handle].contains(&segment.handle) {
+            cannot_reach(&mut other.client, at(segment, 0), LEN, write);
         }
+        drop(other);
+        showing.is_as_it_was();
     }
     let (_client, _reverse, seen) = showing.end(&[3; LEN]);
     assert_eq!(seen, [3; LEN], "what its own client wrote, and nobody else");
@@ -101,42 +90,29 @@ fn registered_memory_is_bounded_by_rights_length_and_time() {
     let (world, address) = World::serving("shown-bounds", small_server(), services);
     let len = LEN as i64;
     // Writes to the read-only window, reads of the other one, and accesses beyond the ends of both.
-    for (of_read, write, skip, needs_bounds) in [
+    let cases = [
         (true, true, 0, false),
         (false, false, 0, false),
         (true, false, len - 1, true),
         (true, false, -1, true),
         (false, true, len - 1, true),
         (false, true, -1, true),
-    ] {
+    ];
+    for_each(cases, |(of_read, write, skip, needs_bounds)| {
         let mut showing = Showing::new(&world, &address, &told);
         if needs_bounds && !showing.client.checks_window_bounds() {
             showing.end(b"");
-            continue;
+            return;
         }
-        let target = at(if of_read { showing.read } else { showing.write }, skip);
-        let peer = &mut showing.client;
-        if write {
-            peer.write(&[9; 2], target);
-            peer.wait_until_over_or_failed();
-        } else {
-            assert_eq!(peer.read(target, 2), None, "{of_read} {skip}");
-        }
+        cannot_reach(&mut showing.client, at(if of_read { showing.read } else { showing.write }, skip), 2, write);
         // The connection closes, and the call ends with it.
-        let error = showing.pending.join().map(drop);
-        assert!(matches!(error, Err(FailedCall { error: CallError::ConnectionLost { sent: true }, .. })), "{error:?}");
-    }
+        assert_eq!(outcome_of(showing.pending.join()), Err(CallError::ConnectionLost { sent: true }));
+    });
     // Memory exposed for a call is unreachable after its end.
     for write in [false, true] {
         let showing = Showing::new(&world, &address, &told);
-        let (read, room) = (showing.read, showing.write);
+        let segment = if write { showing.write } else { showing.read };
         let (mut client, _reverse, _) = showing.end(&[3; LEN]);
-        match write {
-            true => {
-                client.write(&[9; LEN], at(room, 0));
-                client.wait_until_over_or_failed();
-            }
-            false => assert_eq!(client.read(at(read, 0), LEN), None),
-        }
+        cannot_reach(&mut client, at(segment, 0), LEN, write);
     }
 }

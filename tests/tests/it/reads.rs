@@ -1,16 +1,9 @@
 //! Optional limits on RDMA Reads and Writes per connection.
 //! Work beyond a limit waits, and all calls are answered.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
-use rpcrdma::Reply;
-use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::config::LimitsConfig;
 use rpcrdma::fabric::testing::trace::{self, Trace};
 use rpcrdma::fabric::{Fabric, FabricAddress};
-use rpcrdma::server::LocalServer;
-use rpcrdma::shard::Shard;
-use rpcrdma::stats::ShardStats;
 use rpcrdma_tests::prelude::*;
 
 /// Calls that arrive together, each with a chunk. Together they exceed the limit of a connection.
@@ -18,93 +11,77 @@ const TOGETHER: u64 = 8;
 const CHUNK: usize = 4096;
 const ROUNDS: u64 = 4;
 
-/// A call on this connection with a Read chunk.
-fn store_on(client: &mut LocalClient, connection: Connection, seed: u32) -> ClientCall {
+/// A call with a Read chunk.
+fn storing(client: &mut LocalClient, connection: Connection, seed: u32) -> ClientCall {
     let mut data = client.alloc(connection, CHUNK).expect("memory");
     pattern(seed, &mut data);
     client.prepared(STORE, &be(&[seed])).read_chunk(4, data)
 }
 
-/// Number of calls that waited, in [`ROUNDS`] rounds of [`TOGETHER`].
-fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
-    let stored = |_: u32, reply: &Reply| assert_eq!(reply.results(), (CHUNK as u32).to_be_bytes());
-    rounds(
-        small().with(|c| (c.limits.max_reads, c.limits.max_read_bytes) = (max_reads, max_read_bytes)),
-        store_on,
-        stored,
-    )
-    .read_waits
+/// A call with a Write chunk.
+fn loading(client: &mut LocalClient, seed: u32) -> ClientCall {
+    client.chunked(LOAD, &be(&[seed, CHUNK as u32]), &[], &[CHUNK])
 }
 
-/// Number of replies that waited.
-fn write_waits(max_write_bytes: Option<usize>) -> u64 {
-    let load = |client: &mut LocalClient, connection: Connection, seed: u32| {
-        let room = client.alloc(connection, CHUNK).expect("memory");
-        client.prepared(LOAD, &be(&[seed, CHUNK as u32])).write_chunk_into(room)
-    };
-    let loaded = |seed: u32, reply: &Reply| assert!(patterned(seed, reply.chunk(0).expect("its chunk")));
-    rounds(small().with(|c| c.limits.max_write_bytes = max_write_bytes), load, loaded).write_waits
-}
-
-/// Runs rounds of calls, each with its own seed, on a server with this configuration.
-fn rounds(
-    config: Config,
-    prepare: impl Fn(&mut LocalClient, Connection, u32) -> ClientCall,
-    check: impl Fn(u32, &Reply),
-) -> ShardStats {
+/// Statistics of a server with these limits after [`ROUNDS`] rounds of [`TOGETHER`] calls, of either kind.
+fn limited(reads: bool, limit: impl FnOnce(&mut LimitsConfig)) -> ShardStats {
     let world = World::new("reads");
     let address = world.address();
-    let mut server = LocalServer::start(&address, standard_services(), &config.of_server()).expect("a server");
+    let config = small().with(|c| limit(&mut c.limits)).of_server();
+    let mut server = LocalServer::start(&address, standard_services(), &config).expect("a server");
     let fabric = address.open(&small()).expect("a fabric");
     let mut client = LocalClient::open(fabric, small_client(small())).expect("a client");
-    let connection = client.begin_connect(&address).expect("it begins");
-    while !client.is_established(connection) {
-        server.poll();
-        client.poll(|_| {});
-    }
-    let mut answered = 0;
+    let first = connect_polling(&mut client, &address, || _ = server.poll());
     for round in 0..ROUNDS {
-        for token in 0..TOGETHER {
-            let seed = (round * TOGETHER + token) as u32;
-            let call = prepare(&mut client, connection, seed);
-            client.start(connection, call, u64::from(seed)).expect("under way");
-        }
-        let all = answered + TOGETHER;
-        while answered < all {
+        let seeds = round * TOGETHER..(round + 1) * TOGETHER;
+        client.launch_each(seeds, |client, seed| match reads {
+            true => storing(client, first, seed as u32),
+            false => loading(client, seed as u32),
+        });
+        let mut answered = 0;
+        while answered < TOGETHER {
             client.poll(|done| {
                 let reply = done.result.expect("no call is refused for it");
-                check(done.token as u32, &reply);
+                match reads {
+                    true => assert_eq!(reply.results(), be(&[CHUNK as u32])),
+                    false => assert!(patterned(done.token as u32, reply.chunk(0).expect("its chunk"))),
+                }
                 answered += 1;
             });
             server.poll();
         }
     }
-    assert_eq!(answered, ROUNDS * TOGETHER);
     server.stats()
 }
 
 #[test]
 fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
-    assert!(waits(Some(1), None) > 0);
-    assert!(waits(None, Some(CHUNK + CHUNK / 2)) > 0);
-    // A call that exceeds the limit runs alone.
-    assert!(waits(None, Some(1)) > 0);
-    assert_eq!(waits(Some(TOGETHER as usize), Some(CHUNK * TOGETHER as usize)), 0, "that is enough for all");
-    assert_eq!(waits(None, None), 0);
+    // A call that exceeds the limit runs alone. The last limits are enough for all.
+    for_each(
+        [
+            (Some(1), None, true),
+            (None, Some(CHUNK + CHUNK / 2), true),
+            (None, Some(1), true),
+            (Some(TOGETHER as usize), Some(CHUNK * TOGETHER as usize), false),
+            (None, None, false),
+        ],
+        |(max_reads, max_bytes, waits)| {
+            let stats = limited(true, |limits| (limits.max_reads, limits.max_read_bytes) = (max_reads, max_bytes));
+            assert_eq!(stats.read_waits > 0, waits);
+        },
+    );
     let refused = small().with(|c| c.limits.max_reads = Some(0)).validate().expect_err("nothing could be read");
     assert_eq!(refused.knob, "limits.max_reads");
 }
 
 #[test]
 fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
-    assert!(write_waits(Some(CHUNK + CHUNK / 2)) > 0);
-    // A reply that exceeds the limit goes alone.
-    assert!(write_waits(Some(1)) > 0);
-    // Completions of an earlier round's writes may be outstanding.
-    assert_eq!(write_waits(Some(CHUNK * (ROUNDS * TOGETHER) as usize)), 0, "that is enough for all");
-    assert_eq!(write_waits(None), 0);
-    let refused =
-        small().with(|c| c.limits.max_write_bytes = Some(0)).validate().expect_err("nothing could be written");
+    // A reply that exceeds the limit goes alone. Completions of an earlier round's writes may be outstanding.
+    let all = CHUNK * (ROUNDS * TOGETHER) as usize;
+    for_each([(Some(CHUNK + CHUNK / 2), true), (Some(1), true), (Some(all), false), (None, false)], |(most, waits)| {
+        assert_eq!(limited(false, |limits| limits.max_write_bytes = most).write_waits > 0, waits);
+    });
+    let refused = small().with(|c| c.limits.max_write_bytes = Some(0)).validate().expect_err("nothing can be written");
     assert_eq!(refused.knob, "limits.max_write_bytes");
 }
 
@@ -160,7 +137,7 @@ fn observed(max_reads: Option<usize>, connections: usize, together: usize) -> (R
         let mut under_way = 0;
         for _ in 0..together {
             for &connection in &all {
-                let call = store_on(&mut client, connection, 7);
+                let call = storing(&mut client, connection, 7);
                 client.start(connection, call, 0).expect("under way");
                 under_way += 1;
             }

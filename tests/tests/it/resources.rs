@@ -32,8 +32,11 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
             let [one, two] = lens.map(|len| room.part(0, len));
             client.call(TWO, &Lists::new().write([one]).write([two]), b"");
             client.refusal(ErrorBody::WriteResource { chunk_index, length_needed }, "a short Write chunk");
-            client.ping();
         }
+        // A procedure without Write chunks needs a Reply chunk for its longest reply.
+        client.call(ECHO, &Lists::new().write([room]), b"");
+        client.refusal(ErrorBody::ReplyResource { length_needed: 24 + (16 << 10) }, "a Write chunk");
+        client.ping();
         assert_eq!(contents(&untouched, 6000), [UNTOUCHED; 6000]);
     });
 }
@@ -120,101 +123,127 @@ fn reply_room_is_bounded_by_configuration() {
     assert_eq!(client.stats().exposed_buffers, 0);
 }
 
-/// Bytes of a call's Reply chunk.
-fn reply_room(call: &Message) -> Option<u64> {
-    call.reply_chunk().map(|chunk| chunk.total_length())
-}
-
 /// The RPC message in the Read chunks of a long call.
 fn fetched(peer: &mut RawPeer, call: &Message) -> Vec<u8> {
     assert!(call.htype() == HeaderType::Nomsg && call.reads().all(|read| read.position == 0), "{call}");
     call.reads().flat_map(|read| peer.fetch(read.target).expect("it is offered")).collect()
 }
 
+/// What a server sees of a call: its type, its Read and its Write chunks, and the bytes of its Reply chunk.
+type Form = (HeaderType, usize, usize, Option<u64>);
+/// Attempts of a call, with the errors that answer them; an attempt without an error is answered.
+type Attempts = &'static [(Form, Option<ErrorBody>)];
+
+/// The server refuses attempts of calls, and the client makes the next attempt in another form, or ends the call.
 #[test]
-fn a_server_that_does_not_continue_replies_is_known_after_the_first() {
-    let refused = ErrorBody::ReplyResource { length_needed: 9000 };
-    for_each(SCHEMES_2, |scheme| {
-        let server = RawServer::start("no-parts", move |peer| {
-            // The client keeps no copy of the first call. It retransmits the second one.
-            for attempt in 0..3 {
-                let call = peer.next_call();
-                assert_eq!(reply_room(&call), (attempt == 2).then_some(9000), "attempt {attempt}");
-                if attempt < 2 { peer.refuse(call.xid(), refused) } else { peer.reply(call.xid(), b"after all") }
-            }
-            peer.idle();
+fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() {
+    use HeaderType::{Msg, Nomsg};
+    const NONE: Form = (Msg, 0, 0, None);
+    const ROOM: Form = (Msg, 0, 0, Some(9000));
+    const LOADS: Form = (Msg, 0, 1, None);
+    const SHORT: Option<ErrorBody> = Some(ErrorBody::ReplyResource { length_needed: 9000 });
+    const NO_READS: Option<ErrorBody> = Some(ErrorBody::ReadChunks { max: 0 });
+    const fn no_chunk(chunk_index: u32) -> Option<ErrorBody> {
+        Some(ErrorBody::WriteResource { chunk_index, length_needed: 100 })
+    }
+    type Make = fn(&mut LocalClient) -> ClientCall;
+    const LOAD_100: Make = |client| client.chunked(LOAD, &[0; 4], &[], &[100]);
+    const CASES: [(&str, Make, &[Attempts]); 6] = [
+        // The client keeps no copy of the first call. It retransmits the second one.
+        (
+            "too little room for replies",
+            |client| client.prepared(ECHO, &[0; 4]),
+            &[&[(NONE, SHORT)], &[(NONE, SHORT), (ROOM, None)]],
+        ),
+        ("a Write chunk is refused", LOAD_100, &[&[(LOADS, SHORT), ((Msg, 0, 1, Some(9000)), SHORT), (ROOM, None)]]),
+        ("no long calls", |client| client.prepared(ECHO, &[0; 20_000]), &[&[((Nomsg, 1, 0, None), NO_READS)]]),
+        (
+            "no Read chunks",
+            |client| client.chunked(STORE, &be(&[8]), &[8], &[]).expect_reply(100),
+            &[&[((Msg, 1, 0, None), NO_READS), ((Nomsg, 1, 0, None), None)]],
+        ),
+        (
+            "nor a short reply",
+            |client| client.chunked(STORE, &be(&[8]), &[8], &[]).expect_reply(100_000),
+            &[&[((Msg, 1, 0, Some(100_024)), NO_READS), ((Nomsg, 1, 0, Some(100_024)), None)]],
+        ),
+        // Indexes start at 1, and the call has one Write chunk. The others report limits without a remedy.
+        (
+            "no remedy",
+            LOAD_100,
+            &[
+                &[(LOADS, no_chunk(0))],
+                &[(LOADS, no_chunk(2))],
+                &[(LOADS, Some(ErrorBody::WriteChunks { max: 1 }))],
+                &[(LOADS, Some(ErrorBody::Segments { max: 1 }))],
+                &[(LOADS, Some(ErrorBody::System))],
+                &[(LOADS, Some(ErrorBody::BadXdr))],
+                &[(LOADS, Some(ErrorBody::InvalFlag))],
+                &[(LOADS, Some(ErrorBody::InvalHtype))],
+            ],
+        ),
+    ];
+    for_each(pairs(SCHEMES_2, CASES), |(scheme, (_, make, calls))| {
+        let server = RawServer::start("attempts", move |peer| {
+            for_each(calls, |attempts| {
+                let mut xids = Vec::new();
+                for &((htype, reads, writes, room), error) in *attempts {
+                    let call = peer.next_call();
+                    let chunks = (call.htype(), call.reads().count(), call.writes().count());
+                    assert_eq!(chunks, (htype, reads, writes));
+                    let offered = call.reply_chunk().map(|chunk| chunk.total_length());
+                    assert!(offered.is_some() == room.is_some() && offered >= room, "{offered:?}");
+                    if htype == Nomsg && error.is_none() {
+                        let args = [be(&[8]), data_of(0, 8)].concat();
+                        assert_eq!(fetched(peer, &call), call_bytes(call.xid(), PROGRAM, VERSION, STORE, &args));
+                    }
+                    xids.push(call.xid());
+                    match error {
+                        Some(error) => peer.refuse(call.xid(), error),
+                        None => peer.reply(call.xid(), b"fine"),
+                    }
+                }
+                assert!(xids.iter().all(|xid| *xid == xids[0]), "each attempt is the same call");
+            });
         });
-        let mut client = server.client(scheme);
-        assert_eq!(plain(&mut client), Err(CallError::Transport(refused)));
-        assert_eq!(plain(&mut client), Ok(b"after all".to_vec()));
+        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 0));
+        for attempts in calls {
+            let call = make(&mut client);
+            let end =
+                attempts[attempts.len() - 1].1.map_or(Ok(b"fine".to_vec()), |error| Err(CallError::Transport(error)));
+            assert_eq!(client.outcome(call), end);
+            assert_eq!(client.stats().exposed_buffers, 0);
+        }
+        goes_on(&mut client, 1);
     });
 }
 
 #[test]
 fn reply_room_is_remembered_across_a_reconnect() {
     let server = RawServer::listen("still-more-room", move |mut listener| {
-        let mut peer = listener.accept_next();
-        peer.welcome();
+        let mut peer = listener.accept_in(CreditMode::V2Windowed);
         let xid = peer.next_call().xid();
         peer.refuse(xid, ErrorBody::ReplyResource { length_needed: 9000 });
         peer.next_call();
         drop(peer);
         let mut peer = listener.accept();
         let call = peer.next_call();
-        assert_eq!((call.xid(), reply_room(&call)), (xid, Some(9000)));
-        peer.reply(xid, b"here");
+        assert_eq!((call.xid(), call.reply_chunk().map(|chunk| chunk.total_length())), (xid, Some(9000)));
+        peer.reply(xid, b"fine");
         peer.idle();
     });
     let mut client = server.client(small_client(small()).with(|c| {
-        c.connect.reconnect_attempts = 1000;
+        (c.connect.reconnect_attempts, c.connect.retransmit) = (1000, true);
         c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
-        c.connect.retransmit = true;
     }));
-    assert_eq!(plain(&mut client), Ok(b"here".to_vec()));
-}
-
-#[test]
-fn a_procedure_without_write_chunks_answers_reply_resource() {
-    with_raw_of("no-write-chunks", SCHEMES, &services(), |client| {
-        let (room, _memory) = client.room(64);
-        client.call(ECHO, &Lists::new().write([room]), b"");
-        client.refusal(ErrorBody::ReplyResource { length_needed: 24 + (16 << 10) }, "a Write chunk");
-        client.ping();
-    });
-}
-
-#[test]
-fn refused_write_chunks_are_replaced_by_a_reply_chunk() {
-    for_each(SCHEMES_2, |scheme| {
-        let server = RawServer::start("instead", move |peer| {
-            let mut xids = Vec::new();
-            for (attempt, writes) in [1, 1, 0].into_iter().enumerate() {
-                let call = peer.next_call();
-                assert_eq!(call.writes().count(), writes);
-                assert_eq!(reply_room(&call).is_some_and(|room| room >= 9000), attempt > 0);
-                assert!(attempt > 0 || reply_room(&call).is_none());
-                xids.push(call.xid());
-                if attempt < 2 {
-                    peer.refuse(call.xid(), ErrorBody::ReplyResource { length_needed: 9000 });
-                } else {
-                    peer.reply(call.xid(), b"all of it");
-                }
-            }
-            assert_eq!(xids, [xids[0]; 3], "each attempt is the same call");
-            peer.idle();
-        });
-        let mut client = server.client(scheme);
-        let call = client.chunked(LOAD, &[0; 4], &[], &[100]);
-        assert_eq!(client.outcome(call), Ok(b"all of it".to_vec()));
-        assert_eq!(client.stats().exposed_buffers, 0);
-    });
+    goes_on(&mut client, 1);
 }
 
 #[test]
 fn read_chunks_error_makes_the_client_send_a_long_call() {
     // Also where the whole call would be continued.
-    let cases = [(CreditMode::V2Windowed, 0), (CreditMode::V2Incremental, 1)].into_iter();
-    for_each(cases.flat_map(|case| [(case, 0), (case, 60 << 10)]), |((scheme, max), continue_up_to)| {
+    let cases = pairs([(CreditMode::V2Windowed, 0), (CreditMode::V2Incremental, 1)], [0, 60 << 10]);
+    for_each(cases, |((scheme, max), continue_up_to)| {
         let server = RawServer::start("whole", move |peer| {
             let call = peer.next_call();
             assert_eq!(call.reads().count(), 2);
@@ -226,7 +255,6 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             let expected = call_bytes(call.xid(), PROGRAM, VERSION, STORE, &args.concat());
             assert!(fetched(peer, &again) == expected);
             peer.reply(call.xid(), b"");
-            peer.idle();
         });
         let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = continue_up_to));
         let mut call = client.prepared(STORE, &be(&[5001, 7, 0xAAAA]));
@@ -238,48 +266,17 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
     });
 }
 
-/// A call that fits one message is sent in a chunk all the same, with a Reply chunk if its reply needs one.
-#[test]
-fn read_chunks_error_makes_the_client_send_a_short_call_in_a_chunk() {
-    for_each([100, 100_000], |max_reply| {
-        let server = RawServer::start("whole-short", move |peer| {
-            let xid = peer.next_call().xid();
-            peer.refuse(xid, ErrorBody::ReadChunks { max: 0 });
-            let again = peer.next_call();
-            assert_eq!((again.xid(), again.reads().count()), (xid, 1));
-            assert_eq!(again.reply_chunk().is_some(), max_reply > 4096);
-            let args = [be(&[8]), data_of(0, 8)].concat();
-            assert_eq!(fetched(peer, &again), call_bytes(xid, PROGRAM, VERSION, STORE, &args));
-            peer.reply(xid, b"fine");
-            peer.idle();
-        });
-        let mut client = server.client(small());
-        let call = client.chunked(STORE, &be(&[8]), &[8], &[]).expect_reply(max_reply);
-        assert_eq!(client.outcome(call), Ok(b"fine".to_vec()));
-        assert_eq!(client.stats().exposed_buffers, 0);
-    });
-}
-
-/// A server that answers the first calls with these errors, and then behaves.
-fn refusing<const N: usize>(name: &'static str, htype: HeaderType, errors: [ErrorBody; N]) -> RawServer {
-    RawServer::start(name, move |peer| {
-        for error in errors {
-            let call = peer.next_call();
-            assert_eq!(call.htype(), htype);
-            peer.refuse(call.xid(), error);
-        }
-        peer.behave();
-    })
-}
-
 /// The server did not run the call, and this side lacks a buffer for the call, not for its reply.
 #[test]
 fn a_call_without_a_buffer_for_its_long_form_says_so() {
-    let server = refusing("no-whole", HeaderType::Msg, [ErrorBody::ReadChunks { max: 0 }]);
+    let server = RawServer::start("no-whole", |peer| {
+        let xid = peer.next_call().xid();
+        peer.refuse(xid, ErrorBody::ReadChunks { max: 0 });
+    });
     let mut client = server.client(small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 4)]));
     let mut call = client.prepared(STORE, &[0; 8]);
     for at in [4, 4 + 40_000 + 4] {
-        call = call.read_chunk(at, client.alloc(client.first(), 40_000).expect("a buffer"));
+        call = call.read_chunk(at, client.pattern_buf(0, 40_000));
     }
     let error = client.outcome(call).expect_err("no such buffer");
     assert!(matches!(error, CallError::TooLong { needed: 80_048.., limit: 65_536, .. }), "{error}");
@@ -287,38 +284,4 @@ fn a_call_without_a_buffer_for_its_long_form_says_so() {
     assert!(error.to_string().starts_with("message or chunk of "), "{error}");
     goes_on(&mut client, 1);
     assert_eq!(client.stats().exposed_buffers, 0);
-}
-
-#[test]
-fn read_chunks_error_to_a_long_call_ends_it() {
-    for_each(SCHEMES_2, |scheme| {
-        let error = ErrorBody::ReadChunks { max: 0 };
-        let server = refusing("hopeless-long", HeaderType::Nomsg, [error]);
-        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 0));
-        assert_eq!(client.run(ECHO, &[0; 20_000]), Err(CallError::Transport(error)));
-        let stats = client.stats();
-        assert_eq!((stats.calls_retransmitted, stats.exposed_buffers), (0, 0));
-        goes_on(&mut client, 1);
-    });
-}
-
-/// WRITE_CHUNKS and SEGMENTS report limits without a remedy. They end their call, and no other.
-#[test]
-fn resource_errors_without_a_remedy_end_the_call() {
-    let errors = [
-        ErrorBody::WriteChunks { max: 1 },
-        ErrorBody::Segments { max: 1 },
-        ErrorBody::System,
-        ErrorBody::BadXdr,
-        ErrorBody::InvalFlag,
-        ErrorBody::InvalHtype,
-    ];
-    let server = refusing("no-cure", HeaderType::Msg, errors);
-    let mut client = server.client(small());
-    for error in errors {
-        let call = client.chunked(LOAD, &[0; 8], &[], &[10]);
-        assert_eq!(client.outcome(call), Err(CallError::Transport(error)));
-        assert_eq!(client.stats().exposed_buffers, 0);
-    }
-    goes_on(&mut client, 1);
 }

@@ -1,36 +1,30 @@
-//! A failed call returns its buffers, unless its server can still reach them.
+//! Calls that fail or lose their connection: returned buffers, reconnection, and retransmission (RFC 5531 §4).
 
 use rpcrdma_tests::prelude::*;
 
-use super::reverse::both_ways;
+use super::lifecycle::draining;
 use super::threads::block_on;
 
-/// Defers its calls and keeps them.
-pub(super) const KEEP: u32 = 50;
 /// No server has this procedure.
 const MISSING: u32 = 51;
 const LEN: usize = 3000;
 
-pub(super) type Kept = Arc<Mutex<Vec<DeferredCall>>>;
-
-/// The standard services, and a procedure that keeps its calls.
-pub(super) fn keeping() -> (Services, Kept) {
-    let kept = Kept::default();
-    let keep = Arc::clone(&kept);
-    let keep = Procedure::deferred(move |call| keep.lock().expect("no panic").push(call));
-    (standard_and([(KEEP, keep.read_chunks(1, LEN).uncounted().write_chunks(1, LEN))]), kept)
+/// The standard services, and [`HELD`], which takes a Read chunk and a Write chunk.
+fn holding(held: &Held) -> Services {
+    standard_and([(HELD, held.procedure().read_chunks(1, LEN).uncounted().write_chunks(1, LEN))])
 }
 
-/// A server that keeps calls, and its client.
-fn keeping_pair(name: &'static str, client: impl OfClient) -> (World, LocalClient, Kept) {
-    let (services, kept) = keeping();
-    let (world, client) = World::pair_with(name, small(), services, client);
-    (world, client, kept)
+/// A server that holds calls, and its client.
+fn holding_pair(name: &'static str, client: impl OfClient) -> (World, LocalClient, Held) {
+    let held = Held::default();
+    let (world, client) = World::pair_with(name, small(), holding(&held), client);
+    (world, client, held)
 }
 
-/// Waits until the server keeps so many calls.
-fn keeps(client: &mut LocalClient, kept: &Kept, calls: usize) {
-    client.quiet_until(|_| kept.lock().expect("no panic").len() == calls);
+fn ended(client: &mut LocalClient) -> CallResult {
+    let mut ended = None;
+    client.each_end(1, |done| ended = Some(done.result));
+    ended.expect("one call has ended")
 }
 
 /// A call that sends and receives [`LEN`] bytes.
@@ -44,29 +38,14 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64) {
     client.launch(call, token);
 }
 
-fn ended(client: &mut LocalClient) -> CallResult {
-    eventually(|| {
-        let mut ended = None;
-        client.poll(|done| ended = Some(done.result));
-        ended
-    })
-}
-
-/// The error of a failed call that has returned both buffers unchanged.
-fn whole(result: CallResult, seed: u32) -> (CallError, Buf, Buf) {
+/// The error of a failed call that has returned its data, and its room if that has a buffer already, unchanged.
+fn whole(result: CallResult, seed: u32) -> (CallError, Buf, Option<Buf>) {
     let mut failed = result.expect_err("it fails");
     let sent = failed.returned.take_sent().next().expect("what was to be sent");
-    let room = failed.returned.take_chunks().next().expect("what was offered");
+    let room = failed.returned.take_chunks().next();
     assert!(patterned(seed, &sent) && sent.len() == LEN);
-    assert_eq!(room.len(), LEN);
+    assert!(room.as_ref().is_none_or(|room| room.len() == LEN));
     (nothing(failed), sent, room)
-}
-
-/// The same for a call whose results have no buffer yet.
-fn sent(mut failed: FailedCall, seed: u32) -> CallError {
-    let sent = failed.returned.take_sent().next().expect("what was to be sent");
-    assert!(patterned(seed, &sent) && sent.len() == LEN);
-    nothing(failed)
 }
 
 /// The error of a failed call that has returned nothing, or nothing more.
@@ -77,142 +56,130 @@ fn nothing(mut failed: FailedCall) -> CallError {
 
 #[test]
 fn a_call_that_is_refused_gives_its_buffers_back() {
-    let (_world, mut client, kept) = keeping_pair("returned", small());
+    let (_world, mut client, held) = holding_pair("returned", small());
+    let refused = CallError::Refused(Refusal::ProcedureUnavailable);
+    let call = with_buffers(&mut client, MISSING, 3);
+    assert_eq!(whole(client.call(call), 3).0, refused, "one that is waited for");
     start(&mut client, MISSING, 1);
     let (error, sent, room) = whole(ended(&mut client), 1);
-    assert_eq!(error, CallError::Refused(Refusal::ProcedureUnavailable));
+    assert_eq!(error, refused);
     // The buffers are reusable.
-    let call = client.prepared(MIRROR, &[0; 4]).read_chunk(4, sent).write_chunk_into(room);
+    let call = client.prepared(MIRROR, &[0; 4]).read_chunk(4, sent).write_chunk_into(room.expect("what was offered"));
     assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
     // A reply holds the buffers of its call.
-    start(&mut client, KEEP, 2);
-    keeps(&mut client, &kept, 1);
-    kept.lock().expect("no panic").remove(0).answer(Ok(()));
+    start(&mut client, HELD, 2);
+    client.quiet_until(|_| held.len() == 1);
+    held.answer_all();
     let mut reply = ended(&mut client).expect("a reply");
     assert!(patterned(2, &reply.take_sent().next().expect("what was sent")));
 }
 
 #[test]
 fn a_lost_connection_and_a_closed_one_give_buffers_back() {
-    let (mut world, mut client, kept) = keeping_pair("returned-lost", small());
-    start(&mut client, KEEP, 1);
-    keeps(&mut client, &kept, 1);
-    let late = with_buffers(&mut client, KEEP, 2);
+    let (mut world, mut client, held) = holding_pair("returned-lost", small());
+    start(&mut client, HELD, 1);
+    client.quiet_until(|_| held.len() == 1);
+    let late = with_buffers(&mut client, HELD, 2);
     drop(world.take_server());
-    assert_eq!(whole(ended(&mut client), 1).0, CallError::ConnectionLost { sent: true });
+    let (error, _, room) = whole(ended(&mut client), 1);
+    assert!(room.is_some() && error == CallError::ConnectionLost { sent: true }, "{error}");
     client.launch(late, 2);
     assert_eq!(whole(ended(&mut client), 2).0, CallError::Closed);
-    kept.lock().expect("no panic").clear();
+    held.clear();
 }
 
 #[test]
 fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
-    let (services, kept) = keeping();
+    let held = Held::default();
     let config = small().with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
     // In version 1 an unanswered call holds a credit.
-    let (_world, mut client) = World::pair_with("returned-late", config, services, CreditMode::V1);
-    let away = || kept.lock().expect("no panic").len();
+    let (_world, mut client) = World::pair_with("returned-late", config, holding(&held), CreditMode::V1);
     // The first calls take all credits.
-    for token in 0..6 {
-        let call = with_buffers(&mut client, KEEP, token as u32).timeout(Duration::from_millis(20));
-        client.launch(call, token);
-    }
+    client
+        .launch_each(0..6, |client, token| with_buffers(client, HELD, token as u32).timeout(Duration::from_millis(20)));
     let mut ends = Vec::new();
     client.each_end(6, |done| ends.push((done.token as u32, done.result)));
     let timed_out = CallError::TimedOut { sent: true };
     let is_sent = |end: &CallResult| end.as_ref().is_err_and(|failed| failed.error == timed_out);
     let sent = ends.iter().filter(|(_, end)| is_sent(end)).count();
     assert!((1..6).contains(&sent), "{sent} of 6");
-    assert!(settles(|| away() == sent), "{sent} were sent, {} have come", away());
+    assert!(settles(|| held.len() == sent), "{sent} were sent, {} have come", held.len());
     for (seed, end) in ends {
         if is_sent(&end) {
             nothing(end.expect_err("it has failed"));
         } else {
             let error = whole(end, seed).0;
-            let held = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered == sent);
-            assert!(held, "{error:?}: the server holds all credits");
+            let no_credits = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered == sent);
+            assert!(no_credits, "{error:?}: the server holds all credits");
         }
     }
     assert_eq!(client.stats().exposed_buffers, 2 * sent as u64, "those that the server has");
-    kept.lock().expect("no panic").clear();
+    held.clear();
     client.quiet_until(|client| client.stats().exposed_buffers == 0);
-}
-
-/// Memory of a client with a thread, with a pattern.
-fn data(client: &mut Client, seed: u32) -> Buf {
-    let mut data = client.alloc(LEN).expect("memory");
-    pattern(seed, &mut data);
-    data
 }
 
 #[test]
 fn a_client_with_a_thread_gives_them_back_too() {
-    let (services, kept) = keeping();
-    let (mut world, address) = World::serving("returned-thread", small(), services);
+    let held = Held::default();
+    let (mut world, address) = World::serving("returned-thread", small(), holding(&held));
     let mut client = Client::connect(&address, small_client(small())).expect("a connection");
     let call = |client: &mut Client, procedure: u32| {
-        let data = data(client, 7);
-        client.start(ClientCall::new(procedure).read_chunk(0, data).write_chunk(LEN as u32)).expect("a slot")
+        ClientCall::new(procedure).read_chunk(0, client.pattern_buf(7, LEN)).write_chunk(LEN as u32)
+    };
+    let start = |client: &mut Client, procedure| {
+        let call = call(client, procedure);
+        client.start(call).expect("a slot")
     };
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
-    assert_eq!(whole(call(&mut client, MISSING).join(), 7).0, refused);
-    assert_eq!(whole(block_on(call(&mut client, MISSING)), 7).0, refused);
-    let mut pending = call(&mut client, KEEP);
-    assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
+    let one = call(&mut client, MISSING);
+    assert_eq!(whole(client.call(one), 7).0, refused);
+    assert_eq!(whole(block_on(start(&mut client, MISSING)), 7).0, refused);
+    let mut pending = start(&mut client, HELD);
+    assert!(settles(|| held.len() == 1));
     assert!(!client.is_closed());
     drop(world.take_server());
     assert_eq!(whole(pending.join(), 7).0, CallError::ConnectionLost { sent: true });
     assert!(client.is_closed() && client.close_reason().is_some());
-    kept.lock().expect("no panic").clear();
-}
-
-#[test]
-fn a_call_that_is_waited_for_gives_them_back() {
-    let (world, address) = World::standard("returned-waited", small());
-    let mut client = world.client(&address, small());
-    let call = with_buffers(&mut client, MISSING, 3);
-    let refused = CallError::Refused(Refusal::ProcedureUnavailable);
-    assert_eq!(whole(client.call(call), 3).0, refused);
-    let mut client = Client::connect(&address, small_client(small())).expect("a connection");
-    let call = ClientCall::new(MISSING).read_chunk(0, data(&mut client, 4)).write_chunk(LEN as u32);
-    assert_eq!(whole(client.call(call), 4).0, refused);
+    held.clear();
 }
 
 #[test]
 fn a_call_that_is_not_started_gives_them_back() {
-    let (services, kept) = keeping();
-    let (_world, address) = World::serving("returned-unstarted", small(), services);
+    let held = Held::default();
+    let (_world, address) = World::serving("returned-unstarted", small(), holding(&held));
     let config = small_client(small().with(|c| c.limits.max_calls = 1));
     let mut client = Client::connect(&address, config).expect("a connection");
-    let with = |client: &mut Client, chunks: u32| {
-        let add = |call: ClientCall, seed| call.read_chunk(seed as usize * LEN, data(client, seed));
-        (0..chunks).fold(ClientCall::new(KEEP).write_chunk(LEN as u32), add)
+    let mut start = |chunks: u32| {
+        let call = (0..chunks).fold(ClientCall::new(HELD).write_chunk(LEN as u32), |call, seed| {
+            call.read_chunk(seed as usize * LEN, client.pattern_buf(seed, LEN))
+        });
+        client.start(call)
     };
-    let first = with(&mut client, 1);
-    let pending = client.start(first).expect("its slot");
-    let second = with(&mut client, 1);
-    let failed = client.start(second).expect_err("it has one slot");
-    assert_eq!(sent(failed, 0), CallError::TooManyCalls { limit: 1 });
-    let many = with(&mut client, MAX_CHUNKS as u32 + 1);
-    let mut failed = client.start(many).expect_err("a chunk too many");
+    let pending = start(1).expect("its slot");
+    let (error, ..) = whole(Err(start(1).expect_err("it has one slot")), 0);
+    assert_eq!(error, CallError::TooManyCalls { limit: 1 });
+    let mut failed = start(MAX_CHUNKS as u32 + 1).expect_err("a chunk too many");
     let back: Vec<_> = failed.returned.take_sent().collect();
     assert_eq!(back.len(), MAX_CHUNKS, "those that it has");
     assert!((0..).zip(&back).all(|(seed, data)| patterned(seed, data)));
-    assert_eq!(nothing(failed), Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
+    let too_many = CallError::from(Defect::TooManyChunks { limit: MAX_CHUNKS });
+    assert_eq!(nothing(failed), too_many);
     // Otherwise its handler could keep the call beyond the end of this test.
-    assert!(settles(|| kept.lock().expect("no panic").len() == 1), "the first call arrives");
+    assert!(settles(|| held.len() == 1), "the first call arrives");
     drop(pending);
-    kept.lock().expect("no panic").clear();
+    held.clear();
+    let many = (0..=MAX_CHUNKS).fold(ClientCall::new(LOAD), |call, _| call.write_chunk(4));
+    assert_eq!(outcome_of(client.call(many)), Err(too_many), "of Write chunks, too");
 }
 
 #[test]
 fn a_call_of_a_stopped_shard_returns_its_buffers() {
     let (mut world, _forward, mut reverse) = both_ways("returned-stopped", small(), small());
-    let data = data(&mut reverse, 5);
+    let data = reverse.pattern_buf(5, LEN);
     assert!(!reverse.is_closed());
     drop(world.take_server());
     let call = ClientCall::new(STORE).read_chunk(4, data);
-    assert_eq!(sent(reverse.start(call).expect_err("nobody is there"), 5), CallError::Closed);
+    assert_eq!(whole(Err(reverse.start(call).expect_err("nobody is there")), 5).0, CallError::Closed);
     assert!(reverse.is_closed() && reverse.close_reason().is_some());
 }
 
@@ -222,12 +189,141 @@ fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
         (c.connect.retransmit, c.connect.reconnect_attempts) = (true, 3);
         c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
     });
-    let (mut world, mut client, kept) = keeping_pair("returned-again", config);
-    (1..=3).for_each(|token| start(&mut client, KEEP, token));
-    keeps(&mut client, &kept, 3);
+    let (mut world, mut client, held) = holding_pair("returned-again", config);
+    (1..=3).for_each(|token| start(&mut client, HELD, token));
+    client.quiet_until(|_| held.len() == 3);
     drop(world.take_server());
     client.each_end(3, |done| {
         assert!(matches!(whole(done.result, done.token as u32).0, CallError::ConnectionLost { .. }));
     });
-    kept.lock().expect("no panic").clear();
+    held.clear();
+}
+
+fn persistent(scheme: CreditMode) -> ClientConfig {
+    small_client(in_mode(scheme)).with(|c| {
+        c.connect.reconnect_attempts = 1000;
+        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
+    })
+}
+
+#[test]
+fn a_call_in_parts_is_kept_without_a_copy() {
+    const SIZE: usize = 16 << 10;
+    let (world, address) = World::serving("kept", small(), again_services());
+    let config = small().with(|c| {
+        c.memory.long_buffers = vec![(SIZE, 4)];
+        c.memory.bulk_buffers = vec![(1 << 20, 5)];
+    });
+    let mut client = world.client(&address, small_client(config).with(|c| c.connect.retransmit = true));
+    let call = client.prepared(ECHO, &[7; 8000]).expect_reply(8000);
+    client.launch(call, 0);
+    client.flush();
+    let classes = client.stats().pool.classes;
+    let class = classes.iter().find(|class| class.size == SIZE).expect("the class");
+    assert_eq!(class.outstanding, 1, "the message, and no copy of it");
+    assert!(client.ends(1) == [(0, Ok(vec![7; 8000]))]);
+}
+
+#[test]
+fn calls_go_to_the_next_server_under_their_xids() {
+    for_each(SCHEMES, |scheme| {
+        let (mut world, address) = World::standard("again", small_server());
+        let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
+        for _ in 0..3 {
+            echo(&mut client, b"before").unwrap();
+            drop(world.take_server());
+            // Some calls start before the client detects the loss, some without a connection.
+            for token in 0..20 {
+                let call = client.prepared(ECHO, &args(token)).expect_reply(args(token).len());
+                client.launch(call, token);
+                client.poll(|done| panic!("{done:?} without a server"));
+            }
+            world.serve_at(&address, small_server(), again_services());
+            let expected: Vec<_> = (0..20).map(|token| (token, Ok(args(token)))).collect();
+            assert_eq!(client.sorted_ends(20), expected);
+            store(&mut client, 1, &[50_000, 3]).unwrap();
+            load(&mut client, 1, &[(50_000, 50_000), (10, 10)]).unwrap();
+        }
+        assert!(client.stats().calls_retransmitted >= 60);
+    });
+}
+
+/// The standard services, with longer echoes.
+fn again_services() -> Services {
+    standard_and([(ECHO, echo_of(8000))])
+}
+
+/// A call that is under way keeps the server from closing the connection. Others are refused meanwhile.
+#[test]
+fn calls_refused_by_a_draining_server_go_to_the_next_one() {
+    for_each(SCHEMES_2, |scheme| {
+        let held = Held::default();
+        let services = standard_and([(ECHO, echo_of(8000)), (HELD, held.procedure())]);
+        let (mut world, address) = World::serving("drain-again", small_server(), services);
+        let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
+        client.begin(HELD, b"", 0);
+        client.quiet_until(|_| held.len() == 1);
+        let draining = draining(&mut world, Duration::from_secs(60));
+        // Refused calls are sent again on this connection, to be refused again. Before that, some may be served.
+        let (mut started, mut ends) = (1, Vec::new());
+        assert!(settles(|| {
+            if started < 20 {
+                let call = client.prepared(ECHO, &args(started)).expect_reply(args(started).len());
+                client.launch(call, started);
+                started += 1;
+            }
+            client.poll(|done| ends.push((done.token, outcome_of(done.result))));
+            started == 20 && client.stats().calls_retransmitted > 40
+        }));
+        held.answer_all();
+        assert!(settles(|| {
+            client.poll(|done| ends.push((done.token, outcome_of(done.result))));
+            draining.is_finished()
+        }));
+        draining.join().expect("no panic").expect("it has drained");
+        world.serve_at(&address, small_server(), again_services());
+        ends.extend(client.ends(20 - ends.len()));
+        ends.sort_by_key(|(token, _)| *token);
+        let results = |token| if token == 0 { Vec::new() } else { args(token) };
+        assert_eq!(ends, (0..20).map(|token| (token, Ok(results(token)))).collect::<Vec<_>>());
+    });
+}
+
+/// Arguments of a call: short, long, or in chunks.
+fn args(token: u64) -> Vec<u8> {
+    vec![token as u8; [4, 400, 6000][token as usize % 3]]
+}
+
+#[test]
+fn without_retransmission_an_error_states_if_the_call_may_have_run() {
+    for_each(SCHEMES, |scheme| {
+        let (mut world, address, held) = World::holding("lost", small_server());
+        let mut client = world.client(&address, persistent(scheme));
+        client.begin(HELD, b"", 7);
+        client.quiet_until(|_| held.len() == 1);
+        drop(world.take_server());
+        held.clear();
+        assert_eq!(client.end(), (7, Err(CallError::ConnectionLost { sent: true })));
+        // The client reconnects by itself, and sends a call that was started meanwhile.
+        client.begin(ECHO, b"four", 8);
+        world.serve_at(&address, small_server(), standard_services());
+        assert_eq!(client.end(), (8, Ok(b"four".to_vec())));
+    });
+}
+
+#[test]
+fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
+    let (mut world, address) = World::standard("in-vain", small_server());
+    let config =
+        persistent(CreditMode::V2Windowed).with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (40, true));
+    let mut client = LocalClient::connect(&address, config).unwrap();
+    let first = client.first();
+    drop(world.take_server());
+    let call = client.prepared(ECHO, &[0; 4]).timeout(Duration::from_millis(20));
+    client.launch(call, 1);
+    client.begin(ECHO, &[0; 4], 2);
+    let ended = client.ends(2);
+    assert!(matches!(ended[0], (1, Err(CallError::TimedOut { .. }))), "{ended:?}");
+    assert!(matches!(ended[1], (2, Err(CallError::ConnectionLost { .. }))), "{ended:?}");
+    assert!(client.close_reason(first).is_some());
 }

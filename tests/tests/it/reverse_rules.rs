@@ -1,13 +1,9 @@
-//! Protocol rules of reverse calls (RFC 8167; version 2 §5.2.5).
-//! A raw peer observes each end.
+//! Calls in the reverse direction, and their protocol rules (RFC 8167; version 2 §5.2.5).
 
-use rpcrdma::client::Pending;
-use rpcrdma::service::Caller;
-use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma_tests::prelude::*;
 
+use super::lifecycle::draining;
 use super::private_data::said;
-use super::reverse::{HELLO, both_ways, serving_client, telling_services};
 
 /// A raw client, and the server's handle to call it.
 struct Called {
@@ -31,13 +27,8 @@ impl Called {
         Self { raw, reverse, told, address, world }
     }
 
-    fn start(&mut self, args: &[u8]) -> Pending {
-        self.reverse.start(ClientCall::new(ECHO).args(args)).expect("a slot")
-    }
-
-    /// Answers a reverse call.
-    fn reply(&mut self, xid: u32, results: &[u8]) {
-        self.raw.reply(xid, results);
+    fn start(&mut self) -> Pending {
+        self.reverse.begin(ECHO, b"four")
     }
 
     /// The XID of the next message, which is a call.
@@ -46,17 +37,23 @@ impl Called {
         assert_eq!(call.payload()[4..8], be(&[0]), "CALL");
         call.xid()
     }
+
+    /// Answers a call, and checks its outcome.
+    fn answer(&mut self, xid: u32, pending: Pending, results: &[u8]) {
+        self.raw.reply(xid, results);
+        ends(pending, Ok(results.to_vec()));
+    }
 }
 
 /// The handle of a client that allows its server to call it.
 fn allowed(raw: &mut RawPeer, told: &Receiver<Caller>, world: &World) -> Client {
     raw.ask(HELLO, Chunks::NONE, b"");
-    let caller = told.recv().expect("it was called");
-    world.server().call_back(caller, small_client(small())).expect("of this server")
+    called_back(world, told)
 }
 
-fn results(mut pending: Pending) -> Outcome {
-    pending.join().map(|reply| reply.results().to_vec()).map_err(CallError::from)
+#[track_caller]
+fn ends(mut pending: Pending, expected: Outcome) {
+    assert_eq!(outcome_of(pending.join()), expected);
 }
 
 /// Runs the script of a raw server against a client with services.
@@ -83,13 +80,12 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
     for_each(SCHEMES, |scheme| {
         // A server's call.
         let mut called = Called::new("reverse-call", scheme);
-        let pending = called.start(b"four");
+        let pending = called.start();
         let call = called.raw.answer();
         assert_eq!((call.version(), call.htype()), (called.raw.version, HeaderType::Msg));
         assert!(!call.flags().contains(Flags::RESPONSE) && !call.has_chunks());
         assert_eq!(call.payload(), call_bytes(call.xid(), PROGRAM, VERSION, ECHO, b"four"));
-        called.reply(call.xid(), b"good");
-        assert_eq!(results(pending), Ok(b"good".to_vec()));
+        called.answer(call.xid(), pending, b"good");
         drop(called);
         // A client's reply.
         against_client("reverse-reply", in_mode(scheme), move |peer| {
@@ -109,14 +105,13 @@ fn both_directions_use_one_xid_at_once() {
     for_each(SCHEMES, |scheme| {
         let mut called = Called::new("one-xid", scheme);
         for _ in 0..5 {
-            let pending = called.start(b"four");
+            let pending = called.start();
             let xid = called.next_call();
             // A call in the other direction uses the same XID, before the first is answered.
             called.raw.call_as(xid, ECHO, Chunks::NONE, b"mine");
             let answer = called.raw.answer();
             assert_eq!((answer.xid(), answer.payload()), (xid, &reply_bytes(xid, b"mine")[..]));
-            called.reply(xid, b"yours");
-            assert_eq!(results(pending), Ok(b"yours".to_vec()));
+            called.answer(xid, pending, b"yours");
         }
     });
 }
@@ -126,7 +121,7 @@ fn both_directions_use_one_xid_at_once() {
 fn the_response_flag_selects_the_xid_space() {
     for_each(SCHEMES_2, |scheme| {
         let mut called = Called::new("whose", scheme);
-        let pending = called.start(b"four");
+        let pending = called.start();
         let xid = called.next_call();
         // A reply under the XID without the flag does not answer the server's call. Nor does a reply with the flag and
         // another XID.
@@ -137,8 +132,7 @@ fn the_response_flag_selects_the_xid_space() {
         assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
         assert!(answer.flags().contains(Flags::RESPONSE));
         assert!(called.raw.ask(ECHO, Chunks::NONE, b"").flags().contains(Flags::RESPONSE));
-        called.reply(xid, b"mine");
-        assert_eq!(results(pending), Ok(b"mine".to_vec()));
+        called.answer(xid, pending, b"mine");
         called.raw.ping();
     });
 }
@@ -152,28 +146,25 @@ fn called_v1(name: &'static str, reverse_credits: u32) -> Called {
 #[test]
 fn version_1_counts_the_directions_apart() {
     let mut called = called_v1("apart", 2);
-    let pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
+    let pending = [called.start(), called.start()];
     // One credit exists before the first reply. Credits in calls of the other direction apply to that direction.
-    let first = called.next_call();
-    (0..10).for_each(|_| called.raw.ping());
-    called.reply(first, b"one");
-    let second = called.next_call();
-    called.reply(second, b"two");
-    assert_eq!(pending.into_iter().map(results).collect::<Vec<_>>(), [Ok(b"one".to_vec()), Ok(b"two".to_vec())]);
+    for (n, pending) in pending.into_iter().enumerate() {
+        let xid = called.next_call();
+        (0..if n == 0 { 10 } else { 0 }).for_each(|_| called.raw.ping());
+        called.answer(xid, pending, &[n as u8]);
+    }
     // The server sends as many calls as it has Receives for, though the client grants 64.
-    let pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
-    let xids = [called.next_call(), called.next_call()];
+    let pending = [called.start(), called.start()].map(|pending| (called.next_call(), pending));
     // The client's calls keep all of their credits.
     (100..140).for_each(|xid| called.raw.call_as(xid, ECHO, Chunks::NONE, b""));
     (100..140).for_each(|xid| assert_eq!(called.raw.answer().xid(), xid));
-    xids.into_iter().for_each(|xid| called.reply(xid, b"late"));
-    pending.into_iter().for_each(|pending| assert_eq!(results(pending), Ok(b"late".to_vec())));
+    pending.into_iter().for_each(|(xid, pending)| called.answer(xid, pending, b"late"));
 }
 
 #[test]
 fn version_1_ignores_credits_of_no_known_direction() {
     let mut called = called_v1("no-direction", 8);
-    let pending: Vec<_> = (0..3).map(|_| called.start(b"four")).collect();
+    let [one, two, three] = [0; 3].map(|_| called.start());
     let first = called.next_call();
     // Each message offers 64 credits. It answers no call, has no direction, or is malformed.
     let stranger = first ^ 0x4000_0000;
@@ -187,13 +178,10 @@ fn version_1_ignores_credits_of_no_known_direction() {
     }
     // Only the expected reply arrives: the single credit is in use.
     called.raw.ping();
-    called.reply(first, b"one");
+    called.answer(first, one, b"one");
     let (second, third) = (called.next_call(), called.next_call());
-    called.reply(second, b"two");
-    called.reply(third, b"three");
-    for (pending, expected) in pending.into_iter().zip([&b"one"[..], b"two", b"three"]) {
-        assert_eq!(results(pending), Ok(expected.to_vec()));
-    }
+    called.answer(second, two, b"two");
+    called.answer(third, three, b"three");
 }
 
 #[test]
@@ -203,24 +191,22 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
         RawPeer::connect_saying(address, &said(2048, 2048, false))
     });
     let longest = 2048 - 28 - ARGS_AT as usize;
-    let pending = called.start(&vec![0; longest]);
+    let pending = called.reverse.begin(ECHO, &vec![0; longest]);
     let call = called.raw.answer();
     assert_eq!(call.len(), 2048);
-    called.reply(call.xid(), b"");
-    assert_eq!(results(pending), Ok(Vec::new()));
-    let pending = called.start(&vec![0; longest + 4]);
-    assert!(matches!(results(pending), Err(CallError::TooLong { needed: 2052, limit: 2048, .. })));
+    called.answer(call.xid(), pending, b"");
+    let too_long = called.reverse.run(ECHO, &vec![0; longest + 4]);
+    assert!(matches!(too_long, Err(CallError::TooLong { needed: 2052, limit: 2048, .. })));
     called.raw.ping();
     drop(called);
     // The server's receive size limits a client's replies, as it limits its calls.
     let mut server = RawServer::listen("reverse-terms-2", |mut listener| {
         listener.private_data = said(2048, 2048, false);
-        let mut peer = listener.accept_silently();
-        peer.version = Version::V1;
+        let mut peer = listener.accept_in(CreditMode::V1);
         let longest = 2048 - 28 - 24;
         let mut reply_of = |len: u32| ask(&mut peer, REPLY, &Lists::new(), &be(&[len]));
         assert_eq!(reply_of(longest).len(), 2048);
-        assert_eq!(reply_of(longest + 4)[12..], be(&[4, 2]), "ERR_CHUNK");
+        assert!(reply_of(longest + 4).is_err_chunk(XID));
         assert_eq!(reply_of(4).len(), 28 + 24 + 4);
     });
     let _client = Client::connect(server.address(), serving_client(in_mode(CreditMode::V1)));
@@ -229,8 +215,7 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
 
 #[test]
 fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
-    let levels = [ReverseSupport::Inline, ReverseSupport::General];
-    for_each(SCHEMES.into_iter().flat_map(|scheme| levels.map(|level| (scheme, level))), |(scheme, reverse)| {
+    for_each(pairs(SCHEMES, [ReverseSupport::Inline, ReverseSupport::General]), |(scheme, reverse)| {
         against_client("reverse-chunks", in_mode(scheme).with(|c| c.debug.reverse = reverse), move |peer| {
             for _ in 0..3 {
                 let (read, _memory) = peer.source(0, 64);
@@ -278,18 +263,14 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
                 // A truncated Read list.
                 for_each(messages.into_iter().chain([be(&[xid, 1, 9, 1, 1, 0, 7])]), |message| {
                     peer.send(&message);
-                    let bytes = peer.next_call();
-                    assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[xid, 1])[..], &be(&[4, 2])[..]));
-                    assert_ne!(bytes[8..12], [0; 4], "a grant is never 0");
+                    assert!(peer.next_call().is_err_chunk(xid));
                 });
             }
             peer.msg(xid, Chunks::NONE, &reply_bytes(xid, b"here"));
-            peer.idle();
         });
         let config = in_mode(CreditMode::V1).with(|c| c.debug.reverse = reverse);
         let mut client = Client::connect(server.address(), serving_client(config)).expect("a connection");
-        let results = client.call(ClientCall::new(ECHO).args(b"mine")).map(|reply| reply.results().to_vec());
-        assert_eq!(results.map_err(CallError::from), Ok(b"here".to_vec()));
+        assert_eq!(client.run(ECHO, b"mine"), Ok(b"here".to_vec()));
     });
 }
 
@@ -335,30 +316,26 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
         let shard = in_mode(scheme).with(|c| c.timeouts.keep_alive = Duration::from_millis(1));
         let (world, address) = World::serving("not-yet-ready", shard, services);
         let connect = || RawPeer::connect_in(&address, scheme);
+        let pings = |client: &mut RawPeer| (0..50).for_each(|_| client.ping());
         let (mut ready, mut other) = (connect(), connect());
-        for _ in 0..50 {
-            ready.ping();
-            other.ping();
-        }
+        [&mut ready, &mut other].into_iter().for_each(pings);
         let mut reverse = allowed(&mut ready, &told, &world);
         ready.ping();
         // The server calls one client, and not the other.
-        let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
+        let pending = reverse.begin(ECHO, b"four");
         let xid = ready.answer().xid();
-        (0..50).for_each(|_| other.ping());
+        pings(&mut other);
         ready.reply(xid, b"now");
-        assert_eq!(results(pending), Ok(b"now".to_vec()));
+        ends(pending, Ok(b"now".to_vec()));
         // Another connection of the same client needs its own permission.
-        let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
+        let pending = reverse.begin(ECHO, b"four");
         ready.answer();
         ready.vanish();
-        assert_eq!(results(pending), Err(CallError::ConnectionLost { sent: true }));
+        ends(pending, Err(CallError::ConnectionLost { sent: true }));
         let mut back = connect();
         back.ping();
         assert!(reverse.call(ClientCall::new(ECHO)).is_err());
-        for client in [&mut back, &mut other] {
-            (0..50).for_each(|_| client.ping());
-        }
+        [&mut back, &mut other].into_iter().for_each(pings);
     });
     // In version 2 the client's properties give the permission. Without it the server sends no call.
     for_each(SCHEMES_2, |scheme| {
@@ -368,8 +345,7 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
                 offers.reverse_support = ReverseSupport::None;
             })
         });
-        let pending = called.start(b"four");
-        assert_eq!(results(pending), Err(CallError::NoReverse));
+        ends(called.start(), Err(CallError::NoReverse));
         called.raw.ping();
     });
 }
@@ -378,12 +354,11 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
 fn a_client_that_serves_keeps_its_connection_up() {
     for_each(SCHEMES, |scheme| {
         let mut server = RawServer::listen("kept-up", move |mut listener| {
-            for round in 0..3 {
+            for leaves in [false, true, false] {
                 // The client has no calls of its own: it reconnects so that servers can call it.
-                let mut peer = listener.accept_next();
-                peer.welcome_in(scheme);
+                let mut peer = listener.accept_in(scheme);
                 serves(&mut peer, b"there?");
-                if round % 2 == 0 { peer.vanish() } else { peer.leave() }
+                if leaves { peer.leave() } else { peer.vanish() }
             }
         });
         let config = serving_client(in_mode(scheme)).with(|c| {
@@ -399,22 +374,21 @@ fn a_client_that_serves_keeps_its_connection_up() {
 fn a_reverse_call_can_be_retried_after_a_reconnect() {
     for_each(SCHEMES, |scheme| {
         let mut called = Called::new("come-back", scheme);
-        let pending = called.start(b"four");
+        let pending = called.start();
         called.next_call();
         let Called { raw, mut reverse, told, world, address } = called;
         raw.vanish();
         // The call ends, and its error reports that it may have run.
-        assert_eq!(results(pending), Err(CallError::ConnectionLost { sent: true }));
+        ends(pending, Err(CallError::ConnectionLost { sent: true }));
         assert!(reverse.call(ClientCall::new(ECHO)).is_err(), "nothing leads there");
         drop(reverse);
         // The client reconnects, and allows calls again.
         let mut raw = RawPeer::connect_in(&address, scheme);
         let reverse = allowed(&mut raw, &told, &world);
         let mut called = Called { raw, reverse, told, world, address };
-        let pending = called.start(b"four");
+        let pending = called.start();
         let xid = called.next_call();
-        called.reply(xid, b"once more");
-        assert_eq!(results(pending), Ok(b"once more".to_vec()));
+        called.answer(xid, pending, b"once more");
     });
 }
 
@@ -423,10 +397,9 @@ fn reverse_calls_of_the_older_revision() {
     for_each(SCHEMES_2, |scheme| {
         let config = in_mode(scheme).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, mut forward, mut reverse) = both_ways("older", config.clone(), config);
-        for n in 0..50u32 {
+        for n in 0..50 {
             for client in [&mut forward, &mut reverse] {
-                let reply = client.call(ClientCall::new(ECHO).args(n.to_be_bytes())).expect("a reply");
-                assert_eq!(reply.results(), n.to_be_bytes());
+                assert_eq!(client.run(ECHO, &be(&[n])), Ok(be(&[n])));
             }
         }
         let call = ClientCall::new(LOAD).args(be(&[1, 5, 5, 0, 0])).write_chunk(5);
@@ -441,45 +414,172 @@ fn a_client_answers_its_servers_defects_as_a_server_does() {
         let mut server = RawServer::start_in(scheme, "reverse-defects", move |peer| {
             if scheme == CreditMode::V1 {
                 // A client of version 1 speaks first.
-                let xid = peer.receive().expect("a call").xid();
+                let xid = peer.next_call().xid();
                 peer.reply(xid, b"");
             }
-            // The next answer; meanwhile the client's own calls are served.
-            let next = |peer: &mut RawPeer| loop {
-                let message = peer.receive().expect("the connection lives on");
-                if message.xid() == XID {
-                    return message;
-                }
-                if message.htype() == HeaderType::Msg {
-                    peer.reply(message.xid(), b"");
-                }
-            };
             // XIDs that differ, next to another defect.
-            let call = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"four");
-            peer.msg(XID, Chunks::NONE, &with_word(&call, 8, 3));
-            let answer = next(peer);
-            if scheme == CreditMode::V1 {
-                assert_eq!((&answer[..8], &answer[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]));
-            } else {
-                assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
-                peer.msg(XID, Chunks::NONE, &[0; 3]);
-                assert_eq!(next(peer).error(), (XID, ErrorBody::BadXdr), "no XID");
-                let bytes = peer.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
-                peer.send(&bytes[..bytes.len() - 4]);
-                assert_eq!(next(peer).error(), (XID, ErrorBody::InvalHtype));
-                let mut bytes = peer.connprop(Flags::NONE, &[(2, &be(&[4096]))]);
-                bytes[16] |= 0x80;
-                peer.send(&bytes);
-                assert_eq!(next(peer).error(), (XID, ErrorBody::InvalFlag));
+            let call = with_word(&call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"four"), 8, 3);
+            let plain =
+                |peer: &RawPeer, payload: &[u8]| peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), payload);
+            let mut defects = vec![(plain(peer, &call), ErrorBody::BadXdr)];
+            if scheme != CreditMode::V1 {
+                defects.push((plain(peer, &[0; 3]), ErrorBody::BadXdr));
+                let mut operation = peer.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
+                operation.truncate(operation.len() - 4);
+                let mut flagged = peer.connprop(Flags::NONE, &[(2, &be(&[4096]))]);
+                flagged[16] |= 0x80;
+                defects.extend([(operation, ErrorBody::InvalHtype), (flagged, ErrorBody::InvalFlag)]);
             }
+            for_each(defects, |(message, error)| {
+                peer.send(&message);
+                peer.refusal(error, "a defect");
+            });
             let (other, _memory) = peer.room(64);
             peer.call(ECHO, &Lists::new().offer(other.handle), b"four");
-            let answer = next(peer);
+            let answer = peer.answer();
             assert_eq!((answer.payload(), answer.invalidated), (&reply_bytes(XID, b"four")[..], None));
         });
         let mut client = Client::connect(server.address(), serving_client(in_mode(scheme))).expect("a connection");
-        // In version 1 the client speaks first.
-        let _ = client.call(ClientCall::new(ECHO).args(b"four"));
+        if scheme == CreditMode::V1 {
+            client.run(ECHO, b"four").expect("a reply");
+        }
         server.join();
     });
+}
+
+/// A client of version 1 grants these credits to its server, so they must not be 0.
+#[test]
+fn a_client_with_services_has_reverse_credits() {
+    let world = World::new("no-credits");
+    let config = || serving_client(small().with(|c| c.debug.reverse_credits = 0));
+    for refused in [
+        Client::connect(&world.address(), config()).expect_err("refused"),
+        LocalClient::connect(&world.address(), config()).expect_err("refused"),
+    ] {
+        assert!(refused.to_string().contains("reverse_credits is 0"), "{refused}");
+    }
+}
+
+#[test]
+fn both_directions_at_once_in_each_version() {
+    for_each(SCHEMES, |scheme| {
+        let (_world, mut forward, mut reverse) = both_ways("both-ways", in_mode(scheme), in_mode(scheme));
+        let echoes = |client: &mut Client, numbers: &mut dyn Iterator<Item = u32>| {
+            numbers.for_each(|n| assert_eq!(client.run(ECHO, &be(&[n])), Ok(be(&[n]))));
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| echoes(&mut reverse, &mut (0..2000)));
+            echoes(&mut forward, &mut (0..2000).map(|n: u32| !n));
+        });
+        let served = forward.stats().unwrap().calls;
+        assert!(served >= 4001, "{served} calls made and served by the client");
+    });
+}
+
+#[test]
+fn reverse_calls_keep_to_the_level_of_the_client() {
+    let levels = [
+        (ReverseSupport::None, Err(CallError::NoReverse), Err(CallError::NoReverse)),
+        (ReverseSupport::Inline, Ok(()), Err(Defect::NoChunks.into())),
+        (ReverseSupport::General, Ok(()), Ok(())),
+    ];
+    for_each(levels, |(level, inline, chunks)| {
+        let client = small().with(|c| c.debug.reverse = level);
+        let (_world, _forward, mut reverse) = both_ways("reverse-levels", small(), client);
+        assert_eq!(reverse.run(ECHO, &[7; 3000]).map(drop), inline);
+        let call = ClientCall::new(LOAD).args(be(&[1, 5, 5, 0, 0])).write_chunk(5000);
+        assert_eq!(outcome_of(reverse.call(call)).map(drop), chunks);
+    });
+}
+
+#[test]
+fn a_client_without_services_is_not_called() {
+    let (services, told) = telling_services();
+    let (world, address) = World::serving("reverse-none", small_server(), services);
+    let mut forward = Client::connect(&address, small_client(small())).unwrap();
+    let mut reverse = call_back(&world, &mut forward, &told);
+    assert_eq!(reverse.run(ECHO, b"four"), Err(CallError::NoReverse));
+    assert_eq!(forward.run(ECHO, b"four"), Ok(b"four".to_vec()));
+}
+
+/// A handler that blocks for a reverse call would wait for its own shard.
+#[test]
+fn a_handler_does_not_block_its_own_shard() {
+    const BACK: u32 = 101;
+    let (mut services, told) = telling_services();
+    let reverse: Arc<Mutex<Option<Client>>> = Arc::default();
+    let held = Arc::clone(&reverse);
+    let back = Procedure::new(move |call| {
+        let mut reverse = held.lock().expect("no panic");
+        let reverse = reverse.as_mut().expect("set before");
+        assert_eq!(reverse.run(ECHO, b"four"), Err(Defect::OwnShard.into()));
+        assert_eq!(reverse.alloc(4096).map(drop), Err(Defect::OwnShard.into()));
+        // What does not block is possible.
+        drop(reverse.begin(ECHO, b"four"));
+        Ok(call.reply_writer().put(b"done")?)
+    });
+    let blocking = Arc::clone(&reverse);
+    let join = Procedure::new(move |_| {
+        let mut reverse = blocking.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut started = reverse.as_mut().expect("set before").begin(ECHO, b"four");
+        started.join().map(drop).map_err(|_| Refusal::GarbageArguments)
+    });
+    services.add(PROGRAM, VERSION, BACK, back).add(PROGRAM, VERSION, BACK + 1, join);
+    let (world, address) = World::serving("reverse-own-shard", small_server(), services);
+    let mut forward = Client::connect(&address, serving_client(small())).expect("a connection");
+    *reverse.lock().expect("no panic") = Some(call_back(&world, &mut forward, &told));
+    assert_eq!(forward.run(BACK, b""), Ok(b"done".to_vec()));
+    // A join there is the handler's panic.
+    assert_eq!(forward.run(BACK + 1, b""), Err(CallError::Refused(Refusal::SystemError)));
+    assert_eq!(forward.run(ECHO, b"four"), Ok(b"four".to_vec()), "the shard runs");
+    // Another thread may block for it.
+    let mut reverse = reverse.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take().expect("set before");
+    assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
+}
+
+/// Otherwise a restart would fail the calls whose handlers call back.
+#[test]
+fn a_draining_server_calls_back_while_it_serves_calls() {
+    for_each(SCHEMES, |scheme| {
+        let ((mut services, told), held) = (telling_services(), Held::default());
+        services.add(PROGRAM, VERSION, HELD, held.procedure());
+        let (mut world, address) = World::serving("reverse-drain", scheme, services);
+        let mut forward = Client::connect(&address, serving_client(in_mode(scheme))).expect("a connection");
+        let mut reverse = call_back(&world, &mut forward, &told);
+        let mut pending = forward.begin(HELD, b"");
+        let call = held.next_call();
+        let draining = draining(&mut world, Duration::from_secs(20));
+        // A draining server refuses connections.
+        assert!(settles(|| LocalClient::connect(&address, scheme.of_client()).is_err()));
+        assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
+        call.answer(Ok(()));
+        pending.join().expect("a reply");
+        draining.join().expect("it ends").expect("nothing is left");
+        let refused = reverse.run(ECHO, b"four");
+        assert!(matches!(refused, Err(CallError::Closed | CallError::ConnectionLost { sent: false })), "{refused:?}");
+    });
+}
+
+#[test]
+fn reverse_calls_end_with_the_connection() {
+    let (_world, forward, mut reverse) = both_ways("reverse-end", small(), small());
+    assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
+    drop(forward);
+    let error = eventually(|| reverse.run(ECHO, b"four").err());
+    assert!(matches!(error, CallError::Closed | CallError::ConnectionLost { .. }), "{error:?}");
+    let cause = eventually(|| reverse.close_reason().map(CloseReason::cause));
+    assert!(matches!(cause, CloseCause::Disconnected { .. }), "{cause:?}");
+}
+
+#[test]
+fn a_late_callback_gets_an_error() {
+    let (services, told) = telling_services();
+    let (world, address) = World::serving("reverse-late", small_server(), services);
+    let mut forward = Client::connect(&address, serving_client(small())).unwrap();
+    forward.call(ClientCall::new(HELLO)).unwrap();
+    drop(forward);
+    assert!(settles(|| world.stats().connections == 0));
+    let mut reverse = called_back(&world, &told);
+    assert_eq!(reverse.run(ECHO, b"four"), Err(CallError::Closed));
+    assert_eq!(reverse.close_reason().map(CloseReason::kind), Some(CloseReasonKind::Unknown));
 }

@@ -1,20 +1,12 @@
 //! Protocol rules of requesters, observed from the other end.
 //! `engine/REQUIREMENTS.md` lists these tests.
 
-use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma_tests::prelude::*;
 
 #[test]
 fn calls_offer_items_without_padding_at_their_positions() {
     for_each(SCHEMES, |scheme| {
-        let (said, says) = channel();
-        let server = RawServer::start_in(scheme, "calls", move |peer| {
-            while let Some(call) = peer.next_message() {
-                let xid = call.xid();
-                said.send(call).expect("the test listens");
-                peer.reply(xid, b"");
-            }
-        });
+        let (server, says) = RawServer::recording("calls", move |mut listener| listener.accept_in(scheme));
         let mut client = server.client(scheme);
         // Arguments: a word, 501 bytes and their padding, a word, 7 bytes.
         let mut call = client.chunked(MIRROR, &be(&[501, 7]), &[], &[503, 1]);
@@ -103,19 +95,19 @@ fn clients_do_not_answer_unusable_messages() {
 /// them.
 #[test]
 fn malformed_properties_of_a_server_get_bad_xdr() {
-    for_each(SCHEMES_2.into_iter().flat_map(|scheme| (0..5).map(move |case| (scheme, case))), |(scheme, case)| {
+    // The number of properties, a valid one in most, and the defect; then bytes per part.
+    let cases: [(&str, &[u32], usize); 5] = [
+        ("a number of three bytes", &[2, 2, 4, 8192, 1, 3, 0], 100),
+        ("data beyond the message", &[2, 2, 4, 8192, 1, 8, 0], 100),
+        ("a set beyond the message", &[3, 2, 4, 8192], 100),
+        ("a boolean of 2", &[2, 1, 2, 4, 8192, 1, 0xFFFF_FF02, 4, 2], 100),
+        ("a number of three bytes, in parts", &[2, 2, 4, 8192, 1, 3, 0], 12),
+    ];
+    for_each(pairs(SCHEMES_2, cases), |(scheme, (_, words, len))| {
         let server = RawServer::start_silently("bad-properties", move |peer| {
             assert_eq!(peer.receive().expect("the client's properties").htype(), HeaderType::Connprop);
-            // A valid property precedes each defect: a number of three bytes; data, and a set, beyond the message; a
-            // boolean of 2.
-            let good = [2, 4, 8192];
-            let body = match case {
-                0 | 4 => be(&[&[2], &good[..], &[1, 3, 0]].concat()),
-                1 => be(&[&[2], &good[..], &[1, 8, 0]].concat()),
-                2 => be(&[&[3], &good[..]].concat()),
-                _ => be(&[&[2], &[1][..], &good, &[1, 0xFFFF_FF02, 4, 2]].concat()),
-            };
-            let parts: Vec<_> = body.chunks(if case == 4 { 12 } else { body.len() }).collect();
+            let body = be(words);
+            let parts: Vec<_> = body.chunks(len).collect();
             for (n, part) in parts.iter().enumerate() {
                 let more = if n + 1 < parts.len() { 2 } else { 0 };
                 peer.send(&[&be(&[XID, 2, peer.increment(false), 5, more]), *part].concat());
@@ -138,26 +130,6 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
         });
         goes_on(&mut server.client(config), 2);
     });
-}
-
-/// An error whose demand cannot be met ends its call with that error.
-#[test]
-fn errors_without_a_remedy_end_their_call_with_their_cause() {
-    // The call has one Write chunk, and indexes start at 1.
-    let errors = [0, 2].map(|chunk_index| ErrorBody::WriteResource { chunk_index, length_needed: 100 });
-    let server = RawServer::start("hopeless", move |peer| {
-        for error in errors {
-            let call = peer.next_call();
-            peer.refuse(call.xid(), error);
-        }
-        peer.idle();
-    });
-    let mut client = server.client(small());
-    for error in errors {
-        let call = client.chunked(LOAD, &[0; 8], &[], &[10]);
-        assert_eq!(client.outcome(call), Err(CallError::Transport(error)));
-        assert_eq!(client.stats().exposed_buffers, 0);
-    }
 }
 
 /// Like `bad_replies_end_their_call_with_a_cause`, in the version whose replies carry no direction.
@@ -197,7 +169,6 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
             let xid = peer.next_call().xid();
             peer.reply(xid, b"fine");
         }
-        peer.idle();
     });
     let mut client = server.client(CreditMode::V1);
     for_each(cases, |_| {
@@ -248,7 +219,6 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
                     peer.reply_with(xid, &Lists::new().write(used), &reply_bytes(xid, b""), None);
                 }
             }
-            peer.idle();
         });
         let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 0));
         let malformed = |error| matches!(error, CallError::MalformedReply(_));

@@ -1,11 +1,6 @@
 //! Segments of calls: limits, order, and space in headers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use rpcrdma::service::MAX_SEGMENTS;
-use rpcrdma::wire::optional::Operation;
-use rpcrdma::wire::properties::PropertyId;
-use rpcrdma_mempool::Lent;
 use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
@@ -46,36 +41,35 @@ struct Offer {
     writes: Vec<Vec<Segment>>,
     /// Of the Write chunks.
     results: Vec<Lent>,
-    others: Vec<Lent>,
+    _others: Vec<Lent>,
 }
 
 impl Offer {
     /// Exposes Read chunks with patterns, from one word behind the RPC header, and empty Write chunks.
     fn new(client: &mut RawPeer, counts: &Counts<'_>, message: &[u8]) -> Self {
-        let mut offer = Self::default();
-        let mut lists = Lists::new();
+        let (mut lists, mut writes, mut results, mut others) = (Lists::new(), Vec::new(), Vec::new(), Vec::new());
         if counts.zero > 0 {
             let (whole, memory) = client.expose(message, Access::REMOTE_READ);
-            offer.others.push(memory);
+            others.push(memory);
             lists = lists.read(0, cut(whole, counts.zero));
         }
-        for (n, &count) in counts.reads.iter().enumerate() {
-            let (whole, memory) = client.source(n as u32, CHUNK);
-            offer.others.push(memory);
-            lists = lists.read(ARGS_AT + 4 + (n * CHUNK) as u32, cut(whole, count));
+        for (n, &count) in (0..).zip(counts.reads) {
+            let (whole, memory) = client.source(n, CHUNK);
+            others.push(memory);
+            lists = lists.read(ARGS_AT + 4 + n * CHUNK as u32, cut(whole, count));
         }
         for &count in counts.writes {
             let (whole, memory) = client.room(CHUNK);
-            offer.results.push(memory);
-            offer.writes.push(cut(whole, count));
+            results.push(memory);
+            writes.push(cut(whole, count));
             lists = lists.write(cut(whole, count));
         }
         if let Some(count) = counts.reply {
             let (whole, memory) = client.room(CHUNK);
-            offer.others.push(memory);
+            others.push(memory);
             lists = lists.reply(cut(whole, count));
         }
-        Self { lists, ..offer }
+        Self { lists, writes, results, _others: others }
     }
 }
 
@@ -143,22 +137,16 @@ fn replies_return_as_many_segments_as_their_calls_may_offer() {
 
 #[test]
 fn a_long_reply_returns_as_many_segments_as_its_call_may_offer() {
-    const LONG: u32 = 90;
-    let long = Procedure::new(|call| {
-        pattern(7, call.reply_mut(3000)?);
-        Ok(())
-    });
-    let services = standard_and([(LONG, long.max_reply(4096).write_chunks(MAX_CHUNKS, CHUNK))]);
+    let long = Procedure::new(|call| Ok(call.reply_mut(3000).map(|results| pattern(7, results))?));
+    let services = standard_and([(90, long.max_reply(4096).write_chunks(MAX_CHUNKS, CHUNK))]);
     with_raw_of("long-returned", SCHEMES, &services, |client| {
         let writes: &[usize] = if client.version == Version::V1 { &[14] } else { &[16; MAX_CHUNKS] };
         let offer = Offer::new(client, &Counts { writes, ..Counts::default() }, b"");
         let (room, memory) = client.room(3200);
-        let answer = client.ask(LONG, &offer.lists.clone().reply(cut(room, MAX_SEGMENTS)), b"");
+        let answer = client.ask(90, &offer.lists.clone().reply(cut(room, MAX_SEGMENTS)), b"");
         assert_eq!(answer.reply_chunk().expect("it is used").total_length(), 3024);
-        let written = contents(&memory, 3024);
-        assert!(written[..24] == reply_bytes(XID, b"") && patterned(7, &written[24..]));
+        assert_eq!(contents(&memory, 3024), reply_bytes(XID, &data_of(7, 3000)));
         assert!(answer.writes().map(|chunk| chunk.len()).eq(writes.iter().copied()));
-        client.ping();
     });
 }
 
@@ -176,7 +164,6 @@ fn sixteen_segments_are_taken_in_any_chunk_of_a_call() {
         ] {
             is_served(client, &counts);
         }
-        client.ping();
     });
 }
 
@@ -215,13 +202,9 @@ fn a_server_announces_the_segment_count_of_its_largest_header() {
 #[test]
 fn lists_that_the_callers_receives_have_no_room_for_are_refused_before_the_call_runs() {
     for_each(SCHEMES, |scheme| {
-        let ran = Arc::new(AtomicBool::new(false));
-        let known = Arc::clone(&ran);
-        let load = Procedure::new(move |_| {
-            known.store(true, Ordering::SeqCst);
-            Ok(())
-        });
-        let services = standard_and([(LOAD, load.write_chunks(MAX_CHUNKS, CHUNK))]);
+        let gate = Gate::default();
+        gate.open();
+        let services = standard_and([(LOAD, gate.procedure().write_chunks(MAX_CHUNKS, CHUNK))]);
         let (_world, address) = World::serving("no-room", scheme, services);
         // Version 1 without private data has Receives of 1024 bytes.
         let mut client = match scheme {
@@ -231,28 +214,22 @@ fn lists_that_the_callers_receives_have_no_room_for_are_refused_before_the_call_
         let counts = Counts { writes: &[16; MAX_CHUNKS], reply: Some(16), ..Counts::default() };
         // 1024 bytes hold a refusal of 64 bytes with four Write chunks and a Reply chunk, each of 11 segments.
         is_refused(&mut client, &counts, 11);
-        assert!(!ran.load(Ordering::SeqCst));
+        assert_eq!(gate.came(), 0);
         let counts = Counts { writes: &[11; MAX_CHUNKS], reply: Some(11), ..Counts::default() };
         let (_offer, answer) = exchange(&mut client, &counts);
-        assert_eq!(answer.payload(), reply_bytes(XID, b""));
-        assert!(ran.load(Ordering::SeqCst) && answer.len() <= 1024);
+        assert_eq!((answer.payload(), gate.came()), (&reply_bytes(XID, b"")[..], 1));
+        assert!(answer.len() <= 1024);
     });
 }
 
 #[test]
 fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() {
-    const GATED: u32 = 91;
     for_each(SCHEMES_2, |scheme| {
-        let go = Arc::new(AtomicBool::new(false));
-        let gate = Arc::clone(&go);
-        let gated = Procedure::new(move |_| {
-            // Bounds the wait, so that a failed test does not hang.
-            let opened = settles(|| gate.load(Ordering::SeqCst));
-            if opened { Ok(()) } else { Err(Refusal::SystemError) }
-        });
-        let services = standard_and([(GATED, gated.write_chunks(MAX_CHUNKS, CHUNK).on_workers())]);
+        let gate = Gate::default();
+        let services = standard_and([(GATED, gate.procedure().write_chunks(MAX_CHUNKS, CHUNK).on_workers())]);
         let config = ServerConfig { shard: in_mode(scheme), ..workers() };
         let (_world, address) = World::serving("fits-no-more", config, services);
+        let _opens = gate.opens();
         let mut client = RawPeer::connect_offering(&address, |offers| offers.optional_type = true);
         client.receive().expect("the initial set");
         let offer = Offer::new(&mut client, &Counts { writes: &[16; MAX_CHUNKS], ..Counts::default() }, b"");
@@ -261,7 +238,7 @@ fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() 
         let now = Property { which: PropertyId::ReceiveSize.code(), data: &1024u32.to_be_bytes() };
         client.operation(0, Operation::Update { now, clears_pending: false });
         client.ping();
-        go.store(true, Ordering::SeqCst);
+        gate.open();
         assert_eq!(client.error(), (XID, ErrorBody::ReplyResource { length_needed: 24 }));
         client.ping();
     });
@@ -269,31 +246,26 @@ fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() 
 
 #[test]
 fn reply_room_excludes_the_chunk_lists() {
-    const FULL: u32 = 92;
     let full = Procedure::new(|call| {
         let room = call.reply_room();
-        pattern(5, call.reply_mut(room)?);
-        Ok(())
+        Ok(call.reply_mut(room).map(|results| pattern(5, results))?)
     });
-    let services = standard_and([(FULL, full.max_reply(8192).write_chunks(MAX_CHUNKS, CHUNK))]);
-    for_each(SCHEMES, |scheme| {
+    let services = standard_and([(92, full.max_reply(8192).write_chunks(MAX_CHUNKS, CHUNK))]);
+    // Without the count of received messages the header is 4 bytes shorter than its maximum.
+    let modes = [(CreditMode::V2Windowed, 4096), (CreditMode::V2Incremental, 4092), (CreditMode::V1, 1024)];
+    for_each(modes, |(scheme, longest)| {
         // Without continuation a reply is one message.
         let config = in_mode(scheme).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, address) = World::serving("room", config, services.clone());
         let mut client = RawPeer::connect_with(&address, scheme, Revision::Cel09);
-        for writes in [&[][..], &[1], &[3, 0, 2], &[1, 1, 1, 1]] {
-            for reply in [None, Some(0), Some(2)] {
-                let offer = Offer::new(&mut client, &Counts { writes, ..Counts::default() }, b"");
-                let lists = offer.lists.clone();
-                let lists = reply.map_or(lists.clone(), |count| lists.reply(vec![segment(0); count]));
-                let answer = client.ask(FULL, &lists, b"");
-                let inline_threshold = if scheme == CreditMode::V1 { 1024 } else { 4096 };
-                assert!(patterned(5, answer.payload().get(24..).expect("results")));
-                // Without the count of received messages the header is 4 bytes shorter than its maximum.
-                let short = if scheme == CreditMode::V2Incremental { 4 } else { 0 };
-                assert_eq!(answer.len() + short, inline_threshold, "{writes:?} {reply:?}");
-            }
-        }
+        for_each(pairs([&[][..], &[1], &[3, 0, 2], &[1, 1, 1, 1]], [None, Some(0), Some(2)]), |(writes, reply)| {
+            let offer = Offer::new(&mut client, &Counts { writes, ..Counts::default() }, b"");
+            let lists = offer.lists.clone();
+            let lists = reply.map_or(lists.clone(), |count| lists.reply(vec![segment(0); count]));
+            let answer = client.ask(92, &lists, b"");
+            assert!(patterned(5, answer.payload().get(24..).expect("results")));
+            assert_eq!(answer.len(), longest);
+        });
     });
 }
 
@@ -347,34 +319,27 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             client.nomsg(XID, reads(&list));
             assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[CHUNK as u32])), "{list:?}");
         }
-        client.ping();
     });
 }
 
 /// A client's call with `args` bytes of arguments and eight chunks of 16 segments each. Returns the payload that a raw
 /// server received.
 fn call_of_many(scheme: CreditMode, args: usize, offers: Properties<'static>) -> Outcome {
-    let (tell, told) = channel();
-    let server = RawServer::start_silently("of-many", move |peer| {
+    let (server, parts) = RawServer::recording("of-many", move |listener| {
+        let mut peer = listener.accept_silently();
         peer.offers = offers;
         peer.welcome();
-        let mut payload = Vec::new();
-        while let Some(part) = peer.next_message() {
-            payload.extend_from_slice(part.payload());
-            if part.more() {
-                continue;
-            }
-            let (reads, writes) = (part.reads().count(), part.writes().map(|chunk| chunk.len()).sum::<usize>());
-            assert_eq!((reads, writes), (64, 64), "{part}");
-            tell.send(std::mem::take(&mut payload)).expect("the test listens");
-            peer.reply(part.xid(), b"");
-        }
+        peer
     });
     let mut client = server.client(scheme);
     let call = client.chunked(STORE, &data_of(3, args), &[64 << 10; MAX_CHUNKS], &[64 << 10; MAX_CHUNKS]);
-    let ended = client.outcome(call).map(|_| told.recv().expect("the server speaks"));
+    client.outcome(call)?;
     assert_eq!(client.stats().exposed_buffers, 0);
-    ended
+    drop((client, server));
+    let parts: Vec<_> = parts.try_iter().collect();
+    let last = parts.last().expect("a message");
+    assert_eq!((last.reads().count(), last.writes().map(|chunk| chunk.len()).sum()), (64, 64), "{last}");
+    Ok(parts.iter().flat_map(|part| part.payload().to_vec()).collect())
 }
 
 #[test]

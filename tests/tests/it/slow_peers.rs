@@ -1,10 +1,7 @@
 //! Peers that owe RDMA Reads or grants and are slow, or stop.
 //! The test advances the server's clock.
 
-use std::net::Ipv4Addr;
-
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
-use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma_tests::prelude::*;
 
 /// Time-out of peers that owe progress. A server checks at each eighth of it.
@@ -35,25 +32,17 @@ fn serve(config: Config) -> (Address, TimedServer) {
 
 /// Exposes the content of a Read chunk.
 fn expose(peer: &mut RawPeer) -> Segment {
-    let data = data_of(SEED, CHUNK);
-    peer.expose(&data, Access::REMOTE_READ).0
+    peer.source(SEED, CHUNK).0
 }
 
 /// Sends a call with a Read chunk of `segments` segments.
 fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
-    let length = CHUNK / segments;
-    let segment = |n| Segment { length: length as u32, offset: whole.offset + (n * length) as u64, ..whole };
-    let chunk: Vec<_> = (0..segments).map(|n| ReadSegment { position: POSITION, target: segment(n) }).collect();
-    peer.call_as(xid, STORE, Chunks { reads: &chunk, ..Chunks::NONE }, &SEED.to_be_bytes());
+    let chunk = whole.cut(&vec![(CHUNK / segments) as u32; segments]);
+    peer.call_as(xid, STORE, &Lists::new().read(POSITION, chunk), &be(&[SEED]));
 }
 
 /// A peer of version 1 and its cable, which moves nothing from now on. The server has `calls` calls of the peer, each
-/// with a Read chunk.
-fn reads(server: &Address, from: Ipv4Addr, calls: u32) -> (Cable, RawPeer) {
-    try_reads(server, from, calls, 1).expect("a connection")
-}
-
-/// The same with `segments` segments per chunk, or the cause of a refusal.
+/// with a Read chunk of `segments` segments. Or the cause of a refusal.
 fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> Result<(Cable, RawPeer), String> {
     let cable = Cable::new(server, from);
     let mut peer = RawPeer::try_connect(cable.address(), b"")?;
@@ -76,68 +65,45 @@ fn pass(server: &TimedServer, (cable, peer): &mut (Cable, RawPeer), bytes: usize
 }
 
 /// The peer delivers all requested bytes slightly above the minimum rate.
-fn comes_at_the_least_rate(server: &TimedServer, slow: &mut (Cable, RawPeer), calls: u64) {
-    let mut looks = 0;
-    while server.stats().calls < 1 + calls {
-        pass(server, slow, LEAST + LEAST / 4);
-        assert!(!slow.1.is_over(), "ended after {looks} looks");
-        looks += 1;
-    }
-    assert!(looks > 40, "all of it came in {looks} looks: the cable is not slow");
-    assert_eq!(server.stats().peers_stalled, 0);
-}
-
 #[test]
 fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
-    let _world = World::new("least-rate");
-    let (address, server) = serve(config());
-    let mut slow = reads(&address, SLOW, 4);
-    comes_at_the_least_rate(&server, &mut slow, 4);
-}
-
-/// The device has not even received most of the work requests.
-#[test]
-fn a_peer_that_is_asked_for_more_than_a_send_queue_holds_is_not_ended() {
-    let _world = World::new("long-queue");
-    const CALLS: u32 = 48;
-    let bulk_buffers = vec![(32 << 10, 4 * CALLS as usize)];
-    let (address, server) = serve(config().with(|c| {
-        c.limits.credits = 64;
-        c.limits.max_credits = 64;
-        c.limits.max_calls = 64;
-        c.memory.bulk_buffers = bulk_buffers;
-    }));
-    let mut slow = try_reads(&address, SLOW, CALLS, 15).expect("a connection");
-    comes_at_the_least_rate(&server, &mut slow, CALLS.into());
+    // A few work requests, and so many that the device has not even received most of them.
+    for_each([(4, 1), (48, 15)], |(calls, segments)| {
+        let _world = World::new("least-rate");
+        let (address, server) = serve(config().with(|c| {
+            (c.limits.credits, c.limits.max_credits, c.limits.max_calls) = (64, 64, 64);
+            c.memory.bulk_buffers = vec![(32 << 10, 4 * 48)];
+        }));
+        let mut slow = try_reads(&address, SLOW, calls, segments).expect("a connection");
+        let mut looks = 0;
+        while server.stats().calls < 1 + u64::from(calls) {
+            pass(&server, &mut slow, LEAST + LEAST / 4);
+            assert!(!slow.1.is_over(), "ended after {looks} looks");
+            looks += 1;
+        }
+        assert!(looks > 40, "all of it came in {looks} looks: the cable is not slow");
+        assert_eq!(server.stats().peers_stalled, 0);
+    });
 }
 
 #[test]
 fn a_peer_that_answers_reads_more_slowly_is_ended() {
-    let _world = World::new("too-slow");
-    let (address, server) = serve(config());
-    let mut slow = reads(&address, SLOW, 4);
-    let ended = (0..100).any(|_| {
-        pass(&server, &mut slow, LEAST / 3);
-        server.stats().peers_stalled == 1
-    });
-    assert!(ended, "it may read for ever");
-}
-
-/// An RDMA Write of no bytes shows that a peer is alive, and nothing more.
-#[test]
-fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
-    let _world = World::new("no-reads");
-    let (address, server) = serve(config());
-    let mut slow = reads(&address, SLOW, 16);
+    // An RDMA Write of no bytes shows that a peer is alive, and nothing more.
     let segment = iwarp::Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
     let mut nothing = segment.encode(0).to_vec();
     nothing.resize(fpdu_len(nothing.len() - 2), 0);
-    let ended = (0..20).any(|_| {
-        pass(&server, &mut slow, 0);
-        slow.0.inject(&nothing);
-        server.stats().peers_stalled == 1
+    // Calls, bytes that are delivered between two checks, and bytes that are sent beside them.
+    for_each([(4, LEAST / 3, &[][..], 100), (16, 0, &nothing[..], 20)], |(calls, bytes, beside, looks)| {
+        let _world = World::new("too-slow");
+        let (address, server) = serve(config());
+        let mut slow = try_reads(&address, SLOW, calls, 1).expect("a connection");
+        let ended = (0..looks).any(|_| {
+            pass(&server, &mut slow, bytes);
+            slow.0.inject(beside);
+            server.stats().peers_stalled == 1
+        });
+        assert!(ended, "it holds memory for ever");
     });
-    assert!(ended, "it holds memory for ever");
 }
 
 /// A call that waits for memory owes nothing, so no time-out closes its connection. The client has few credits and many
@@ -145,12 +111,10 @@ fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
 #[test]
 fn a_client_that_takes_some_replies_each_second_is_not_ended() {
     const CALLS: u64 = 64;
-    for scheme in SCHEMES {
-        let world = World::new("some-replies");
-        let address = world.address();
-        let server = TimedServer::start(&address, small(), services_with(4096, 32 << 10, false));
+    for_each(SCHEMES, |scheme| {
+        let (world, address, server) = World::timed("some-replies", small());
         let config = in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
-        let mut client = LocalClient::connect(&address, small_client(config)).expect("a server");
+        let mut client = world.client(&address, config);
         echo(&mut client, b"four").expect("an answer");
         client.launch_each(0..CALLS, |client, _| client.prepared(ECHO, &[0; 4]));
         client.flush();
@@ -164,76 +128,44 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
             client.flush();
             seconds += 1;
         }
-        let stats = server.stats();
-        assert_eq!((ended, stats.peers_stalled), (CALLS, 0), "{scheme:?}: after {seconds} s");
-    }
+        assert_eq!((ended, server.stats().peers_stalled), (CALLS, 0), "after {seconds} s");
+    });
 }
 
-#[test]
-fn a_host_that_is_never_idle_locks_no_other_host_out() {
-    let _world = World::new("never-idle");
-    let shard = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
-    let (address, server) = serve(shard);
-    let mut slow = Vec::new();
-    while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
-        assert!(slow.len() < 128, "each connection keeps Receives");
-        slow.push(one);
-    }
-    let others: Vec<_> = (0..4)
-        .map(|_| {
-            // At most one connection per second is evicted for others.
-            server.pass(Duration::from_secs(1));
-            let cable = Cable::new(&address, OTHER);
-            let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
-            peer.ping();
-            (cable, peer)
-        })
-        .collect();
-    let stats = server.stats();
-    assert!((1..=4).contains(&stats.connections_evicted), "{stats:?}");
-    let known = stats.connections as usize + stats.connections_evicted as usize;
-    assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
-}
-
-/// By the clock of the whole server: a busy connection is evicted no sooner than a second after the last.
+/// A host that is never idle locks no other host out: a busy connection is evicted for it, but no sooner than a second
+/// after the last, by the clock of the whole server.
 #[test]
 fn busy_connections_end_for_other_hosts_one_in_a_second() {
     let _world = World::new("one-a-second");
     let shard = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
     let (address, server) = serve(shard);
-    let mut slow = Vec::new();
-    while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
-        slow.push(one);
-    }
-    assert_eq!(server.stats().connections_evicted, 0, "a host makes no room for itself");
-    server.pass(Duration::from_secs(1));
-    let mut others = Vec::new();
-    let mut displaced_by_all_that_get_in = || {
-        while let Ok(one) = try_reads(&address, OTHER, 0, 1) {
-            others.push(one);
-            assert!(others.len() < 128, "each connection keeps Receives");
-        }
-        server.stats().connections_evicted
+    let connect_all = |from, calls| {
+        let all: Vec<_> = std::iter::from_fn(|| try_reads(&address, from, calls, 1).ok()).take(128).collect();
+        assert!(all.len() < 128, "each connection keeps Receives");
+        all
     };
-    assert_eq!(displaced_by_all_that_get_in(), 1);
-    server.pass(Duration::from_millis(999));
-    assert_eq!(displaced_by_all_that_get_in(), 1, "less than a second later");
-    server.pass(Duration::from_millis(1));
-    assert_eq!(displaced_by_all_that_get_in(), 2);
+    let slow = connect_all(SLOW, 1);
+    assert_eq!(server.stats().connections_evicted, 0, "a host makes no room for itself");
+    let mut others = Vec::new();
+    // The last one comes less than a second after the one before.
+    for (millis, evicted) in [(1000, 1), (999, 1), (1, 2)] {
+        server.pass(Duration::from_millis(millis));
+        others.extend(connect_all(OTHER, 0));
+        assert_eq!(server.stats().connections_evicted, evicted);
+    }
+    let stats = server.stats();
+    let known = (stats.connections + stats.connections_evicted) as usize;
+    assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
 }
 
 #[test]
 fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
     let _world = World::new("bulk-left");
-    let buffers = vec![(32 << 10, 16)];
-    let (long_buffers, progress_timeout) = (vec![(32 << 10, 8)], Duration::MAX);
-    let shard = config().with(|c| {
-        c.memory.bulk_buffers = buffers;
-        c.memory.long_buffers = long_buffers;
-        c.timeouts.progress = progress_timeout;
-    });
-    let (address, server) = serve(shard);
-    let slow: Vec<_> = (0..12).map(|_| reads(&address, SLOW, 8)).collect();
+    let (address, server) = serve(config().with(|c| {
+        (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(32 << 10, 16)], vec![(32 << 10, 8)]);
+        c.timeouts.progress = Duration::MAX;
+    }));
+    let slow = [0; 12].map(|_| try_reads(&address, SLOW, 8, 1).expect("a connection"));
     server.pass(LOOK);
     let cable = Cable::new(&address, OTHER);
     let mut peer = RawPeer::connect_as(cable.address(), Version::V1);

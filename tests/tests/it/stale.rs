@@ -1,16 +1,11 @@
 //! Reused memory: bytes of earlier users never reach a peer.
 //! Handlers and callers leave parts of their buffers unwritten.
 
-use std::future::poll_fn;
-use std::task::{Context, Poll};
-
-use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::wire::NoSpace;
 use rpcrdma_tests::prelude::*;
 
 use super::landing::{PAGES, page_of};
 use super::own_memory::{PAGE, own_arena};
-use super::reverse::{HELLO, telling_services};
 
 /// The content of all of the server's memory from one client. No other client may see it.
 const SECRET: u8 = 0xA5;
@@ -29,19 +24,12 @@ type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
 
 /// Handlers that leave `len` bytes of inline results unwritten, except for this number of ones at the start.
 const INLINE: [(Handler, usize); 5] = [
-    (|call, len| call.reply_mut(len).map(drop).map_err(Refusal::from), 0),
-    (
-        |call, len| {
-            let results = call.reply_mut(len)?;
-            results[..3].fill(1);
-            Ok(())
-        },
-        3,
-    ),
+    (|call, len| Ok(call.reply_mut(len).map(drop)?), 0),
+    (|call, len| Ok(call.reply_mut(len).map(|results| results[..3].fill(1))?), 3),
     (
         |call, len| {
             call.reply_writer().put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
-            call.reply_mut(len).map(drop).map_err(Refusal::from)
+            Ok(call.reply_mut(len).map(drop)?)
         },
         5,
     ),
@@ -49,7 +37,7 @@ const INLINE: [(Handler, usize); 5] = [
         |call, len| {
             call.reply_mut(len)?.fill(1);
             call.reply_writer();
-            call.reply_mut(len).map(drop).map_err(Refusal::from)
+            Ok(call.reply_mut(len).map(drop)?)
         },
         0,
     ),
@@ -57,7 +45,7 @@ const INLINE: [(Handler, usize); 5] = [
         |call, len| {
             call.reply_mut(40)?.fill(1);
             call.reply_mut(7)?;
-            call.reply_mut(len).map(drop).map_err(Refusal::from)
+            Ok(call.reply_mut(len).map(drop)?)
         },
         7,
     ),
@@ -97,82 +85,49 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 /// Where a sloppy handler runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Shard,
-    Workers,
-    /// On another thread, with the deferred call.
-    Deferred,
-    /// In a future, at its second poll.
-    Asynchronous,
+const WAYS: [Way; 4] = [Way::Shard, Way::Workers, Way::Thread, Way::Future];
+
+/// A procedure that leaves results unwritten.
+#[derive(Clone)]
+struct Sloppy {
+    number: u32,
+    procedure: Procedure,
+    /// Bytes of its results, and the ones at their start.
+    len: usize,
+    ones: usize,
+    /// True if the results are in a Write chunk.
+    chunk: bool,
 }
 
-impl Way {
-    fn procedure(self, handler: Handler, len: usize) -> Procedure {
-        let run = move |mut call: DeferredCall| {
-            let outcome = handler(&mut call, len);
-            call.answer(outcome);
-        };
-        match self {
-            Self::Shard => Procedure::new(move |call| handler(call, len)),
-            Self::Workers => Procedure::new(move |call| handler(call, len)).on_workers(),
-            Self::Deferred => Procedure::deferred(move |call| drop(std::thread::spawn(move || run(call)))),
-            Self::Asynchronous => Procedure::asynchronous(move |call| async move {
-                later().await;
-                run(call);
-            }),
-        }
+impl Sloppy {
+    fn expected(&self) -> Vec<u8> {
+        expected(self.len, self.ones)
     }
 }
 
-/// Pending once.
-async fn later() {
-    let mut asked = false;
-    let look = |context: &mut Context<'_>| {
-        context.waker().wake_by_ref();
-        if std::mem::replace(&mut asked, true) { Poll::Ready(()) } else { Poll::Pending }
+/// The sloppy procedures. For each way: inline ones by length, then those with chunks.
+fn sloppy() -> Vec<Sloppy> {
+    let inline = INLINE.iter().flat_map(|one| LENGTHS.map(|len| (one, len, false)));
+    let direct = DIRECT.iter().flat_map(|one| CHUNKS.map(|len| (one, len, true)));
+    let all: Vec<_> = inline.chain(direct).collect();
+    let make = |(number, (way, (&(handler, ones), len, chunk))): (u32, (Way, (&(Handler, usize), usize, bool)))| {
+        let procedure = way.procedure(move |call| handler(call, len));
+        let procedure = if chunk { procedure.write_chunks(1, 1 << 20) } else { procedure.max_reply(len) };
+        Sloppy { number, procedure, len, ones, chunk }
     };
-    poll_fn(look).await;
-}
-
-/// The sloppy procedures with their lengths, their number of ones, and whether they use a chunk. For each way: inline
-/// ones by length, then those with chunks.
-fn sloppy() -> Vec<(Procedure, usize, usize, bool)> {
-    let mut all = Vec::new();
-    for way in [Way::Shard, Way::Workers, Way::Deferred, Way::Asynchronous] {
-        for (handler, ones) in INLINE {
-            for len in LENGTHS {
-                all.push((way.procedure(handler, len).max_reply(len), len, ones, false));
-            }
-        }
-        for (handler, ones) in DIRECT {
-            for len in CHUNKS {
-                all.push((way.procedure(handler, len).write_chunks(1, 1 << 20), len, ones, true));
-            }
-        }
-    }
-    all
+    (SLOPPY..).zip(pairs(WAYS, all)).map(make).collect()
 }
 
 fn services() -> Services {
-    let mut services = standard_services();
+    let mut services = standard_and([(LONG_ECHO, echo_of(20_000))]);
     for (number, room) in SPILLS {
         let spill = Procedure::new(spill).max_reply(room).read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20);
         services.add(PROGRAM, VERSION, number, spill);
     }
-    let echo = |call: &mut ServerCall| {
-        let (args, mut results) = call.args_and_writer();
-        results.put(args).map_err(|_| Refusal::GarbageArguments)
-    };
-    services.add(PROGRAM, VERSION, LONG_ECHO, Procedure::new(echo).max_reply(20_000));
-    for (number, (procedure, ..)) in (SLOPPY..).zip(sloppy()) {
-        services.add(PROGRAM, VERSION, number, procedure);
+    for one in sloppy() {
+        services.add(PROGRAM, VERSION, one.number, one.procedure);
     }
     services
-}
-
-fn server(shard: Config) -> ServerConfig {
-    ServerConfig { shard, workers: Some(WorkerConfig { count: 1, ..Default::default() }), ..small_server() }
 }
 
 /// A call with the secret in all that it sends, and in all that it receives.
@@ -210,7 +165,7 @@ fn expected(len: usize, ones: usize) -> Vec<u8> {
 
 /// A server of these services, and two clients.
 fn two_clients(name: &'static str, scheme: CreditMode, services: Services) -> (World, Address, [LocalClient; 2]) {
-    let (world, address) = World::serving(name, server(in_mode(scheme)), services);
+    let (world, address) = World::serving(name, scheme.with_workers(1), services);
     let clients = [0; 2].map(|_| world.client(&address, scheme));
     (world, address, clients)
 }
@@ -226,20 +181,20 @@ fn room(client: &mut LocalClient, len: usize) -> Buf {
 fn results_that_nobody_wrote_are_zero() {
     for_each(SCHEMES, |scheme| {
         let (_world, _, [mut victim, mut other]) = two_clients("unwritten-results", scheme, services());
-        for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
-            let _row = row((number, len));
-            fill_with_secrets(&mut victim, len);
-            let call = other.prepared(number, b"");
-            if direct {
-                let call = call.write_chunk_into(room(&mut other, len + 100));
+        for one in sloppy() {
+            let _row = row((one.number, one.len));
+            fill_with_secrets(&mut victim, one.len);
+            let call = other.prepared(one.number, b"");
+            if one.chunk {
+                let call = call.write_chunk_into(room(&mut other, one.len + 100));
                 let mut reply = other.call(call).unwrap();
                 assert!(reply.results().is_empty());
                 let mut chunk = reply.take_chunks().next().unwrap();
-                assert!(chunk[..] == expected(len, ones));
-                chunk.set_window(0, len + 100);
-                assert!(filled(UNTOUCHED, &chunk[len..]), "behind the result");
+                assert!(chunk[..] == one.expected());
+                chunk.set_window(0, one.len + 100);
+                assert!(filled(UNTOUCHED, &chunk[one.len..]), "behind the result");
             } else {
-                assert_eq!(other.outcome(call.expect_reply(len)), Ok(expected(len, ones)));
+                assert_eq!(other.outcome(call.expect_reply(one.len)), Ok(one.expected()));
             }
         }
     });
@@ -260,24 +215,13 @@ fn results_that_are_given_up_are_not_sent() {
         begin(call);
         Err(Refusal::SystemError)
     };
-    let dropped = |mut call: DeferredCall| {
-        begin(&mut call);
-        drop(call);
-    };
-    let all = [
-        Procedure::new(refuse),
-        Procedure::new(refuse).on_workers(),
-        Procedure::deferred(move |mut call| {
-            let outcome = refuse(&mut call);
-            call.answer(outcome);
-        }),
-        Procedure::deferred(dropped),
-        Procedure::deferred(move |call| drop(std::thread::spawn(move || dropped(call)))),
-        Procedure::asynchronous(move |call| async move {
-            later().await;
-            dropped(call);
-        }),
-    ];
+    // A handler that panics drops a deferred call.
+    fn panics(call: &mut ServerCall) -> Result<(), Refusal> {
+        begin(call);
+        panic!("as the test wants");
+    }
+    let mut all: Vec<_> = WAYS.map(|way| way.procedure(refuse)).into();
+    all.extend([Way::Deferred, Way::Thread, Way::Future].map(|way| way.procedure(panics)));
     for_each(SCHEMES, |scheme| {
         let mut services = services();
         for (number, procedure) in (GIVEN_UP..).zip(all.clone()) {
@@ -285,7 +229,7 @@ fn results_that_are_given_up_are_not_sent() {
         }
         let (_world, address, [mut victim, mut other]) = two_clients("unwritten-given-up", scheme, services);
         let mut peer = RawPeer::connect_in(&address, scheme);
-        for (number, _) in (GIVEN_UP..).zip(&all) {
+        for_each(GIVEN_UP..GIVEN_UP + all.len() as u32, |number| {
             fill_with_secrets(&mut victim, LEN);
             peer.call_as(number, number, Chunks::NONE, &[]);
             // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and no results.
@@ -294,8 +238,8 @@ fn results_that_are_given_up_are_not_sent() {
             let mut failed = other.call(call).unwrap_err();
             assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
             let room = failed.returned.take_chunks().next().expect("it comes back");
-            assert!(filled(UNTOUCHED, &room), "procedure {number}: nothing was written there");
-        }
+            assert!(filled(UNTOUCHED, &room), "nothing was written there");
+        });
     });
 }
 
@@ -303,7 +247,7 @@ fn results_that_are_given_up_are_not_sent() {
 #[test]
 fn chunks_contain_no_bytes_of_earlier_calls() {
     const STORED: u32 = 400;
-    for scheme in SCHEMES {
+    for_each(SCHEMES, |scheme| {
         let mut world = World::new("unwritten-landing");
         let (arena, _) = own_arena(PAGES * PAGE);
         let own = arena.clone();
@@ -312,10 +256,9 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
             Ok(call.set_result(0, page)?)
         };
         let stored = Procedure::new(mirror).read_chunks(1, PAGE).uncounted().write_chunks(1, PAGE);
-        let mut services = services();
         let stored = stored.results_from_handler().place_reads_in(move |_, _, _| page_of(&own));
-        services.add(PROGRAM, VERSION, STORED, stored);
-        let address = world.serve_with(server(in_mode(scheme).with(|c| c.memory.arenas = vec![arena])), services);
+        let shard = in_mode(scheme).with(|c| c.memory.arenas = vec![arena]);
+        let address = world.serve_with(shard, standard_and([(STORED, stored)]));
         let [mut victim, mut other] = [0; 2].map(|_| world.client(&address, scheme));
         let store = |client: &mut LocalClient, byte: u8, len: usize| {
             let mut data = client.alloc(client.first(), len).unwrap();
@@ -323,126 +266,102 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
             let call = client.prepared(STORED, &[0; 4]).read_chunk(4, data);
             let call = call.write_chunk_into(room(client, PAGE));
             let mut page = client.call(call).unwrap().take_chunks().next().unwrap();
-            assert!(page[..] == vec![byte; len], "{scheme:?}, {len} bytes");
+            assert!(page[..] == vec![byte; len], "{len} bytes");
             page.set_window(0, PAGE);
-            assert!(filled(UNTOUCHED, &page[len..]), "{scheme:?}, {len} bytes: behind them");
+            assert!(filled(UNTOUCHED, &page[len..]), "{len} bytes: behind them");
         };
         for len in [1, 3, 100, 4093] {
             // The server uses its pages in turn, or one page repeatedly.
             (0..2 * PAGES).for_each(|_| store(&mut victim, SECRET, PAGE));
             (0..2 * PAGES).for_each(|_| store(&mut other, 1, len));
         }
-    }
+    });
 }
 
 /// Both replies are clean, and the cache keeps nothing beyond the results.
 #[test]
 fn replies_that_are_kept_have_nothing_of_others() {
-    let config = DuplicateRequestCacheConfig { entries: 64, bytes: 1 << 20, ..Default::default() };
-    let cache = Arc::new(DuplicateRequestCache::new(config));
+    let cache = request_cache(64);
     let mut services = services();
-    let lengths = [100, 3000];
-    for (number, (handler, _)) in (400..).step_by(2).zip(INLINE) {
-        for (number, len) in (number..).zip(lengths) {
-            let procedure = Procedure::new(move |call| handler(call, len)).max_reply(len);
-            let procedure = procedure.cached(Arc::clone(&cache), |_| Some(Whose::number(1)));
-            services.add(PROGRAM, VERSION, number, procedure);
-        }
+    let kept: Vec<_> = (400..).zip(pairs(INLINE, [100, 3000])).collect();
+    for &(number, ((handler, _), len)) in &kept {
+        let procedure = Procedure::new(move |call| handler(call, len)).max_reply(len);
+        services.add(PROGRAM, VERSION, number, run_once(procedure, &cache));
     }
-    let (world, address) = World::serving("unwritten-kept", server(small()), services);
+    let (world, address) = World::serving("unwritten-kept", small_server().with_workers(1), services);
     let mut victim = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
-    for (number, (_, ones)) in (400..).step_by(2).zip(INLINE) {
-        for (number, len) in (number..).zip(lengths) {
-            for _ in 0..2 {
-                fill_with_secrets(&mut victim, len);
-                peer.call_as(number, number, Chunks::NONE, &[]);
-                let reply = reply_bytes(number, &expected(len, ones));
-                assert!(peer.receive().expect("a reply").payload() == reply, "procedure {number}");
-            }
+    for (number, ((_, ones), len)) in kept {
+        for _ in 0..2 {
+            fill_with_secrets(&mut victim, len);
+            peer.call_as(number, number, Chunks::NONE, &[]);
+            let reply = reply_bytes(number, &expected(len, ones));
+            assert!(peer.receive().expect("a reply").payload() == reply, "procedure {number}");
         }
     }
     assert_eq!(cache.stats().hits, 10);
 }
 
-/// A client of two servers, with services of its own. Neither server sees data that the client exchanged with the
-/// other.
+/// A client of two servers. Neither server sees data that the client exchanged with the other.
 #[test]
 fn unwritten_bytes_of_a_clients_buffer_are_zero() {
-    for scheme in SCHEMES {
+    for_each(SCHEMES, |scheme| {
         let mut world = World::new("unwritten-arguments");
-        let config = in_mode(scheme);
-        let one = world.serve_with(server(config.clone()), services());
-        let other = world.serve_with(server(config.clone()), services());
-        let mut client = world.client(&one, config);
+        let [one, other] = [0; 2].map(|_| world.serve_with(scheme.with_workers(1), services()));
+        let mut client = world.client(&one, scheme);
         let second = client.add_connection(&other).unwrap();
-        for len in [100, 3000, 3900, 20_000] {
-            for ones in [0, 5] {
-                fill_with_secrets(&mut client, len);
-                let mut call = client.prepare(LONG_ECHO, len).unwrap().expect_reply(len);
-                call.put_args(&vec![1; ones]).unwrap();
-                let results = client.call_on(second, call).unwrap();
-                assert!(results.results() == expected(len, ones), "{scheme:?}, {len} bytes");
-                let mut call = client.prepare(LONG_ECHO, len).unwrap();
-                assert!(filled(0, call.args_mut()), "{len} bytes");
-                call.args_mut().fill(SECRET);
-                call.put_args(b"").unwrap();
-                assert_eq!(call.put_args(b"1"), Err(NoSpace::new(1, 0)));
-                assert!(filled(SECRET, call.args_mut()), "what is written stays");
-            }
-        }
+        for_each(pairs([100, 3000, 3900, 20_000], [0, 5]), |(len, ones)| {
+            fill_with_secrets(&mut client, len);
+            let mut call = client.prepare(LONG_ECHO, len).unwrap().expect_reply(len);
+            call.put_args(&vec![1; ones]).unwrap();
+            assert!(client.call_on(second, call).unwrap().results() == expected(len, ones));
+            let mut call = client.prepare(LONG_ECHO, len).unwrap();
+            assert!(filled(0, call.args_mut()));
+            call.args_mut().fill(SECRET);
+            call.put_args(b"").unwrap();
+            assert_eq!(call.put_args(b"1"), Err(NoSpace::new(1, 0)));
+            assert!(filled(SECRET, call.args_mut()), "what is written stays");
+        });
         // Memory for chunks belongs to a connection, and is new with it. One byte of an XID may equal the secret; eight
         // in a row do not.
         for len in [100, 1 << 16, 1 << 20] {
             let mut chunk = client.alloc(second, len).unwrap();
             let secrets = chunk.full_mut().windows(8).filter(|bytes| **bytes == [SECRET; 8]).count();
-            assert_eq!(secrets, 0, "{scheme:?}, {len} bytes");
+            assert_eq!(secrets, 0, "{len} bytes");
         }
         let third = client.add_connection(&one).unwrap();
-        let mut chunk = client.alloc(third, 1 << 16).unwrap();
-        assert!(filled(0, chunk.full_mut()));
-    }
+        assert!(filled(0, client.alloc(third, 1 << 16).unwrap().full_mut()));
+    });
 }
 
 #[test]
 fn reverse_replies_that_nobody_wrote_are_zero() {
-    for scheme in SCHEMES_2 {
+    for_each(SCHEMES_2, |scheme| {
         let mut world = World::new("unwritten-reverse");
-        let config = in_mode(scheme);
-        let one = world.serve_with(server(config.clone()), services());
-        let (told, other) = telling(&mut world, config.clone());
+        let one = world.serve_with(scheme.with_workers(1), services());
+        let (telling, told) = telling_services();
+        let other = world.serve_with(scheme, telling);
         // The client has no workers, so their procedures run on its shard, too.
-        let mut client = ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
-        client.shard.limits.max_calls = 200;
-        let mut client = LocalClient::connect(&one, client).unwrap();
+        let config = ClientConfig { services: Some(Arc::new(services())), ..scheme.of_client() };
+        let mut client = LocalClient::connect(&one, config.with(|c| c.shard.limits.max_calls = 200)).unwrap();
         let second = client.add_connection(&other).unwrap();
         let hello = client.prepared(HELLO, b"");
         client.call_on(second, hello).unwrap();
-        let mut back = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
-        for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
-            fill_with_secrets(&mut client, len);
-            let call = ClientCall::new(number);
-            let call = if direct { call.write_chunk(len as u32) } else { call.expect_reply(len) };
-            let got = called_back(&mut client, &mut back, call);
-            let got = if direct { got.1 } else { got.0 };
-            assert!(got == expected(len, ones), "{scheme:?}, procedure {number}, {len} bytes");
+        let mut back = called_back(&world, &told);
+        for one in sloppy() {
+            let _row = row((one.number, one.len));
+            fill_with_secrets(&mut client, one.len);
+            let call = ClientCall::new(one.number);
+            let call = if one.chunk { call.write_chunk(one.len as u32) } else { call.expect_reply(one.len) };
+            let mut pending = back.start(call).unwrap();
+            let reply = eventually(|| {
+                client.poll(|_| {});
+                pending.try_take()
+            });
+            let reply = reply.unwrap();
+            let got = if one.chunk { reply.chunk(0).unwrap_or_default() } else { reply.results() };
+            assert!(got == one.expected());
         }
         drop(back);
-    }
-}
-
-fn telling(world: &mut World, config: Config) -> (Receiver<rpcrdma::service::Caller>, Address) {
-    let (services, told) = telling_services();
-    (told, world.serve_with(server(config), services))
-}
-
-/// Results of a reverse call, inline and in its Write chunk.
-fn called_back(client: &mut LocalClient, back: &mut Client, call: ClientCall) -> (Vec<u8>, Vec<u8>) {
-    let mut pending = back.start(call).unwrap();
-    let reply = eventually(|| {
-        client.poll(|_| {});
-        pending.try_take()
     });
-    let reply = reply.unwrap();
-    (reply.results().to_vec(), reply.chunk(0).unwrap_or_default().to_vec())
 }

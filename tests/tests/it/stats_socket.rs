@@ -1,4 +1,4 @@
-//! Statistics over a socket.
+//! Statistics over a socket, and of procedures.
 
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rpcrdma::StartError;
-use rpcrdma::stats::{FORMAT, Snapshot};
+use rpcrdma::stats::{FORMAT, ProcedureStats, Refusals, Snapshot};
 use rpcrdma_tests::prelude::*;
 use rustix::fs::{FlockOperation, Uid};
 use tempfile::TempDir;
@@ -46,7 +46,7 @@ fn answered(path: &Path) -> Snapshot {
 }
 
 /// Statistics of the only shard.
-fn shard(snapshot: &Snapshot) -> &rpcrdma::stats::ShardStats {
+fn shard(snapshot: &Snapshot) -> &ShardStats {
     snapshot.shards[0].stats.as_ref().expect("it answers")
 }
 
@@ -128,20 +128,14 @@ fn readers_change_nothing_that_others_see() {
 #[test]
 fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
     let (_directory, path) = place();
-    let (open, gate) = channel::<()>();
-    let gate = Mutex::new(gate);
-    let stands = Procedure::new(move |_| {
-        let opened = gate.lock().expect("no panic").recv_timeout(Duration::from_secs(60));
-        opened.map_err(|_| Refusal::SystemError)
-    });
-    let mut services = Services::new();
-    services.add(PROGRAM, VERSION, ECHO, stands);
-    let (_world, mut client) = World::pair_with("told-stuck", telling(&path), services, small());
-    client.begin(ECHO, b"", 0);
+    let gate = Gate::default();
+    let (_world, mut client) = World::pair_with("told-stuck", telling(&path), gate.services(false), small());
+    let _opens = gate.opens();
+    client.begin(GATED, b"", 0);
     client.poll_until(|_| snapshot(&path).shards[0].stats.is_none());
     // Another reader meanwhile sends the shard no request.
     assert!(snapshot(&path).shards[0].stats.is_none());
-    open.send(()).expect("it waits");
+    gate.open();
     let _ = client.end();
     assert_eq!(shard(&answered(&path)).calls, 1, "and what it says is of now");
 }
@@ -221,4 +215,92 @@ fn another_user_keeps_no_server_from_telling() {
     assert_eq!(snapshot(&path).format, FORMAT);
     drop((server, locked));
     assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "nothing is left behind");
+}
+
+/// Defers its calls and answers after [`WHILE`].
+const LATER: u32 = 50;
+const WHILE: Duration = Duration::from_millis(20);
+
+fn services() -> Services {
+    let later = |call: &mut ServerCall| {
+        std::thread::sleep(WHILE);
+        Ok(call.reply_writer().put(b"late")?)
+    };
+    standard_and([(LATER, Way::Thread.procedure(later))])
+}
+
+fn counted(world: &World) -> Vec<ProcedureStats> {
+    world.stats().procedures
+}
+
+/// Calls, bytes in, bytes out.
+fn of(counted: &[ProcedureStats], procedure: u32) -> (u64, u64, u64) {
+    let of = counted.iter().find(|of| (of.program, of.version, of.procedure) == (PROGRAM, VERSION, procedure));
+    of.map_or((0, 0, 0), |of| {
+        assert_eq!(of.calls, of.latency.len(), "each that is counted was timed");
+        (of.calls, of.bytes_in, of.bytes_out)
+    })
+}
+
+fn error_of(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError {
+    let call = client.prepared(procedure, args);
+    client.call(call).map(drop).expect_err("it is refused").error
+}
+
+#[test]
+fn all_calls_are_counted_by_procedure_where_all_are_timed() {
+    let (world, mut client) =
+        World::pair_with("procedures", small().with(|c| c.debug.sample_latency = 1), services(), small());
+    for _ in 0..10 {
+        echo(&mut client, &[7; 100]).unwrap();
+    }
+    store(&mut client, 1, &[5000, 800]).unwrap();
+    load(&mut client, 2, &[(3000, 2000)]).unwrap();
+    client.run(LATER, b"").unwrap();
+    let now = counted(&world);
+    assert_eq!(of(&now, ECHO), (10, 1000, 1000));
+    assert_eq!(of(&now, STORE), (1, 4 + 5000 + 800, 8));
+    assert_eq!(of(&now, LOAD), (1, 8, 4 + 2000));
+    assert_eq!(of(&now, LATER), (1, 0, 4));
+    let later = now.iter().find(|of| of.procedure == LATER).expect("it was called");
+    assert!(later.latency.min() >= WHILE.as_nanos() as u64 * 98 / 100, "until it was answered");
+    // Reading them changes nothing.
+    let again = counted(&world);
+    assert_eq!(again.len(), 4);
+    assert_eq!([ECHO, STORE, LOAD, LATER].map(|p| of(&again, p)), [ECHO, STORE, LOAD, LATER].map(|p| of(&now, p)));
+}
+
+/// Holds for any rate of timed calls.
+#[test]
+fn refusals_are_counted_by_accept_status() {
+    for_each([0, 64], |sample_latency| {
+        let config = small().with(|c| c.debug.sample_latency = sample_latency);
+        let (world, mut client) = World::pair_with("refusals", config, services(), small());
+        // GARBAGE_ARGS, SYSTEM_ERR, PROC_UNAVAIL, AUTH_ERROR, by the handler.
+        for (kind, times) in [(0, 3), (1, 2), (2, 1), (3, 1)] {
+            for _ in 0..times {
+                error_of(&mut client, REFUSE, &be(&[kind]));
+            }
+        }
+        error_of(&mut client, PANIC, &[]);
+        // No such procedure: no procedure counts the call.
+        error_of(&mut client, 999, &[]);
+        // The procedure declares no chunk: the client retransmits the call without it.
+        let call = client.chunked(REFUSE, &be(&[0]), &[100], &[]);
+        assert_eq!(client.outcome(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
+        let stats = world.stats();
+        let told = |of: &Refusals| {
+            let Refusals { unavailable, garbage_arguments, system_errors, authentication, transport, .. } = *of;
+            [unavailable, garbage_arguments, system_errors, authentication, transport]
+        };
+        let of = |procedure| stats.procedures.iter().find(|of| of.procedure == procedure).expect("it was refused");
+        assert_eq!(told(&of(REFUSE).refusals), [1, 4, 2, 1, 1]);
+        assert_eq!(told(&of(PANIC).refusals), [0, 0, 1, 0, 0]);
+        assert_eq!(told(&stats.refusals), [2, 4, 3, 1, 1]);
+        assert_eq!(stats.procedures.len(), 2);
+        assert_eq!(stats.calls_failed, 11);
+        if sample_latency == 0 {
+            assert_eq!((of(REFUSE).calls, stats.latency.len()), (0, 0), "none is timed");
+        }
+    });
 }

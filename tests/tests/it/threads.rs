@@ -1,17 +1,15 @@
-//! A client whose shard has its own thread.
+//! Clients whose shard has its own thread, with one connection and with many.
 
 use std::future::Future;
-use std::pin::pin;
-use std::task::{Context, Poll, Wake, Waker};
+use std::pin::{Pin, pin};
+use std::task::Wake;
 use std::thread::Thread;
 
+use rpcrdma::client::Endpoint;
 use rpcrdma::fabric::Disconnect;
-use rpcrdma::shard::CloseCause;
 use rpcrdma_tests::prelude::*;
 
 use super::calls::workers;
-use super::lifecycle::{GATED, Gate, gated};
-use super::returned::{KEEP, keeping};
 
 struct Unpark(Thread);
 
@@ -34,56 +32,39 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn connect(world: &World, address: &Address, config: Config) -> Client {
-    let _ = world;
+fn connect(address: &Address, config: Config) -> Client {
     Client::connect(address, small_client(config)).expect("a connection")
 }
 
 #[test]
 fn blocking_calls_futures_and_polls() {
-    let (world, address) = World::standard("client", workers());
-    for idle in [IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event] {
-        let mut client = connect(&world, &address, small().with(|c| c.poll.idle = idle));
+    let (_world, address) = World::standard("client", workers());
+    for_each([IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event], |idle| {
+        let mut client = connect(&address, small().with(|c| c.poll.idle = idle));
         for len in [0, 1, 64, 191, 192, 193, 1000, 3900] {
             let args = data_of(len as u32, len);
-            let reply = client.call(ClientCall::new(ECHO).args(args.clone())).unwrap();
-            assert_eq!(reply.results(), args);
-            let pending = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
-            assert_eq!(block_on(pending).unwrap().results(), args);
-            let mut pending = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
-            assert_eq!(eventually(|| pending.try_take()).unwrap().results(), args);
+            let (future, mut polled) = (client.begin(ECHO, &args), client.begin(ECHO, &args));
+            let outcomes =
+                [client.run(ECHO, &args), outcome_of(block_on(future)), outcome_of(eventually(|| polled.try_take()))];
+            assert_eq!(outcomes, [0; 3].map(|_| Ok(args.clone())));
         }
         // The call takes two messages, but the procedure has no room for such a reply.
-        let failed = client.call(ClientCall::new(ECHO).args(vec![0; 6000])).unwrap_err();
-        assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
+        assert_eq!(client.run(ECHO, &[0; 6000]), Err(CallError::Refused(Refusal::SystemError)));
         // Longer than any buffer, so it does not become a message.
-        let error = client.call(ClientCall::new(ECHO).args(vec![0; 2 << 20])).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                FailedCall { error: CallError::TooLong { limit: 0x10_0000, knob: Knob::LONG_BUFFERS, .. }, .. }
-            ),
-            "{error}"
-        );
+        let error = client.run(ECHO, &vec![0; 2 << 20]).unwrap_err();
+        assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LONG_BUFFERS, .. }), "{error}");
         assert_eq!(client.stats().unwrap().calls_failed, 2);
-    }
+    });
 }
 
 #[test]
 fn futures_that_are_dropped_harm_nobody() {
-    let (world, address) = World::standard("dropped", workers());
-    let mut client = connect(&world, &address, small());
+    let (_world, address) = World::standard("dropped", workers());
+    let mut client = connect(&address, small());
     for round in 0..20 {
-        let mut kept = Vec::new();
-        for n in 0..30u32 {
-            let args = [&200u32.to_be_bytes()[..], &n.to_be_bytes()].concat();
-            let pending = client.start(ClientCall::new(WORKER_ECHO).args(args.clone())).unwrap();
-            if (n + round) % 2 == 0 {
-                kept.push((args, pending));
-            }
-        }
-        for (args, pending) in kept {
-            assert_eq!(block_on(pending).unwrap().results(), args);
+        let calls: Vec<_> = (0..30).map(|n| (n, client.begin(WORKER_ECHO, &be(&[200, n])))).collect();
+        for (n, pending) in calls.into_iter().filter(|(n, _)| (n + round) % 2 == 0) {
+            assert_eq!(outcome_of(block_on(pending)), Ok(be(&[200, n])));
         }
     }
     // Dropped calls end by themselves.
@@ -92,50 +73,43 @@ fn futures_that_are_dropped_harm_nobody() {
 
 #[test]
 fn chunks_through_the_ring() {
-    let (world, address) = World::standard("client-chunks", small_server());
-    let mut client = connect(&world, &address, small());
-    for seed in 0..50u32 {
-        let mut data = client.alloc(10_001).unwrap();
-        pattern(seed, &mut data);
+    let (_world, address) = World::standard("client-chunks", small_server());
+    let mut client = connect(&address, small());
+    for seed in 0..50 {
+        let data = client.pattern_buf(seed, 10_001);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(10_001);
         let mut reply = client.call(call).unwrap();
         assert!(patterned(seed, reply.chunk(0).unwrap()));
         // Memory of a reply may be kept and reused.
         let sent = reply.take_sent().next().unwrap();
-        let call = ClientCall::new(STORE).args(seed.to_be_bytes()).read_chunk(4, sent);
-        assert_eq!(client.call(call).unwrap().results(), 10_001u32.to_be_bytes());
+        let call = ClientCall::new(STORE).args(be(&[seed])).read_chunk(4, sent);
+        assert_eq!(outcome_of(client.call(call)), Ok(be(&[10_001])));
     }
-    let abandoned = ClientCall::new(LOAD).args([0, 0, 0, 1, 0, 0, 0, 9]).write_chunk(1 << 20);
-    drop(client.start(abandoned).unwrap());
-    assert!(settles(|| client.stats().unwrap().exposed_buffers == 0));
+    drop(client.start(ClientCall::new(LOAD).args(be(&[1, 9])).write_chunk(1 << 20)).unwrap());
+    assert!(settles(|| client.stats().unwrap().exposed_buffers == 0), "an abandoned call holds memory");
     let failed = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
     assert_eq!(failed.error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BULK_BUFFERS });
 }
 
 #[test]
 fn many_threads_share_one_connection() {
-    let (world, address) = World::standard("another", workers());
-    let client = connect(&world, &address, small());
+    let (_world, address) = World::standard("another", workers());
+    let client = connect(&address, small());
     std::thread::scope(|scope| {
-        for thread in 0..6u32 {
+        for thread in 0..6 {
             let mut client = client.clone();
             scope.spawn(move || {
                 for n in 0..300u32 {
-                    let args = [[thread as u8; 60], [n as u8; 60]].concat();
+                    let args = [[thread; 60], [n as u8; 60]].concat();
                     match n % 3 {
-                        0 => {
-                            let reply = client.call(ClientCall::new(ECHO).args(args.clone())).unwrap();
-                            assert_eq!(reply.results(), args);
-                        }
+                        0 => assert_eq!(client.run(ECHO, &args), Ok(args)),
                         1 => {
-                            let a = client.start(ClientCall::new(ECHO).args(args.clone())).unwrap();
-                            let b = client.start(ClientCall::new(ECHO).args([9])).unwrap();
-                            assert_eq!(block_on(b).unwrap().results(), [9]);
-                            assert_eq!(block_on(a).unwrap().results(), args);
+                            let (a, b) = (client.begin(ECHO, &args), client.begin(ECHO, &[9]));
+                            assert_eq!(outcome_of(block_on(b)), Ok(vec![9]));
+                            assert_eq!(outcome_of(block_on(a)), Ok(args));
                         }
                         _ => {
-                            let mut data = client.alloc(300).unwrap();
-                            pattern(n, &mut data);
+                            let data = client.pattern_buf(n, 300);
                             let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
                             assert!(patterned(n, client.call(call).unwrap().chunk(0).unwrap()));
                         }
@@ -151,63 +125,49 @@ fn many_threads_share_one_connection() {
 #[test]
 fn deadlines_limits_and_the_end() {
     let (gate, shut) = (Gate::default(), Gate::default());
-    let (mut world, address) = World::serving("client-limits", workers(), gated(&gate, true));
+    let (mut world, address) = World::serving("client-limits", workers(), gate.services(true));
     let _open = (gate.opens(), shut.opens());
-    let mut client = connect(&world, &address, small().with(|c| c.limits.max_calls = 4));
-    let slow = || ClientCall::new(GATED);
-    let failed = client.call(slow().timeout(Duration::from_millis(1))).unwrap_err();
+    let mut client = connect(&address, small().with(|c| c.limits.max_calls = 4));
+    let failed = client.call(ClientCall::new(GATED).timeout(Duration::from_millis(1))).unwrap_err();
     assert_eq!(failed.error, CallError::TimedOut { sent: true });
 
-    let mut started: Vec<_> = (0..4).map(|_| client.start(slow()).unwrap()).collect();
-    let refused = client.start(slow()).unwrap_err();
+    let [first, second, third, last] = [0; 4].map(|_| client.begin(GATED, b""));
+    let refused = client.start(ClientCall::new(GATED)).unwrap_err();
     assert_eq!(refused.error, CallError::TooManyCalls { limit: 4 });
-    let last = started.pop().unwrap();
     gate.open();
     // Calls beyond the connection's table end the same way.
-    let results: Vec<_> = started.into_iter().map(|mut pending| pending.join().map(drop)).collect();
-    assert!(
-        results
-            .iter()
-            .all(|result| matches!(result, Ok(()) | Err(FailedCall { error: CallError::TooManyCalls { .. }, .. }))),
-        "{results:?}"
-    );
+    for mut pending in [first, second, third] {
+        let end = outcome_of(pending.join());
+        assert!(matches!(end, Ok(_) | Err(CallError::TooManyCalls { .. })), "{end:?}");
+    }
     drop(last);
-
     client.close();
-    assert!(settles(|| client.call(ClientCall::new(ECHO)).is_err_and(|failed| failed.error == CallError::Closed)));
-    let address = world.serve_with(workers(), gated(&shut, true));
-    let mut orphan = connect(&world, &address, small());
-    let mut pending = orphan.start(slow()).unwrap();
+    assert!(settles(|| client.run(ECHO, b"") == Err(CallError::Closed)));
+
+    let address = world.serve_with(workers(), shut.services(true));
+    let mut orphan = connect(&address, small());
+    let mut pending = orphan.begin(GATED, b"");
     drop(orphan);
-    assert!(
-        matches!(pending.join(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })),
-        "its client is gone"
-    );
+    let end = outcome_of(pending.join());
+    assert!(matches!(end, Err(CallError::ConnectionLost { .. })), "{end:?}: its client is gone");
 }
 
 #[test]
 fn a_lost_server_ends_waiting_calls() {
     let (mut world, address) = World::standard("client-lost", workers());
-    let mut client = connect(&world, &address, small());
-    let slow = || ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes());
-    let pending: Vec<_> = (0..20).map(|_| client.start(slow()).unwrap()).collect();
-    let waiter = {
-        let mut client = client.clone();
-        std::thread::spawn(move || client.call(ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes())).map(drop))
-    };
+    let mut client = connect(&address, small());
+    let pending = [0; 20].map(|_| client.begin(WORKER_ECHO, &be(&[20_000])));
+    let mut other = client.clone();
+    let waiter = std::thread::spawn(move || other.call(ClientCall::new(WORKER_ECHO).args(be(&[20_000]))).map(drop));
     drop(world.take_server());
-    for mut pending in pending {
-        assert!(matches!(
-            pending.join().map(drop),
-            Ok(()) | Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })
-        ));
+    let ends = pending.into_iter().map(|mut pending| pending.join().map(drop));
+    for end in ends.chain([waiter.join().unwrap()]) {
+        assert!(served_or_lost(&end), "{end:?}");
     }
-    let end = waiter.join().unwrap();
-    assert!(served_or_lost(&end), "{end:?}");
     // If every reply arrived before the server went, the client may not have noticed the end.
-    assert!(settles(|| match client.call(slow()).map(drop) {
-        Err(FailedCall { error: CallError::Closed, .. }) => true,
-        Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }) => false,
+    assert!(settles(|| match client.run(WORKER_ECHO, &be(&[20_000])) {
+        Err(CallError::Closed) => true,
+        Err(CallError::ConnectionLost { .. }) => false,
         other => panic!("{other:?} from a server that is gone"),
     }));
 }
@@ -217,59 +177,47 @@ fn a_lost_connection_has_a_reason() {
     let mut world = World::new("client-reason");
     let address = world.address();
     for _ in 0..10 {
-        let (services, kept) = keeping();
-        world.serve_at(&address, small_server(), services);
-        let mut client = connect(&world, &address, small());
+        let held = Held::default();
+        world.serve_at(&address, small_server(), standard_and([(HELD, held.procedure())]));
+        let mut client = connect(&address, small());
         let other = client.clone();
         // No handler answers it.
-        let mut slow = client.start(ClientCall::new(KEEP)).unwrap();
+        let mut slow = client.begin(HELD, b"");
         client.call(ClientCall::new(ECHO)).unwrap();
-        assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
+        assert!(settles(|| !held.is_empty()));
         assert_eq!((client.close_reason(), other.close_reason()), (None, None));
         let server = world.take_server();
         let end = std::thread::spawn(move || drop(server));
-        assert!(matches!(slow.join(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })));
+        assert!(matches!(outcome_of(slow.join()), Err(CallError::ConnectionLost { .. })));
         // The reason is available once a call has ended.
         for client in [&client, &other] {
             let cause = client.close_reason().map(CloseReason::cause);
             assert!(matches!(cause, Some(CloseCause::Disconnected { .. })));
         }
         end.join().unwrap();
-        kept.lock().expect("no panic").clear();
+        held.clear();
     }
 }
 
 #[test]
 fn calls_started_before_a_close_complete() {
-    let (world, address) = World::standard("client-close-order", small_server());
+    let (_world, address) = World::standard("client-close-order", small_server());
     for _ in 0..50 {
-        let mut client = connect(&world, &address, small());
+        let mut client = connect(&address, small());
         let mut other = client.clone();
         // A quiet ring and a new one: the close travels by a third.
-        client.call(ClientCall::new(ECHO)).unwrap();
-        let calls = [client.start(ClientCall::new(ECHO)).unwrap(), other.start(ClientCall::new(ECHO)).unwrap()];
+        client.run(ECHO, b"").unwrap();
+        let calls = [client.begin(ECHO, b""), other.begin(ECHO, b"")];
         client.close();
-        for mut call in calls {
-            call.join().unwrap();
-        }
+        calls.into_iter().for_each(|mut call| drop(call.join().unwrap()));
+        let cause = eventually(|| client.close_reason().map(CloseReason::cause));
+        assert!(matches!(cause, CloseCause::Disconnected { cause: Disconnect::Local, .. }), "{cause:?}");
+        assert_eq!(client.run(ECHO, b""), Err(CallError::Closed));
     }
 }
 
-#[test]
-fn a_closed_connection_reports_its_reason() {
-    let (world, address) = World::standard("client-closed", small_server());
-    let mut client = connect(&world, &address, small());
-    client.call(ClientCall::new(ECHO)).unwrap();
-    assert_eq!(client.close_reason(), None);
-    client.close();
-    assert!(settles(|| client.close_reason().is_some()));
-    let reason = client.close_reason().map(CloseReason::cause);
-    assert!(matches!(reason, Some(CloseCause::Disconnected { cause: Disconnect::Local, .. })), "{reason:?}");
-    assert_eq!(client.call(ClientCall::new(ECHO)).map(drop).map_err(CallError::from), Err(CallError::Closed));
-}
-
 /// The result of a future.
-fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
+fn end_of<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> T {
     eventually(|| match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
         Poll::Pending => None,
@@ -279,16 +227,14 @@ fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
 /// A reply that nobody takes does not keep its receive: the server's next replies would find none.
 #[test]
 fn calls_that_nobody_joins_take_no_receives() {
-    let (world, address) =
-        World::standard("unjoined", small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1)));
+    let server = small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1));
+    let (_world, address) = World::standard("unjoined", server);
     let config = small().with(|c| (c.limits.max_calls, c.memory.small_buffers) = (4096, 4096));
-    let mut client = connect(&world, &address, config);
-    let args = |n: u32| [n.to_be_bytes(), [7; 4]].concat();
-    let call = |n| client.start(ClientCall::new(ECHO).args(args(n))).expect("a slot");
-    let calls: Vec<_> = (0..4096).map(call).collect();
+    let mut client = connect(&address, config);
+    let calls: Vec<_> = (0..4096).map(|n| client.begin(ECHO, &be(&[n, 7]))).collect();
     // The last is answered after all others.
     for (n, mut call) in (0..4096).zip(calls).rev() {
-        assert_eq!(call.join().expect("a reply").results(), args(n));
+        assert_eq!(outcome_of(call.join()), Ok(be(&[n, 7])));
     }
     assert!(client.close_reason().is_none());
 }
@@ -319,4 +265,185 @@ fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     client.close();
     assert_eq!(end_of(&mut left).map(drop), Err(CallError::Closed));
     drop(held);
+}
+
+/// Configuration of an endpoint with many connections.
+fn shared() -> ClientConfig {
+    small_client(small().with(|c| (c.limits.credits, c.limits.max_calls) = (4, 16)))
+}
+
+/// Configuration of a server for many connections.
+fn roomy() -> ServerConfig {
+    ServerConfig { shard: small().with(|c| (c.limits.credits, c.memory.receives) = (4, 1024)), ..workers() }
+}
+
+fn connections(endpoint: &Endpoint) -> u64 {
+    endpoint.stats().expect("its shard lives").connections
+}
+
+/// Takes the results of those futures that are ready.
+fn take_ready<F: Future + Unpin>(waiting: &mut Vec<F>, context: &mut Context<'_>) -> Vec<F::Output> {
+    let mut ready = Vec::new();
+    waiting.retain_mut(|future| match Pin::new(future).poll(context) {
+        Poll::Ready(result) => {
+            ready.push(result);
+            false
+        }
+        Poll::Pending => true,
+    });
+    ready
+}
+
+/// Polls a future once and drops it; true if it was pending.
+fn begun<T>(future: impl Future<Output = T>) -> bool {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+#[test]
+fn connections_share_a_thread_and_end_by_themselves() {
+    const CONNECTIONS: usize = 40;
+    let (world, address) = World::standard("endpoint", roomy());
+    let endpoint = Endpoint::start(&address, shared()).expect("a thread");
+    assert_eq!(connections(&endpoint), 0);
+    // One thread makes all connections at the same time.
+    let mut waiting: Vec<_> = (0..CONNECTIONS).map(|_| Box::pin(endpoint.connect_async(&address))).collect();
+    let mut clients = Vec::new();
+    block_on(poll_fn(|context| {
+        clients.extend(take_ready(&mut waiting, context).into_iter().map(|client| client.expect("a connection")));
+        if waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }));
+    assert_eq!(connections(&endpoint), CONNECTIONS as u64);
+    for (seed, client) in (0..).zip(&mut clients) {
+        let data = client.pattern_buf(seed, 5000);
+        let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(5000);
+        assert!(patterned(seed, client.call(call).unwrap().chunk(0).unwrap()));
+    }
+    // Half of the clients drop with calls outstanding. These calls end, and the other clients see no effect.
+    let mut going = clients.split_off(CONNECTIONS / 2);
+    let ends: Vec<_> = going.iter_mut().map(|client| client.begin(WORKER_ECHO, &be(&[300_000]))).collect();
+    let stays: Vec<_> = clients.iter_mut().map(|client| client.begin(ECHO, &[7])).collect();
+    // A connection lives as long as any of its clients.
+    let mut kept = going[0].clone();
+    drop(going);
+    assert_eq!(kept.run(ECHO, &[8]), Ok(vec![8]));
+    drop(kept);
+    for mut pending in ends {
+        let end = pending.join().map(drop);
+        // Calls that the shard had not yet taken count as unsent.
+        assert!(served_or_lost(&end), "{end:?}");
+    }
+    stays.into_iter().for_each(|mut pending| assert_eq!(outcome_of(pending.join()), Ok(vec![7])));
+    assert!(settles(|| connections(&endpoint) == CONNECTIONS as u64 / 2), "{}", connections(&endpoint));
+    assert!(settles(|| world.stats().connections == CONNECTIONS as u64 / 2));
+    // The endpoint reuses the slots of closed connections.
+    clients.extend((0..CONNECTIONS / 2).map(|_| endpoint.connect(&address).expect("a connection")));
+    clients.iter_mut().for_each(|client| assert_eq!(client.run(ECHO, &[9]), Ok(vec![9])));
+}
+
+#[test]
+fn the_shard_lives_as_long_as_any_handle() {
+    let (_world, address) = World::standard("endpoint-end", small_server());
+    let services = Arc::new(Services::new());
+    let config = ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
+    let endpoint = Endpoint::start(&address, config).expect("a thread");
+    let mut client = endpoint.clone().connect(&address).expect("a connection");
+    drop(endpoint);
+    assert_eq!(client.run(ECHO, &[1]), Ok(vec![1]));
+    drop(client);
+    // The shard's thread has ended and released everything.
+    assert_eq!(Arc::strong_count(&services), 1);
+}
+
+#[test]
+fn futures_and_blocking_calls_are_equivalent() {
+    let (_world, address) = World::standard("endpoint-async", small_server());
+    let clients = block_on(async {
+        let endpoint = Endpoint::start_async(&address, shared()).await?;
+        let (one, alone) = (endpoint.connect_async(&address), Client::connect_async(&address, shared()));
+        Ok::<_, ConnectError>([one.await?, alone.await?])
+    });
+    for mut client in clients.expect("connections") {
+        let reply = block_on(async {
+            let mut data = client.alloc_async(300).await?;
+            pattern(3, &mut data);
+            let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
+            client.start(call)?.await
+        });
+        assert!(patterned(3, reply.unwrap().chunk(0).unwrap()));
+        let error = block_on(client.alloc_async(2 << 20)).unwrap_err();
+        assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, .. }), "{error}");
+    }
+}
+
+#[test]
+fn more_is_asked_for_than_a_ring_holds() {
+    let (_world, address) = World::standard("endpoint-ring", workers());
+    let config =
+        small_client(small().with(|c| (c.limits.max_calls, c.memory.bulk_buffers) = (2, vec![(64 << 10, 100)])));
+    let mut client = Client::connect(&address, config).expect("a connection");
+    let mut asked: Vec<_> = (0..150).map(|_| Box::pin(client.alloc_async(10))).collect();
+    // Requested buffers leave room for calls.
+    let mut call = client.begin(ECHO, &[5]);
+    // Requests reach the shard by several rings, and so in any order.
+    let mut answered = |count: usize| {
+        let mut buffers = Vec::new();
+        let all = settles(|| {
+            let ready = take_ready(&mut asked, &mut Context::from_waker(Waker::noop()));
+            buffers.extend(ready.into_iter().map(|answer| answer.expect("a buffer")));
+            buffers.len() >= count
+        });
+        assert!(all && buffers.len() == count, "{} of {count}", buffers.len());
+        buffers
+    };
+    // 100 buffers exist; the other requests wait until these are dropped.
+    drop(answered(100));
+    drop(answered(50));
+    assert_eq!(outcome_of(call.join()), Ok(vec![5]));
+}
+
+#[test]
+fn an_abandoned_connect_leaves_nothing() {
+    let (world, address) = World::standard("endpoint-dropped", roomy());
+    let services = Arc::new(Services::new());
+    let config = || ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
+    for _ in 0..10 {
+        begun(Endpoint::start_async(&address, config()));
+        begun(Client::connect_async(&address, config()));
+    }
+    assert!(settles(|| Arc::strong_count(&services) == 1), "threads that nobody waited for have ended");
+    let endpoint = Endpoint::start(&address, shared()).expect("a thread");
+    for _ in 0..50 {
+        begun(endpoint.connect_async(&address));
+    }
+    let mut client = endpoint.connect(&address).expect("a connection");
+    for _ in 0..10 {
+        begun(client.alloc_async(1000));
+    }
+    assert!(settles(|| connections(&endpoint) == 1), "{}", connections(&endpoint));
+    assert!(settles(|| world.stats().connections == 1));
+    assert!(settles(|| endpoint.stats().unwrap().exposed_buffers == 0));
+}
+
+#[test]
+fn a_silent_server_is_given_up_by_the_shard() {
+    // A device has its own time-outs for a silent server.
+    if place::on_device() {
+        return;
+    }
+    let mut world = World::new("endpoint-silent");
+    let silent = world.address();
+    let _listener = silent.bind().expect("an address that nobody serves");
+    // Live servers answer within that time, even on a busy host.
+    let config = shared().with(|c| c.connect.timeout = Duration::from_secs(2));
+    let endpoint = Endpoint::start(&silent, config).expect("a thread");
+    let error = endpoint.connect(&silent).expect_err("nobody answers");
+    assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
+    assert!(error.to_string().contains("connect.timeout"), "{error}");
+    let nowhere = world.address();
+    let error = endpoint.connect(&nowhere).expect_err("nobody listens");
+    assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+    assert_eq!(connections(&endpoint), 0);
+    // The endpoint continues.
+    let served = world.serve(small_server());
+    assert_eq!(endpoint.connect(&served).expect("a connection").run(ECHO, &[1]), Ok(vec![1]));
 }

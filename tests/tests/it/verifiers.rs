@@ -1,8 +1,7 @@
 //! Verifiers of replies (RFC 5531 §8.2; version 2 §10.2.2.2; RFC 8166 §8.2.2.2).
 //! Servers set them, and clients reserve room for them.
 
-use rpcrdma::client::Credential;
-use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use rpcrdma::service::duplicate_requests::DuplicateRequestCache;
 use rpcrdma::wire::NoSpace;
 use rpcrdma::wire::rpc::MAX_AUTH_LEN;
 use rpcrdma_tests::prelude::*;
@@ -49,15 +48,15 @@ fn services(cache: &Arc<DuplicateRequestCache>) -> Services {
         (SIGN, signs(LONGEST).write_chunks(1, 100)),
         (WORKER_SIGN, signs(LONGEST).write_chunks(1, 100).on_workers()),
         (SHORT_SIGN, signs(SHORT).write_chunks(1, 100)),
-        (SIGN_ONCE, signs(LONGEST).cached(Arc::clone(cache), |_| Some(Whose::number(1)))),
+        (SIGN_ONCE, run_once(signs(LONGEST), cache)),
         (SIGN_AND_REFUSE, refuses.max_reply(0)),
     ])
 }
 
-fn serve(world: &mut World, scheme: CreditMode) -> (Address, Arc<DuplicateRequestCache>) {
-    let config = DuplicateRequestCacheConfig { entries: 64, bytes: 1 << 20, ..Default::default() };
-    let cache = Arc::new(DuplicateRequestCache::new(config));
-    (world.serve_with(scheme.with_workers(1), services(&cache)), cache)
+fn serving(name: &'static str, scheme: CreditMode) -> (World, Address, Arc<DuplicateRequestCache>) {
+    let cache = request_cache(64);
+    let (world, address) = World::serving(name, scheme.with_workers(1), services(&cache));
+    (world, address, cache)
 }
 
 fn signing(scheme: CreditMode, credential: Credential) -> ClientConfig {
@@ -82,8 +81,7 @@ fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usiz
 #[test]
 fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
     for scheme in SCHEMES {
-        let mut world = World::new("verifiers");
-        let (address, _) = serve(&mut world, scheme);
+        let (_world, address, _) = serving("verifiers", scheme);
         let config = signing(scheme, Credential::opaque(FLAVOR, vec![1; 20]));
         let mut client = LocalClient::connect(&address, config.clone()).unwrap();
         // Lengths around the limit of one message, without and with the longest verifier. Then replies in parts, or in
@@ -135,20 +133,12 @@ fn signed(xid: u32, verifier: usize, stat: AcceptStat, results: usize) -> Vec<u8
 
 #[test]
 fn refusals_and_replies_that_are_kept_have_their_verifier() {
-    let mut world = World::new("kept-verifiers");
-    let (address, cache) = serve(&mut world, CreditMode::V2Windowed);
+    let (_world, address, cache) = serving("kept-verifiers", CreditMode::V2Windowed);
     let mut peer = RawPeer::connect(&address);
     let mut ask = |xid, procedure, verifier: usize, results: usize| {
         let args = be(&[verifier as u32, results as u32]);
         peer.call_as(xid, procedure, Chunks::NONE, &args);
-        let mut whole = Vec::new();
-        loop {
-            let view = peer.receive().expect("a reply");
-            whole.extend_from_slice(view.payload());
-            if view.xid() == xid && !view.more() {
-                return whole;
-            }
-        }
+        peer.whole_answer().0
     };
     for (xid, (verifier, results)) in (1..).zip([(0, 0), (7, 100), (400, 3000), (400, 15_000)]) {
         for time in 0..2 {

@@ -205,9 +205,9 @@ fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
     });
 }
 
-/// The procedure takes items far longer than these. Arguments: a count, the item, a count, the item, a word.
+/// Arguments: a count, the item, a count, the item, a word.
 #[test]
-fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() {
+fn read_chunks_are_taken_with_and_without_their_padding() {
     let check = |call: &mut ServerCall| {
         let word = |n: usize| call.args().get(4 * n..4 * n + 4).ok_or(Refusal::GarbageArguments);
         let mut at = 4;
@@ -223,9 +223,12 @@ fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() 
         let good = call.args().len() == 12 && word(2)? == b"last";
         if good { Ok(()) } else { Err(Refusal::GarbageArguments) }
     };
-    let services = standard_and([(20, Procedure::new(check).read_chunks(2, 1 << 20))]);
+    // One procedure takes items far longer than these, and one takes the item of 501 bytes exactly.
+    let takes = |longest| Procedure::new(check).read_chunks(2, longest);
+    let services = standard_and([(20, takes(1 << 20)), (21, takes(501))]);
     with_raw_of("short-arguments", SCHEMES, &services, |client| {
-        for_each([1, 2, 3, 4, 5, 6, 7, 8, 501, 4095], |len: u32| {
+        let lens = [1, 2, 3, 4, 5, 6, 7, 8, 501, 4095].map(|len| (20, len));
+        for_each(lens.into_iter().chain([(21, 501)]), |(procedure, len): (u32, u32)| {
             let whole = padded(len as usize) as u32;
             let mut item = |n| {
                 let data = [data_of(n, len as usize), vec![0xFF; (whole - len) as usize]].concat();
@@ -233,105 +236,55 @@ fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() 
             };
             let ((first, _one), (second, _two)) = (item(0), item(1));
             let args = [be(&[len, len]), b"last".to_vec()].concat();
-            let mut is_taken = |one: &[u32], two: &[u32]| {
+            // The padding may have a segment of its own.
+            let (short, long, apart) = ([len], [whole], [len, whole - len]);
+            let mut cuts = vec![(&short[..], len), (&long[..], len), (&short[..], whole), (&long[..], whole)];
+            cuts.extend((whole > len).then_some((&apart[..], len)));
+            for (one, two) in cuts {
                 let lists = Lists::new().read(ARGS_AT + 4, first.cut(one));
-                let lists = lists.read(ARGS_AT + 4 + whole + 4, second.cut(two));
-                assert_eq!(client.ask(20, &lists, &args).payload(), reply_bytes(XID, b""), "{one:?}, {two:?}");
-            };
-            for (one, two) in [(len, len), (whole, len), (len, whole), (whole, whole)] {
-                is_taken(&[one], &[two]);
-            }
-            // The padding has a segment of its own.
-            if whole > len {
-                is_taken(&[len, whole - len], &[len]);
+                let lists = lists.read(ARGS_AT + 4 + whole + 4, second.cut(&[two]));
+                assert_eq!(client.ask(procedure, &lists, &args).payload(), reply_bytes(XID, b""), "{one:?}, {two}");
             }
         });
+        // One byte above the padded maximum.
+        client.call(21, &Lists::new().read(ARGS_AT + 4, [segment(505)]), &be(&[501]));
+        client.bad_xdr("an item that is too long");
     });
 }
 
-/// One chunk, in each list, with the maximum number of segments and with one more.
-#[test]
-fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
-    const MOST: u32 = 16;
-    with_raw("segments", SCHEMES, |client| {
-        for count in [MOST, MOST + 1] {
-            let answered = |client: &mut RawPeer, what: &str| match count {
-                MOST => assert_ne!(client.answer().htype(), HeaderType::Error, "{what}"),
-                _ => client.refusal(ErrorBody::Segments { max: MOST }, what),
-            };
-            // The length of an item grows with the number of segments.
-            let (len, lens) = (8 * count, vec![8; count as usize]);
-            let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &vec![0; len as usize - 40]);
-            let (from, _from) = client.expose(&call, Access::REMOTE_READ);
-            let (to, _to) = client.room(len as usize);
-            client.call(MIRROR, &Lists::new().read(ARGS_AT + 4, from.cut(&lens)), &be(&[0]));
-            answered(client, "a Read chunk");
-            client.nomsg(XID, &Lists::new().read(0, from.cut(&lens)));
-            answered(client, "a Position Zero Read chunk");
-            client.call(LOAD, &Lists::new().write(to.cut(&lens)), &be(&[9, len]));
-            answered(client, "a Write chunk");
-            client.call(ECHO, &Lists::new().reply(to.cut(&lens)), b"four");
-            answered(client, "a Reply chunk");
-            client.ping();
-        }
-    });
-}
-
-/// A client that would make a call again after a loss.
-fn persistent() -> ClientConfig {
-    CreditMode::V1.of_client().with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (5, true))
-}
-
-/// RFC 8267 §6.7.2: a message before a disconnect counts.
-#[test]
-fn err_chunk_before_a_disconnect_ends_its_call_without_retransmission() {
-    let server = RawServer::listen("err-chunk-disconnect", |mut listener| {
-        let mut peer = listener.accept_next();
-        peer.version = Version::V1;
-        let refused = peer.next_call().xid();
-        peer.send(&be(&[refused, 1, CREDITS, 4, 2]));
-        drop(peer);
-        let mut peer = listener.accept_next();
-        peer.version = Version::V1;
-        while let Some(call) = peer.next_message() {
-            assert_ne!(call.xid(), refused, "a call that was refused comes again");
-            peer.reply(call.xid(), b"fine");
-        }
-    });
-    let mut client = server.client(persistent());
-    let call = client.chunked(MIRROR, &[0; 4], &[100], &[]);
-    let result = client.outcome(call);
-    assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
-    goes_on(&mut client, 1);
-}
-
-/// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2). The call ends without
-/// retransmission.
+/// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2), also before a disconnect (§6.7.2).
+/// The call ends without retransmission.
 #[test]
 fn err_chunk_ends_its_call_without_retransmission() {
-    let server = RawServer::start_in(CreditMode::V1, "err-chunk-ends", |peer| {
-        let mut before = 0;
-        while let Some(call) = peer.next_message() {
-            assert_ne!(call.xid(), before, "a call that was refused comes again");
-            before = call.xid();
-            match call.has_chunks() {
-                true => peer.send(&be(&[before, 1, CREDITS, 4, 2])),
-                false => peer.reply(before, b"fine"),
+    type Form = fn(&mut LocalClient) -> ClientCall;
+    let forms: [(&str, Form); 4] = [
+        ("a Read chunk", |client| client.chunked(MIRROR, &[0; 4], &[100], &[])),
+        ("a Write chunk", |client| client.prepared(MIRROR, &[0; 4]).write_chunk(100)),
+        ("a Reply chunk", |client| client.prepared(MIRROR, &[0; 4]).expect_reply(10_000)),
+        ("a long call", |client| client.prepared(MIRROR, &[0; 5000])),
+    ];
+    for_each(pairs(forms, [false, true]), |((_, form), disconnects)| {
+        let server = RawServer::listen("err-chunk-ends", move |mut listener| {
+            let mut peer = listener.accept_in(CreditMode::V1);
+            let refused = peer.next_call().xid();
+            peer.send(&be(&[refused, 1, CREDITS, 4, 2]));
+            if disconnects {
+                drop(peer);
+                peer = listener.accept_in(CreditMode::V1);
             }
-        }
-    });
-    let mut client = server.client(persistent());
-    for form in 0..4 {
-        let call = match form {
-            0 => client.chunked(MIRROR, &[0; 4], &[100], &[]),
-            1 => client.prepared(MIRROR, &[0; 4]).write_chunk(100),
-            2 => client.prepared(MIRROR, &[0; 4]).expect_reply(10_000),
-            _ => client.prepared(MIRROR, &[0; 5000]),
-        };
+            while let Some(call) = peer.next_message() {
+                assert_ne!(call.xid(), refused, "a call that was refused comes again");
+                peer.reply(call.xid(), b"fine");
+            }
+        });
+        let config = CreditMode::V1.of_client();
+        let mut client =
+            server.client(config.with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (5, true)));
+        let call = form(&mut client);
         let result = client.outcome(call);
-        assert!(matches!(result, Err(CallError::Transport(_))), "{form}: {result:?}");
+        assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
         assert_eq!(client.stats().exposed_buffers, 0);
         goes_on(&mut client, 1);
-    }
-    assert_eq!(client.stats().calls_retransmitted, 0);
+        assert!(disconnects || client.stats().calls_retransmitted == 0);
+    });
 }

@@ -2,15 +2,9 @@
 //! Without a wake-up a shard polls again after a second. Each test runs many rounds, each with the shard known to be
 //! asleep, so lost wake-ups exceed its time limit.
 
-use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::Poll;
-
-use rpcrdma::server::LocalServer;
-use rpcrdma::service::{Application, LocalProcedure, LocalServices, ShardSetup, ShardTask};
 use rpcrdma_tests::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::OwnedFd;
 
 use super::own_loop::wait;
 
@@ -49,30 +43,35 @@ impl Telling {
     }
 }
 
-fn sleeps(asleep: &Asleep) {
-    assert!(settles(|| asleep.load(Ordering::SeqCst)), "it does not sleep");
-}
-
 /// A server with one shard, which sleeps whenever it can.
 fn sleeper(
     world: &World,
     make: impl Fn(&ShardSetup<'_>) -> (LocalServices, Telling) + Send + Sync + 'static,
 ) -> (Address, Server) {
-    let address = world.address();
-    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).of_server();
-    let make = move |setup: &ShardSetup<'_>| {
-        let (services, task) = make(setup);
-        Ok(Application { services, task: Some(Box::new(task)) })
-    };
-    let server = Server::start_with(&address, make, &config).expect("a server");
-    (address, server)
+    world.serve_tasks(small().with(|c| c.poll.idle = IdlePolicy::Event), make)
 }
 
-/// The standard services, and one more procedure.
-fn and(procedure: LocalProcedure) -> LocalServices {
-    let mut services = standard_services().to_local();
-    services.add(PROGRAM, VERSION, WOKEN, procedure);
-    services
+/// Wakes the shard once for each of [`ROUNDS`] items, mostly when it is known to be asleep.
+fn wake_each<T>(asleep: &Asleep, items: &Receiver<T>, mut wake: impl FnMut(T)) {
+    for (round, item) in items.iter().take(ROUNDS).enumerate() {
+        // Otherwise the shard is asleep, or about to be.
+        assert!(round % 4 == 0 || settles(|| asleep.load(Ordering::SeqCst)), "it does not sleep");
+        wake(item);
+    }
+}
+
+/// Makes [`ROUNDS`] calls in sequence, within [`IN_TIME`], while a thread wakes the shard for each.
+fn calls_are_woken<T: Send + 'static>(
+    world: &World,
+    address: &Address,
+    asleep: Asleep,
+    items: Receiver<T>,
+    wake: impl FnMut(T) + Send + 'static,
+) {
+    let mut client = world.client(address, small());
+    let waking = std::thread::spawn(move || wake_each(&asleep, &items, wake));
+    in_time(&mut client);
+    waking.join().expect("it ends well");
 }
 
 /// Makes [`ROUNDS`] calls in sequence, within [`IN_TIME`].
@@ -88,8 +87,7 @@ fn in_time(client: &mut LocalClient) {
 #[test]
 fn a_shard_that_sleeps_wakes_for_its_task() {
     let world = World::new("wakes");
-    let (asleep, (tell, told)) = (Asleep::default(), channel());
-    let (hold, held) = channel();
+    let (asleep, (tell, told), (hold, held)) = (Asleep::default(), channel(), channel());
     let shard_sleeps = Arc::clone(&asleep);
     let (address, _server) = sleeper(&world, move |_| {
         let may = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
@@ -108,22 +106,12 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
             may && calls.try_iter().map(|call| call.answer(Ok(()))).count() > 0
         };
         let task = Telling { descriptor: Some(may), ..Telling::new(&shard_sleeps, work) };
-        (and(Procedure::deferred(take)), task)
+        (local_and(WOKEN, Procedure::deferred(take)), task)
     });
     let may = told.recv().expect("it is made");
-    let mut client = world.client(&address, small());
-    let teller = std::thread::spawn(move || {
-        for round in 0..ROUNDS {
-            held.recv().expect("a call is held");
-            // The shard is asleep, or about to be.
-            if round % 4 != 0 {
-                sleeps(&asleep);
-            }
-            rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
-        }
+    calls_are_woken(&world, &address, asleep, held, move |()| {
+        rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
     });
-    in_time(&mut client);
-    teller.join().expect("it ends well");
 }
 
 #[test]
@@ -143,24 +131,22 @@ fn any_thread_wakes_a_shard_for_its_task() {
         (standard_services().to_local(), Telling::new(&shard_sleeps, work))
     });
     let waker = told.recv().expect("it is made");
+    let (round, rounds) = channel();
+    (1..=ROUNDS).for_each(|n| round.send(n).expect("there is room"));
     let start = Instant::now();
-    for round in 1..=ROUNDS {
-        if round % 4 != 0 {
-            sleeps(&asleep);
-        }
+    wake_each(&asleep, &rounds, |n| {
         work.store(true, Ordering::SeqCst);
         waker.wake_by_ref();
-        assert!(settles(|| worked.load(Ordering::SeqCst) == round), "round {round}");
-        assert!(start.elapsed() < IN_TIME, "{round} of {ROUNDS} rounds in {:?}", start.elapsed());
-    }
+        assert!(settles(|| worked.load(Ordering::SeqCst) == n), "round {n}");
+        assert!(start.elapsed() < IN_TIME, "{n} of {ROUNDS} rounds in {:?}", start.elapsed());
+    });
     drop(server);
 }
 
 #[test]
 fn an_answer_wakes_a_sleeping_shard() {
     let world = World::new("answer-wakes");
-    let asleep = Asleep::default();
-    let (hold, held) = channel::<DeferredCall>();
+    let (asleep, (hold, held)) = (Asleep::default(), channel::<DeferredCall>());
     let shard_sleeps = Arc::clone(&asleep);
     let (address, _server) = sleeper(&world, move |_| {
         let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
@@ -168,26 +154,15 @@ fn an_answer_wakes_a_sleeping_shard() {
             asleep.store(false, Ordering::SeqCst);
             hold.send(call).expect("somebody answers it");
         };
-        (and(Procedure::deferred(take)), Telling::new(&shard_sleeps, || false))
+        (local_and(WOKEN, Procedure::deferred(take)), Telling::new(&shard_sleeps, || false))
     });
-    let mut client = world.client(&address, small());
-    let answering = std::thread::spawn(move || {
-        for (round, call) in held.iter().take(ROUNDS).enumerate() {
-            if round % 4 != 0 {
-                sleeps(&asleep);
-            }
-            call.answer(Ok(()));
-        }
-    });
-    in_time(&mut client);
-    answering.join().expect("it ends well");
+    calls_are_woken(&world, &address, asleep, held, |call| call.answer(Ok(())));
 }
 
 #[test]
 fn a_woken_future_wakes_its_shard() {
     let world = World::new("future-wakes");
-    let asleep = Asleep::default();
-    let (wait, waiting) = channel();
+    let (asleep, (wait, waiting)) = (Asleep::default(), channel());
     let shard_sleeps = Arc::clone(&asleep);
     let (address, _server) = sleeper(&world, move |_| {
         let (asleep, wait) = (Arc::clone(&shard_sleeps), wait.clone());
@@ -206,20 +181,12 @@ fn a_woken_future_wakes_its_shard() {
                 call.answer(Ok(()));
             }
         };
-        (and(Procedure::asynchronous(begin)), Telling::new(&shard_sleeps, || false))
+        (local_and(WOKEN, Procedure::asynchronous(begin)), Telling::new(&shard_sleeps, || false))
     });
-    let mut client = world.client(&address, small());
-    let waking = std::thread::spawn(move || {
-        for (round, (ready, waker)) in waiting.iter().take(ROUNDS).enumerate() {
-            if round % 4 != 0 {
-                sleeps(&asleep);
-            }
-            ready.store(true, Ordering::SeqCst);
-            waker.wake();
-        }
+    calls_are_woken(&world, &address, asleep, waiting, |(ready, waker)| {
+        ready.store(true, Ordering::SeqCst);
+        waker.wake();
     });
-    in_time(&mut client);
-    waking.join().expect("it ends well");
 }
 
 /// A worker that finishes makes the server's descriptor readable, in its caller's loop. Each worker continues only

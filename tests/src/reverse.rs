@@ -1,0 +1,51 @@
+//! Calls of a server to its client, on the connection that the client made.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig};
+use rpcrdma::service::Caller;
+use rpcrdma::{Config, Procedure, Refusal, Services};
+
+use crate::services::{standard_and, standard_services};
+use crate::world::{World, small, small_client};
+
+/// Number of a procedure that tells the test its caller.
+pub const HELLO: u32 = 100;
+
+/// The standard services, and [`HELLO`].
+pub fn telling_services() -> (Services, Receiver<Caller>) {
+    let (tell, told) = channel();
+    let tell = Mutex::new(tell);
+    let hello = Procedure::new(move |call| {
+        let told = tell.lock().map(|tell| tell.send(call.info().caller()));
+        told.is_ok().then_some(()).ok_or(Refusal::SystemError)
+    });
+    (standard_and([(HELLO, hello)]), told)
+}
+
+/// A client that serves the standard program.
+pub fn serving_client(shard: Config) -> ClientConfig {
+    ClientConfig { services: Some(Arc::new(standard_services())), ..small_client(shard) }
+}
+
+/// The server's handle to call a client, which says hello.
+pub fn call_back(world: &World, forward: &mut Client, told: &Receiver<Caller>) -> Client {
+    forward.call(ClientCall::new(HELLO)).expect("a reply");
+    called_back(world, told)
+}
+
+/// The server's handle to call a client that has said hello.
+pub fn called_back(world: &World, told: &Receiver<Caller>) -> Client {
+    let caller = told.recv().expect("the caller");
+    world.server().call_back(caller, small_client(small())).expect("of this server")
+}
+
+/// A world with a server, a client with services, and the server's handle to call it.
+pub fn both_ways(name: &'static str, server: Config, client: Config) -> (World, Client, Client) {
+    let (services, told) = telling_services();
+    let (world, address) = World::serving(name, server, services);
+    let mut forward = Client::connect(&address, serving_client(client)).expect("a connection");
+    let reverse = call_back(&world, &mut forward, &told);
+    (world, forward, reverse)
+}

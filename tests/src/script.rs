@@ -1,0 +1,109 @@
+//! Raw servers that follow a table of steps.
+
+use rpcrdma::CreditMode;
+use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
+
+use crate::raw::{RawListener, RawPeer, be};
+use crate::raw_server::{Place, RawServer};
+
+/// A step of a scripted server, mostly on its latest connection.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// Accepts a connection, and takes its first message, a CONNPROP of version 2.
+    Hello,
+    /// Accepts a connection without taking a message.
+    Accept,
+    /// Accepts a connection in this mode, and answers one call.
+    Serve(CreditMode),
+    /// Answers the first message: `[version word, lowest version, highest version]`.
+    ErrVers([u32; 3]),
+    /// Answers the latest message with this error.
+    Refuse(ErrorBody),
+    /// Sends a bare grant.
+    Grant,
+    /// Answers each call of version 1 until the client disconnects.
+    BehaveIn1,
+    /// Answers each call of version 2 until the client disconnects.
+    BehaveIn2,
+    /// Waits until the client closes the connection.
+    UntilOver,
+    /// Disconnects.
+    Leave,
+    /// Leaves without a disconnect.
+    Vanish,
+}
+
+/// A server on its latest connection, and the XID of the latest message.
+struct Scripted {
+    listener: RawListener,
+    peer: Option<RawPeer>,
+    xid: u32,
+}
+
+impl Scripted {
+    fn accept(&mut self) -> &mut RawPeer {
+        self.peer.insert(self.listener.accept_next())
+    }
+
+    fn peer(&mut self) -> &mut RawPeer {
+        self.peer.as_mut().expect("a connection")
+    }
+
+    fn run(&mut self, step: Step) {
+        let xid = self.xid;
+        match step {
+            Step::Accept => _ = self.accept(),
+            Step::Hello => {
+                let hello = self.accept().receive().expect("a first message");
+                assert_eq!((hello.version(), hello.htype()), (Version::V2, HeaderType::Connprop));
+                self.xid = hello.xid();
+            }
+            Step::Serve(scheme) => {
+                let peer = self.accept();
+                peer.welcome_in(scheme);
+                let xid = peer.next_call().xid();
+                peer.reply(xid, b"fine");
+            }
+            // The layout of all versions has no flags.
+            Step::ErrVers([vers, low, high]) => self.peer().send(&be(&[xid, vers, 0x0020_0020, 4, 1, low, high])),
+            Step::Refuse(error) => self.peer().refuse(xid, error),
+            Step::Grant => self.peer().grant(),
+            Step::BehaveIn1 => {
+                let peer = self.peer();
+                peer.version = Version::V1;
+                while let Some(call) = peer.next_message() {
+                    assert_eq!((call.version(), call.htype()), (Version::V1, HeaderType::Msg));
+                    peer.reply(call.xid(), b"fine");
+                }
+            }
+            Step::BehaveIn2 => {
+                let peer = self.peer();
+                while let Some(message) = peer.receive() {
+                    match message.htype() {
+                        HeaderType::Connprop => {
+                            peer.send_properties();
+                            peer.take_properties(&message);
+                        }
+                        HeaderType::Msg => peer.reply(message.xid(), b"fine"),
+                        _ => {}
+                    }
+                }
+            }
+            Step::UntilOver => drop(self.peer().wait_until_over()),
+            Step::Leave => self.peer.take().expect("a connection").leave(),
+            Step::Vanish => self.peer.take().expect("a connection").vanish(),
+        }
+    }
+}
+
+impl RawServer {
+    /// A server of this revision that takes these steps. A failure names the step.
+    pub fn script(place: impl Place, revision: Revision, steps: &[Step]) -> Self {
+        let steps = steps.to_vec();
+        Self::listen(place, move |mut listener| {
+            listener.revision = revision;
+            let mut server = Scripted { listener, peer: None, xid: 0 };
+            crate::rows::for_each(steps, |step| server.run(step));
+        })
+    }
+}

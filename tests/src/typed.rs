@@ -1,0 +1,137 @@
+//! Typed program of the tests: a store of blobs, and a program whose procedures have names of the language.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rpcrdma::typed::{Answer, CallInfo, Deferred, Sent, Signature};
+use rpcrdma::xdr::Bulk;
+use rpcrdma::{Address, Refusal, Services};
+
+use crate::world::{OfServer, World, small_server};
+pub use protocol::typed_v1::{self, Count, Fetch, FetchAsync, FetchLater, PROGRAM, Store, VERSION};
+pub use protocol::{Blob, Found, Numbers, Pair, Wanted, typed_names};
+
+#[expect(unreachable_pub, dead_code, reason = "generated for any module")]
+mod protocol {
+    include!(concat!(env!("OUT_DIR"), "/typed.rs"));
+}
+
+/// A store of blobs.
+#[derive(Default)]
+pub struct Blobs {
+    blobs: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
+    /// Threads that answer calls.
+    pub threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Numbers of one-way calls.
+    pub notes: Mutex<Vec<u32>>,
+}
+
+/// A checksum.
+pub fn sum(data: &[u8]) -> u32 {
+    data.iter().fold(7, |sum: u32, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
+}
+
+impl Blobs {
+    fn found<T>(&self, name: &[u8], then: impl FnOnce(Option<&[u8]>, u32) -> T) -> T {
+        let blobs = self.blobs.lock().expect("no panic");
+        then(blobs.get(name).map(Vec::as_slice), blobs.len() as u32)
+    }
+
+    /// Writes the data in place, and answers.
+    fn answer_in_place<P>(&self, mut call: Deferred<P>)
+    where
+        P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
+    {
+        let name = call.args().name.to_vec();
+        let data = self.found(&name, |data, _| data.map(<[u8]>::to_vec));
+        let Some(data) = data else {
+            // What was written for a success is not sent.
+            call.data().expect("a writer").put(b"left").expect("room for 4 bytes");
+            return call.send(&Found::Missing(self.found(b"", |_, count| count)));
+        };
+        let most = call.args().most as usize;
+        let mut room = match call.data() {
+            Ok(room) => room,
+            Err(refusal) => return call.refuse(refusal),
+        };
+        let len = data.len().min(most).min(room.room());
+        room.put(&data[..len]).expect("as much as there is room for");
+        let blob = Blob { name: &name, data: Bulk::placed(len), checksum: sum(&data[..len]) };
+        call.send(&Found::Found(blob));
+    }
+}
+
+impl typed_v1::Server for Arc<Blobs> {
+    fn add(&self, _: CallInfo<'_>, args: (i32, i32), answer: Answer<'_, typed_v1::Add>) -> Result<Sent, Refusal> {
+        answer.send(&args.0.wrapping_add(args.1))
+    }
+
+    fn store(&self, info: CallInfo<'_>, blob: Blob<'_>, answer: Answer<'_, Store>) -> Result<Sent, Refusal> {
+        assert_eq!((info.program(), info.version(), info.procedure()), (PROGRAM, VERSION, Store::NUMBER));
+        let data = blob.data.bytes();
+        if blob.checksum != sum(data) {
+            return Err(Refusal::GarbageArguments);
+        }
+        self.blobs.lock().expect("no panic").insert(blob.name.to_vec(), data.to_vec());
+        answer.send(&sum(data))
+    }
+
+    fn fetch(&self, _: CallInfo<'_>, wanted: Wanted<'_>, answer: Answer<'_, Fetch>) -> Result<Sent, Refusal> {
+        self.found(wanted.name, |data, count| match data {
+            Some(data) => {
+                let data = &data[..data.len().min(wanted.most as usize)];
+                answer.send(&Found::Found(Blob { name: wanted.name, data: data.into(), checksum: sum(data) }))
+            }
+            None => answer.send(&Found::Missing(count)),
+        })
+    }
+
+    fn fetch_later(&self, call: Deferred<FetchLater>) {
+        let blobs = Arc::clone(self);
+        let thread = std::thread::spawn(move || blobs.answer_in_place(call));
+        self.threads.lock().expect("no panic").push(thread);
+    }
+
+    fn fetch_async(&self, call: Deferred<FetchAsync>) -> impl Future<Output = ()> + 'static {
+        let blobs = Arc::clone(self);
+        async move { blobs.answer_in_place(call) }
+    }
+
+    fn note(&self, _: CallInfo<'_>, number: u32, answer: Answer<'_, typed_v1::Note>) -> Result<Sent, Refusal> {
+        self.notes.lock().expect("no panic").push(number);
+        answer.send(&())
+    }
+
+    fn note_later(&self, call: Deferred<typed_v1::NoteLater>) {
+        // The call ends when it is dropped. One with a reply would get SYSTEM_ERR.
+        self.notes.lock().expect("no panic").push(call.args());
+    }
+
+    fn sum(&self, _: CallInfo<'_>, blob: Blob<'_>, answer: Answer<'_, typed_v1::Sum>) -> Result<Sent, Refusal> {
+        answer.send(&sum(blob.data.bytes()))
+    }
+
+    fn swap(&self, _: CallInfo<'_>, pair: Pair<'_>, answer: Answer<'_, typed_v1::Swap>) -> Result<Sent, Refusal> {
+        answer.send(&Pair { first: pair.second, second: pair.first })
+    }
+
+    fn count(&self, _: CallInfo<'_>, most: u32, answer: Answer<'_, Count>) -> Result<Sent, Refusal> {
+        let numbers: Vec<u32> = (0..most).collect();
+        answer.send(&Numbers(numbers[..].into()))
+    }
+}
+
+/// A world with a server of the program.
+pub fn serving(name: &'static str) -> (World, Address, Arc<Blobs>) {
+    let (services, blobs) = services();
+    let (world, address) = World::serving(name, small_server().with_workers(1), services);
+    (world, address, blobs)
+}
+
+/// Services of the program, and their store.
+pub fn services() -> (Services, Arc<Blobs>) {
+    let (mut services, blobs) = (Services::new(), Arc::new(Blobs::default()));
+    typed_v1::add(&mut services, &Arc::new(Arc::clone(&blobs)));
+    (services, blobs)
+}
