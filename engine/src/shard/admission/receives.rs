@@ -74,7 +74,7 @@ impl ReceiveBudget {
     }
 
     /// Whether each message that peers may send has a receive.
-    #[inline(always)]
+    #[inline]
     pub(in crate::shard) fn suffice(&self) -> bool {
         self.posted >= self.promised
     }

@@ -343,7 +343,12 @@ impl Responder {
             // The message of a long call is not read yet: its further needs are unknown.
             Unready::Long(call) => Reading::Long(call),
             Unready::Admitted(call) => {
-                let call = self.prepare(cx, call).map_err(Unready::Admitted)?;
+                let entry = self.procedures.entry(call.entry());
+                let (results_at, len) = reply_room(&call, entry);
+                let reply = cx.pool.alloc_within(len, cx.longest_for_reply(len)).map(|reply| (reply, results_at));
+                let longest_result = u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX);
+                let results = (entry.result_memory == ResultMemory::Pool).then_some(|len| cx.alloc_chunk(len));
+                let call = call.prepare(reply, longest_result, results).map_err(Unready::Admitted)?;
                 if !call.fetches() {
                     self.run(cx, conn, call);
                     return Ok(());
@@ -360,17 +365,6 @@ impl Responder {
             }
         }
         Ok(())
-    }
-
-    /// Allocates the memory that the procedure declares; returns the call without enough memory.
-    #[inline]
-    fn prepare<F: Fabric>(&self, cx: &Context<F>, call: Call<Admitted>) -> Result<Call<Ready>, Call<Admitted>> {
-        let entry = self.procedures.entry(call.entry());
-        let (results_at, len) = reply_room(&call, entry);
-        let reply = cx.pool.alloc_within(len, cx.longest_for_reply(len)).map(|reply| (reply, results_at));
-        let longest_result = u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX);
-        let pool = entry.result_memory == ResultMemory::Pool;
-        call.prepare(reply, longest_result, pool.then_some(|len| cx.alloc_chunk(len)))
     }
 
     /// Makes a call wait, for this cause or for the buffer that it lacks.

@@ -136,7 +136,7 @@ fn push_reads<F: Fabric>(
 }
 
 /// Target of a call's next Read chunk, `len` bytes at this position: the procedure's choice, or pool memory.
-#[inline]
+#[inline(always)]
 fn choose_target<F: Fabric>(
     cx: &Context<F>,
     procedures: &Procedures,

@@ -377,8 +377,7 @@ fn replies_beyond_the_write_limit_delay_no_others() {
         let reply = scene.answered(conn, xid, bytes);
         let delayed = conn.served.delayed.len();
         scene.responder.replies.send_paced(&mut scene.cx, conn, reply);
-        let goes = conn.served.delayed.len() == delayed;
-        goes
+        conn.served.delayed.len() == delayed
     };
     assert!(goes(&mut conn, 1, 5000), "what is beyond it alone goes alone");
     assert!(!goes(&mut conn, 2, 600) && !goes(&mut conn, 3, 400));
