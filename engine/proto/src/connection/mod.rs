@@ -433,8 +433,8 @@ impl Connection {
     ///
     /// A part of a message is named by the [call](Outgoing::Call) or [reply](Outgoing::Reply) that it belongs to. Each
     /// part before the last has the form [`Form::PART`]. It holds back all messages but grants until the next part:
-    /// [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`]. Without memory for a part, write it into an
-    /// empty buffer: that sends nothing, holds back the others, and returns `None`. `form` is ignored for other
+    /// [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`]. Without memory for a part, write it into
+    /// an empty buffer: that sends nothing, holds back the others, and returns `None`. `form` is ignored for other
     /// messages.
     ///
     /// Otherwise `None` means that the header does not fit before `end`, which is the caller's fault, or that the
