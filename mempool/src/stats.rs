@@ -56,7 +56,7 @@ pub struct ClassCensus {
     pub count: usize,
     /// On the free list.
     pub free: usize,
-    /// In a [`Buf`].
+    /// In a [`Buf`](crate::Buf).
     pub held: usize,
     /// In a [`Frozen`](crate::Frozen) and its clones.
     pub frozen: usize,

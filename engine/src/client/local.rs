@@ -422,7 +422,7 @@ impl<F: Fabric> LocalClient<F> {
         self.call_on(self.first(), call)
     }
 
-    /// Calls on a given connection, and blocks until the call ends; see [`call`](Self::call).
+    /// Calls on this connection, and blocks until the call ends; see [`call`](Self::call).
     ///
     /// # Errors
     /// The failure of a call without a reply.

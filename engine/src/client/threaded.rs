@@ -195,11 +195,11 @@ impl Client {
         }
     }
 
-    /// Allocates memory for a chunk, as a future that waits for a free buffer; see [`alloc`](Self::alloc).
+    /// Allocates chunk memory, as a future; see [`alloc`](Self::alloc).
     ///
-    /// Waiters for buffers of one size are served as their requests reach the shard, also across a reconnect. Other
-    /// sizes and other connections do not wait for them. The wait ends with the connection. Dropping the future ends
-    /// the wait, and returns its buffer.
+    /// It waits until a buffer is free. Waiters for buffers of one size are served as their requests reach the shard,
+    /// also across a reconnect. Other sizes and other connections do not wait for them. The wait ends with the
+    /// connection. Dropping the future ends the wait, and returns its buffer.
     ///
     /// # Errors
     /// [`CallError::TooLong`], at once, when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never

@@ -77,8 +77,9 @@ impl LocalServer {
         Self::open(address, config, workers, |shard, workers| serve(shard, &services, workers))
     }
 
-    /// Serves an address by services whose handlers share this thread's state; see [`start`](Self::start).
+    /// Serves an address by services of this thread; see [`start`](Self::start).
     ///
+    /// Their handlers share the thread's state.
     /// `make` gets the shard's memory and waker.
     ///
     /// # Errors
@@ -191,7 +192,9 @@ impl LocalServer {
         self.stats_with_connections(0)
     }
 
-    /// Statistics of the shard, with up to `most` connections: those in the lowest slots.
+    /// Statistics of the shard, with up to `most` connections.
+    ///
+    /// Those are the connections in the lowest slots.
     pub fn stats_with_connections(&mut self, most: usize) -> ShardStats {
         self.shard.stats_with_connections(most)
     }

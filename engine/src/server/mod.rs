@@ -326,9 +326,9 @@ impl Server {
         self.stats_with_connections(0)
     }
 
-    /// Statistics of each shard, with up to `most` connections of each; blocks for their answers.
+    /// Statistics of each shard, with up to `most` connections of each.
     ///
-    /// Those are the connections in the lowest slots.
+    /// Those are the connections in the lowest slots. Blocks until all shards have answered.
     #[must_use]
     pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
         let ask = |shard: &ShardHandle| shard.ask_now(|answer| Command::Stats(most, answer)).ok();

@@ -148,7 +148,9 @@ impl<P: Signature> Request<P> {
         self
     }
 
-    /// Offers a buffer's window as a Write chunk for the next eligible result; see [`room`](Self::room).
+    /// Offers a buffer's window for the next eligible result; see [`room`](Self::room).
+    ///
+    /// The result arrives by a Write chunk.
     pub fn room_in(mut self, room: Buf) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Buf(room));
         self

@@ -13,10 +13,10 @@
 //!           └──────────── ULPDU: length bytes ─────────────┘
 //! ```
 //!
-//! [`Segment::encode`] writes length and header, and [`pad`] returns the number of zeros after the payload. [`crc32c`]
-//! covers all of it; its least significant byte is sent first (RFC 5044 §4.4). [`SegmentReader`] is the reverse, for a
-//! byte stream cut anywhere. Markers (RFC 5044 §4.3) are neither written nor decoded: an end that does not request them
-//! gets none.
+//! [`Segment::encode`] writes length and header, and [`pad`] returns the number of zeros after the payload.
+//! [`crc32c`](fn@crc32c) covers all of it; its least significant byte is sent first (RFC 5044 §4.4).
+//! [`SegmentReader`] is the reverse, for a byte stream cut anywhere. Markers (RFC 5044 §4.3) are neither written
+//! nor decoded: an end that does not request them gets none.
 //!
 //! | file | holds |
 //! | --- | --- |

@@ -85,7 +85,7 @@ impl Scene {
         let header = *conn.proto.header();
         let mut call = responder.take_call(cx, conn, id, &header.head);
         let contents = read_contents(cx, conn, &header, &message, &mut call);
-        responder.accept_contents(cx, conn, call, contents, (16, message));
+        responder.accept_contents(cx, conn, call, contents, (header.head.len, message));
     }
 
     /// The same where the buffers that are left are not to be taken for the call's message.
