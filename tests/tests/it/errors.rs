@@ -109,7 +109,8 @@ fn more_memory_than_the_host_has_is_refused() {
 #[test]
 fn credits_have_receives() {
     let world = World::new("unbacked");
-    let cases: [(fn(&mut Config), &str); 2] = [
+    type Change = fn(&mut Config);
+    let cases: [(Change, &str); 2] = [
         (|c| (c.memory.receives, c.limits.credits) = (256, 128), "limits.credits is 128: 4 to 127"),
         (|c| (c.memory.receives, c.limits.max_credits) = (512, 513), "limits.max_credits is 513: 4 to 512"),
     ];

@@ -121,7 +121,8 @@ fn a_failed_start_is_an_error() {
 #[test]
 fn a_polled_server_refuses_what_needs_threads() {
     let world = World::new("no-threads");
-    let cases: [(&str, fn(&mut ServerConfig)); 6] = [
+    type Change = fn(&mut ServerConfig);
+    let cases: [(&str, Change); 6] = [
         ("shards", |c| c.shards = 2),
         ("cores", |c| c.cores = Some(vec![0])),
         ("serves", |c| c.serves = Some(vec![0])),

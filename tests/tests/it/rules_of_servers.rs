@@ -238,7 +238,8 @@ fn a_server_invalidates_only_handles_of_the_call() {
         let (_world, address) = World::standard("offered", config);
         let mut client = RawPeer::connect_in(&address, CreditMode::V2Windowed);
         let read = |lists: Lists| lists.read(41, [segment(8)]);
-        let cases: [(&str, u32, fn(Lists) -> Lists, bool); 5] = [
+        type Edit = fn(Lists) -> Lists;
+        let cases: [(&str, u32, Edit, bool); 5] = [
             ("offered", LOAD, |lists| lists, true),
             ("not offered, after one that was", LOAD, |lists| lists.offer(0), false),
             ("an error revokes nothing", MIRROR, read, false),

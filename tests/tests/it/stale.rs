@@ -110,7 +110,9 @@ fn sloppy() -> Vec<Sloppy> {
     let inline = INLINE.iter().flat_map(|one| LENGTHS.map(|len| (one, len, false)));
     let direct = DIRECT.iter().flat_map(|one| CHUNKS.map(|len| (one, len, true)));
     let all: Vec<_> = inline.chain(direct).collect();
-    let make = |(number, (way, (&(handler, ones), len, chunk))): (u32, (Way, (&(Handler, usize), usize, bool)))| {
+    /// A handler with the bytes that it writes, the length of the results, and whether they go into a chunk.
+    type Answer<'a> = (&'a (Handler, usize), usize, bool);
+    let make = |(number, (way, (&(handler, ones), len, chunk))): (u32, (Way, Answer<'_>))| {
         let procedure = way.procedure(move |call| handler(call, len));
         let procedure = if chunk { procedure.write_chunks(1, 1 << 20) } else { procedure.max_reply(len) };
         Sloppy { number, procedure, len, ones, chunk }

@@ -260,7 +260,7 @@ impl Conn {
 
     /// Whether new calls of this side are refused, because it drains and serves no call whose handler may call back.
     fn refuses_calls(&self) -> bool {
-        self.stage() == Stage::Draining && self.proto.inbound().len() == 0
+        self.stage() == Stage::Draining && self.proto.inbound().is_empty()
     }
 
     /// Whether an exposure still belongs to a call.
