@@ -5,7 +5,9 @@
 //! The pool buffers that a call needs, its [demand](demand), are known once its headers have been checked. A call gets
 //! all of them at once and runs, or it waits with only the Receive that its message is in. Waiting calls form one
 //! [queue](queue), in order of arrival. While any of them lacks a buffer, each turn of the shard passes over the queue
-//! once and starts the calls for which there is memory now.
+//! and starts the calls for which there is memory now. The pass ends as soon as all sizes that are waited for are
+//! reserved for calls before, so that many waiting calls do not make turns longer. Calls that wait for their own
+//! connection or host are tried when something of theirs has completed, and by each run of the control plane.
 //!
 //! Four rules decide whether a call starts. They are the same for new and for waiting calls:
 //!

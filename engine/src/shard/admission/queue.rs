@@ -93,6 +93,10 @@ pub(in crate::shard) struct WaitQueue {
     next: u64,
     /// Number of passes; connections keep the last one in which a call of theirs stayed blocked.
     pass: u32,
+    /// Sizes for which calls may wait: all of them, and perhaps some more.
+    sizes: Vec<usize>,
+    /// Whether this pass, or else the next one, also tries calls that wait for their own connection or host.
+    is_full_pass: bool,
     /// Sizes of which calls lacked several buffers in this pass, and the number that they needed.
     lacked: Vec<(usize, usize)>,
     /// Sizes of which calls got the buffers that they lacked since the last search.
@@ -128,6 +132,7 @@ impl WaitQueue {
 
     /// Requests a pass: memory, a quota or RDMA Reads may have become available.
     pub(in crate::shard) fn request_pass(&mut self) {
+        self.is_full_pass |= !self.is_empty();
         self.due |= !self.is_empty();
     }
 
@@ -158,11 +163,14 @@ impl WaitQueue {
         self.due = true;
     }
 
-    /// Begins a pass over all calls: later calls may take every size again.
+    /// Begins a pass: later calls may take every size again.
     pub(in crate::shard) fn begin_pass<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
         cx.release_sizes();
         self.pass = self.pass.wrapping_add(1);
         self.lacked.clear();
+        if self.is_full_pass {
+            self.sizes.clear();
+        }
         if self.reservation.is_some_and(|one| now >= one.begun + RESERVATION) {
             self.end_reservation(now);
         }
@@ -170,13 +178,25 @@ impl WaitQueue {
     }
 
     /// Takes the next call that may get memory. [Keep](Self::keep) it, or let it [start](Self::start).
+    ///
+    /// A pass that is not full ends once all sizes are reserved, so that its cost does not grow with the queue.
     pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &Context<F>) -> Option<Waiting> {
-        while let Some(waiting) = self.remaining.pop_front() {
+        loop {
+            if !self.is_full_pass && self.sizes.iter().all(|&size| cx.is_awaited(size)) {
+                while let Some(waiting) = self.calls.pop_back() {
+                    self.remaining.push_front(waiting);
+                }
+                std::mem::swap(&mut self.calls, &mut self.remaining);
+                return None;
+            }
+            let waiting = self.remaining.pop_front()?;
             let in_vain = match &waiting.cause {
-                // An earlier call needs the same buffers, or fewer of them.
                 WaitCause::Buffer(Deficit { size, several, .. }) => {
+                    self.add_size(*size);
+                    // An earlier call needs the same buffers, or fewer of them.
                     cx.is_awaited(*size) || self.lacked.iter().any(|lacked| lacked.0 == *size && lacked.1 <= *several)
                 }
+                _ if !self.is_full_pass => true,
                 // An earlier call of the connection is blocked.
                 _ => {
                     let conn = cx.conns.get(ConnRef(waiting.call.qp()));
@@ -188,7 +208,12 @@ impl WaitQueue {
             }
             self.calls.push_back(waiting);
         }
-        None
+    }
+
+    fn add_size(&mut self, size: usize) {
+        if !self.sizes.contains(&size) {
+            self.sizes.push(size);
+        }
     }
 
     /// Keeps a call that still waits, and reserves buffers for it against later calls.
@@ -202,6 +227,7 @@ impl WaitQueue {
     ) {
         match &waiting.cause {
             WaitCause::Buffer(deficit) => {
+                self.add_size(deficit.size);
                 let contested = demand.contested(cx);
                 if deficit.free == 0 {
                     cx.reserve_size(deficit.size);
@@ -239,7 +265,7 @@ impl WaitQueue {
     /// Ends a pass.
     pub(in crate::shard) fn end_pass<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
         self.lacks_buffers = self.calls.iter().any(|waiting| !waiting.cause.is_own());
-        self.due = self.lacks_buffers;
+        (self.due, self.is_full_pass) = (self.lacks_buffers, false);
         if !self.is_empty() {
             cx.schedule.wake_by(now + nanoseconds(cx.config.poll.control_interval));
         }
@@ -317,6 +343,7 @@ impl WaitQueue {
         let gone: VecDeque<Waiting> = gone;
         self.calls = stay;
         // The next pass ends what they had reserved.
+        self.is_full_pass |= !gone.is_empty();
         self.due |= !gone.is_empty();
         gone.iter().for_each(|waiting| self.leave(waiting.ticket, now));
         gone.into_iter().map(|waiting| waiting.call).collect()

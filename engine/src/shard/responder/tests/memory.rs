@@ -383,3 +383,41 @@ fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
         assert_eq!(conn.stage() == Stage::Draining, short, "its client sends it again");
     }
 }
+
+/// A turn passes over the waiting calls as long as one lacks a buffer. Its time must not grow with their number.
+#[test]
+fn passes_without_freed_buffers_try_few_calls() {
+    let mut scene = Scene::new();
+    let _held = scene.empty_pool();
+    let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+    let messages = Pool::new(&PoolConfig { classes: vec![Class { size: 2048, count: 256 }], arena }).expect("memory");
+    for slot in 0..32 {
+        let mut conn = open_conn(slot, true);
+        for xid in 1..=8 {
+            scene.serve_message(&mut conn, xid, SHORT, messages.alloc(1024).expect("a buffer"));
+        }
+        scene.cx.conns.insert(conn);
+    }
+    scene.responder.continue_waiting(&mut scene.cx);
+    let queue = &scene.responder.admission.queue;
+    assert!(queue.iter().filter(|waiting| waiting.cause.is_own()).count() > 32, "beyond the quotas of connections");
+    let numbers = |scene: &Scene| -> Vec<u32> {
+        scene.responder.admission.queue.iter().map(|waiting| waiting.call.id().index() as u32).collect()
+    };
+    let before = numbers(&scene);
+    let tries = |scene: &mut Scene| {
+        scene.responder.admission.queue.begin_pass(&mut scene.cx, 0);
+        let mut tries = 0;
+        while let Some(waiting) = scene.responder.admission.queue.next_candidate(&scene.cx) {
+            tries += 1;
+            let conn = scene.cx.conns.take(waiting.call.qp()).expect("it is there");
+            scene.cx.lend(conn, |cx, conn| scene.responder.retry(cx, conn, waiting, 0));
+        }
+        scene.responder.admission.queue.end_pass(&mut scene.cx, 0);
+        tries
+    };
+    assert_eq!(tries(&mut scene), 1, "the first call reserves the size");
+    scene.responder.admission.queue.request_pass();
+    assert!(tries(&mut scene) > 32, "a requested pass also tries the calls beyond a quota");
+    assert_eq!(numbers(&scene), before, "all keep their places");
+}
