@@ -339,12 +339,15 @@ impl WaitQueue {
 
     /// Removes the calls of a connection.
     pub(in crate::shard) fn take_calls_of(&mut self, qp: QpId, now: u64) -> Vec<Unready> {
-        let (gone, stay) = std::mem::take(&mut self.calls).into_iter().partition(|waiting| waiting.call.qp() == qp);
-        let gone: VecDeque<Waiting> = gone;
+        // Most connections that close have none.
+        if !self.calls.iter().any(|waiting| waiting.call.qp() == qp) {
+            return Vec::new();
+        }
+        let (gone, stay): (VecDeque<_>, _) =
+            std::mem::take(&mut self.calls).into_iter().partition(|waiting| waiting.call.qp() == qp);
         self.calls = stay;
         // The next pass ends what they had reserved.
-        self.is_full_pass |= !gone.is_empty();
-        self.due |= !gone.is_empty();
+        (self.is_full_pass, self.due) = (true, true);
         gone.iter().for_each(|waiting| self.leave(waiting.ticket, now));
         gone.into_iter().map(|waiting| waiting.call).collect()
     }
