@@ -48,29 +48,39 @@ mod application;
 mod assembly;
 mod changes;
 mod clock;
+#[path = "connection/close_reason.rs"]
 mod close_reason;
+#[path = "cross_thread_state.rs"]
 mod commands;
+#[path = "connection/mod.rs"]
 mod conn;
 mod context;
 mod continuation;
+#[path = "control_plane.rs"]
 mod control;
 mod drain;
 mod lifecycle;
 mod list;
 mod obligations;
+#[path = "peer_events.rs"]
 mod peers;
 mod poll;
 mod ready;
 mod receive;
+#[path = "connection/reconnect.rs"]
 mod reconnect;
+#[path = "stats.rs"]
 mod report;
 mod requester;
+#[path = "receive_size.rs"]
 mod resize;
 mod responder;
 mod sampler;
 mod schedule;
 mod send_queue;
+#[path = "connection/stage.rs"]
 mod stage;
+#[path = "connection/table.rs"]
 mod table;
 #[cfg(test)]
 mod testing;

@@ -23,6 +23,7 @@ mod forms;
 mod lists;
 mod outcome;
 mod refused;
+#[path = "completion.rs"]
 mod replies;
 #[cfg(test)]
 mod tests;
