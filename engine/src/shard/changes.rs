@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::conn::Conn;
 use super::context::Context;
 use super::stage::Stage;
-use super::{ConnRef, ResizeError, Shard};
+use super::{ConnRef, ResizeError, Shard, receive_size};
 use crate::fabric::Fabric;
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
 
@@ -23,7 +23,7 @@ impl Changes {
         if let Event::Requested(wanted) = &event {
             for value in wanted {
                 if let Characteristic::ReceiveSize(bytes) = value {
-                    cx.ask_for_size(*bytes as usize);
+                    receive_size::request(cx, *bytes as usize);
                 }
             }
         }
@@ -74,7 +74,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// Nothing has changed.
     pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
-        Ok(self.cx.change_receive_size(bytes)?)
+        Ok(receive_size::change(&mut self.cx, bytes)?)
     }
 
     /// Asks a peer to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.

@@ -1,28 +1,24 @@
 //! Shared state of a shard's parts: device, pool, clock, connections, statistics. It has no policy about calls.
 
-mod buffers;
-
 use std::fmt::Arguments;
 
 use log::Level;
-use rpcrdma_mempool::{Buf, Pool};
+use rpcrdma_mempool::{ArenaId, Buf, Pool};
 
 use super::ConnRef;
 use super::admission::receives::ReceiveBudget;
 use super::assembly::Assemblies;
-use super::clock::{Clock, nanoseconds};
-use super::close_reason::{CloseCause, LocalClose};
-use super::conn::Conn;
-use super::peers::Peers;
-use super::ready::ReadyList;
-use super::resize::Sizing;
-use super::sampler::Sampler;
-use super::schedule::Schedule;
-use super::stage::Stage;
-use super::table::ConnTable;
-use crate::config::{AcceptConfig, Config, ConnectConfig};
+use super::clock::{Clock, Schedule, nanoseconds};
+use super::connection::close_reason::{CloseCause, LocalClose};
+use super::connection::table::{ConnTable, ReadyList};
+use super::connection::{Conn, Stage};
+use super::peer_events::Peers;
+use super::receive_size::Sizing;
+use super::stats::Sampler;
+use crate::config::{AcceptConfig, BUFFER_ALIGN, Config, ConnectConfig, HEADROOM_CHUNKS};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
+use crate::proto::{CallError, Knob};
 use crate::service::ProcedureName;
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -114,7 +110,7 @@ impl<F: Fabric> Context<F> {
         self.with_those(|_| true, &mut work);
     }
 
-    /// As above, for certain places of the table.
+    /// Applies a function to each connection in certain places of the table.
     #[inline]
     pub(super) fn with_those(&mut self, which: impl Fn(usize) -> bool, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.conns.slots().filter(|&slot| which(slot)) {
@@ -207,7 +203,7 @@ impl<F: Fabric> Context<F> {
         drop(bufs);
         self.receives.count_reserve(pool.first_room(size).0);
         let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
-        self.sizing.posted(posted);
+        self.sizing.count_posted(posted);
         if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {
             self.relieved();
         }
@@ -253,7 +249,7 @@ impl<F: Fabric> Context<F> {
         self.with_each(Self::request_completion);
     }
 
-    /// As above, for one connection.
+    /// Requests completions of a connection's unsignaled replies.
     pub(super) fn request_completion(&mut self, conn: &mut Conn) {
         if conn.sends.has_unsignalled() {
             self.write_nothing(conn);
@@ -303,22 +299,17 @@ impl<F: Fabric> Context<F> {
         self.log.warn(self.clock.read(), what, line);
     }
 
+    /// Writes or counts a log line about a failure of this side.
     #[cold]
     pub(super) fn error(&mut self, what: &'static str, line: Arguments<'_>) {
         self.log.error(self.clock.read(), what, line);
     }
 
-    /// As [`warn`](Self::warn), at a level, with lines of its own for each procedure. `of` is `None` for a procedure
+    /// Writes or counts a log line at a level, with lines of its own for each procedure. `of` is `None` for a procedure
     /// that only the peer has named: this bounds the number of limits.
     #[cold]
     pub(super) fn log_of(&mut self, level: Level, what: &'static str, of: Option<ProcedureName>, line: Arguments<'_>) {
         self.log.log_of(self.clock.read(), level, (what, of), line);
-    }
-
-    /// As above, for ordinary events.
-    #[cold]
-    pub(super) fn info(&mut self, what: &'static str, line: Arguments<'_>) {
-        self.log.log(self.clock.read(), Level::Info, what, line);
     }
 
     /// Logs the number of suppressed lines.
@@ -331,6 +322,182 @@ impl<F: Fabric> Context<F> {
     /// The connection with this name, if calls may start on it.
     pub(super) fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
         self.conns.get(conn).filter(|conn| conn.stage() == Stage::Open)
+    }
+
+    /// Allocates a pool buffer for `len` bytes; counts failures.
+    #[inline]
+    pub(super) fn alloc(&mut self, len: usize) -> Option<Buf> {
+        let buf = self.pool.alloc(len);
+        self.stats.pool_empty += u64::from(buf.is_none());
+        buf
+    }
+
+    /// Allocates a pool buffer of `len` bytes for a call of this side.
+    ///
+    /// # Errors
+    /// Out of buffers, or too long.
+    #[inline]
+    pub(super) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
+        self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
+    }
+
+    /// Reason for the lack of a pool buffer for `len` bytes.
+    #[cold]
+    pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
+        self.config.lacks_buffer(self.serves, len)
+    }
+
+    /// The knob for pool buffers of `len` bytes, or for longer ones.
+    #[cold]
+    pub(super) fn knob_of_buffers(&self, len: usize) -> Knob {
+        self.config.knob_of_buffers(self.serves, len)
+    }
+
+    /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves the longer ones to bulk data:
+    /// otherwise users with many unanswered calls would hold all of them.
+    #[inline(always)]
+    pub(super) fn longest_for_reply(&self, len: usize) -> usize {
+        self.config.longest_for_reply(len).min(self.longest_for(len))
+    }
+
+    /// Bytes of the smallest buffers that hold `len` bytes.
+    pub(super) fn class_of(&self, len: usize) -> usize {
+        self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
+    }
+
+    /// Reserves buffers of a size for the calls that wait for them.
+    pub(super) fn reserve_size(&mut self, size: usize) {
+        if let Err(at) = self.awaited.binary_search(&size) {
+            self.awaited.insert(at, size);
+        }
+    }
+
+    /// Ends all reservations of sizes.
+    pub(super) fn release_sizes(&mut self) {
+        self.awaited.clear();
+    }
+
+    /// Whether this size is reserved for waiting calls.
+    pub(super) fn is_awaited(&self, size: usize) -> bool {
+        self.awaited.contains(&size)
+    }
+
+    /// Whether any size is reserved.
+    #[inline(always)]
+    pub(super) fn awaits_some(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// The longest buffer for `len` bytes that no call waits for.
+    #[inline(always)]
+    pub(super) fn longest_for(&self, len: usize) -> usize {
+        if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
+    }
+
+    #[cold]
+    fn longest_not_awaited(&self, len: usize) -> usize {
+        let own = self.class_of(len);
+        self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
+    }
+
+    /// Bytes of a chunk's buffer for `len` bytes, with room for alignment if the pool has such buffers.
+    #[inline]
+    pub(super) fn chunk_room(&self, len: usize) -> usize {
+        if self.config.memory.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
+    }
+
+    #[inline(never)]
+    fn aligned_room(&self, len: usize) -> usize {
+        let room = len + self.config.memory.chunk_align - BUFFER_ALIGN;
+        if self.pool.room(room).1 > 0 { room } else { len }
+    }
+
+    /// Allocates a pool buffer for a chunk of `len` bytes, aligned as configured.
+    #[inline]
+    pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
+        match self.config.memory.chunk_align > BUFFER_ALIGN {
+            true => self.alloc_aligned(len),
+            false => self.pool.alloc_within(len, self.longest_for(len)),
+        }
+    }
+
+    /// The window starts at an aligned byte within the buffer, so that the buffers still spread over the sets of the
+    /// cache.
+    #[inline(never)]
+    fn alloc_aligned(&self, len: usize) -> Option<Buf> {
+        let (align, room) = (self.config.memory.chunk_align, self.aligned_room(len));
+        let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
+        if room > len {
+            buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
+        }
+        Some(buf)
+    }
+
+    /// Allocates from an extra pool of bulk buffers, created at first use: exposed to a peer, or to none.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] while no such buffer is free, [`CallError::TooLong`] if the pool never has one,
+    /// [`CallError::OutOfMemory`] if the system refuses the pool's memory.
+    pub(super) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Result<Buf, CallError> {
+        if pool.is_none() && !self.config.memory.bulk_buffers.is_empty() {
+            match self.bulk_pool(exposed) {
+                Ok(made) => *pool = Some(made),
+                Err(error) => {
+                    let what = if exposed { "memory to expose to a peer" } else { "memory for a copy of a reply" };
+                    self.error(what, format_args!("{what}: {error}"));
+                    return Err(CallError::OutOfMemory { answered: false, os_error: error.os_error() });
+                }
+            }
+        }
+        let buf = pool.as_ref().and_then(|pool| {
+            pool.drain_remote();
+            pool.alloc(len)
+        });
+        buf.ok_or_else(|| self.config.lacks_exposed_buffer(len))
+    }
+
+    fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, StartError> {
+        let pool = Pool::new(&self.config.exposed_pool())?;
+        if exposed {
+            self.fabric.register(pool.arena(), Access::REMOTE)?;
+        }
+        Ok(pool)
+    }
+
+    /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if it has none so
+    /// long, [`CallError::OutOfMemory`] if the system refuses the memory, [`CallError::Closed`] without a connection.
+    pub(super) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
+        if let Some(buf) = self.conns.get(conn).and_then(|conn| conn.calls.try_alloc(len)) {
+            return Ok(buf);
+        }
+        let conn = self.conns.take_ref(conn).ok_or(CallError::Closed)?;
+        self.lend(conn, |cx, conn| conn.calls.alloc(cx, len))
+    }
+
+    /// Whether the fabric has registered this memory, for work requests of this side.
+    pub(super) fn knows(&self, arena: ArenaId) -> bool {
+        arena == self.pool.arena().id() || self.config.memory.arenas.iter().any(|own| own.id() == arena)
+    }
+
+    /// Copies a message, with the usual headroom for a header with chunks. `None` without memory.
+    pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
+        self.copy_with(HEADROOM_CHUNKS, message)
+    }
+
+    /// Copies a message, with `room` bytes of headroom.
+    pub(super) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
+        let mut copy = self.alloc(room + message.len())?;
+        copy.set_window(room, message.len());
+        copy.copy_from_slice(message);
+        Some(copy)
+    }
+
+    /// Returns a message with the usual headroom for a header with chunks; copies it if it has less.
+    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
+        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
     }
 }
 
@@ -366,5 +533,21 @@ mod tests {
         cx.record_batches(&mut stats);
         assert_eq!((stats.batch.len(), stats.batch.max()), (1, 3), "an empty chain is none");
         assert_eq!(cx.fabric.take_sent().len(), 3);
+    }
+
+    #[test]
+    fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
+        let mut config = small();
+        (config.memory.chunk_align, config.memory.bulk_buffers) = (4096, vec![(1 << 17, 2)]);
+        let cx = context(config.clone());
+        let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
+        rooms.into_iter().for_each(|(len, room)| assert_eq!(cx.chunk_room(len), room));
+        let first = cx.alloc_chunk(1 << 16).expect("of the longer buffers");
+        assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
+        assert_eq!(cx.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
+        let _second = cx.alloc_chunk(1 << 16).expect("the other");
+        assert!(cx.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
+        config.memory.chunk_align = 64;
+        assert_eq!(context(config).chunk_room(100), 100);
     }
 }

@@ -4,7 +4,6 @@ use rpcrdma_mempool::Buf;
 
 use super::conn::Conn;
 use super::context::Context;
-use super::requester::call_header_len;
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
 use crate::proto::{CallId, Form, Outgoing};
@@ -67,8 +66,8 @@ impl<F: Fabric> Context<F> {
         {
             // Answered before it was complete: its exposed memory is the caller's again. The rest still has to be sent:
             // otherwise the peer would take the next message for it.
-            (continuation.owner, continuation.last_header) =
-                (MessageOwner::Call(call, None), call_header_len(conn, None));
+            continuation.owner = MessageOwner::Call(call, None);
+            continuation.last_header = conn.proto.credits().header_len(&ChunkCounts::default());
         }
         if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
             return NextPart::Last(continuation);

@@ -1,16 +1,20 @@
-//! Control plane of connections: connect, listen, accept, drain, close.
+//! Control plane of connections: connect, listen, accept, drain, close, reconnect.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
+use log::Level;
 
 use super::clock::nanoseconds;
-use super::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
-use super::conn::Conn;
+use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
+use super::connection::reconnect::{Fallback, ReconnectState, fallback, is_hopeless, is_unanswered, mark_lost};
+use super::connection::{Conn, Stage};
 use super::continuation::{Continuation, MessageOwner};
-use super::reconnect::Again;
-use super::stage::Stage;
-use super::{ConnRef, Notice, Shard};
+use super::{ConnRef, Notice, Shard, receive_size};
 use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
-    ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId,
+    ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId, RequestId,
 };
 use crate::proto::{ConnConfig, Connection, CreditMode, LIMITS, MIN_CREDITS, PeerFault, connect_data};
 use crate::wire::Version;
@@ -23,12 +27,83 @@ const MOST_WINDOWS: usize = 1 << 16;
 const SHARE: usize = 8;
 /// Messages of a peer before any grant: one, and a pure grant.
 const UNTOLD: usize = 2;
+/// Time for connect requests in a turn, in nanoseconds. One accept takes longer; it is enough for several refusals.
+const ANSWERS: u64 = 25_000;
+/// Divisor of a long turn's time, for the next turn.
+const ANSWERS_OF_TURN: u64 = 16;
+
+/// A connect request: its name, private data, and peer.
+type Request = (RequestId, Vec<u8>, String);
+
+#[derive(Debug, Default)]
+pub(super) struct Lifecycle {
+    /// Events of connections that were not taken yet.
+    pub(super) notices: Vec<Notice>,
+    /// Clients that wait for the answer to their first message.
+    pub(super) negotiating: Vec<QpId>,
+    /// Connect requests. A turn limits the time for them, as served calls wait meanwhile.
+    pub(super) requests: VecDeque<Request>,
+    /// Time at which a turn ran out of time for them, in nanoseconds.
+    pub(super) interrupted: Option<u64>,
+    /// Accepted connections in setup.
+    pub(super) arriving: Vec<QpId>,
+    /// Connections closed by their peers: they end in the next control-plane run.
+    pub(super) disconnected: Vec<(QpId, CloseReason)>,
+    /// Connecting and reconnecting have stopped.
+    pub(super) draining: bool,
+    /// Time of the last eviction for another host, in nanoseconds.
+    pub(super) ended_for_others: Option<u64>,
+    /// First XID of the next connection. Random at first: a duplicate request cache, also of another shard or process,
+    /// takes the same call of the same client with the same XID for a retransmission.
+    pub(super) seed: u32,
+}
+
+impl Lifecycle {
+    pub(super) fn new() -> Self {
+        Self { seed: RandomState::new().build_hasher().finish() as u32, ..Self::default() }
+    }
+
+    /// First XID of one more connection.
+    pub(super) fn next_seed(&mut self) -> u32 {
+        self.seed = self.seed.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
+        self.seed
+    }
+
+    /// Removes a client that no longer negotiates.
+    fn remove_negotiating(&mut self, qp: QpId) {
+        remove(&mut self.negotiating, qp);
+    }
+
+    /// Deadline for requests in a turn that starts with them now, in nanoseconds. If handlers make turns long, it is a
+    /// part of the last turn's length: otherwise each request would wait for a turn.
+    fn request_deadline(&mut self, now: u64) -> u64 {
+        let turn = self.interrupted.take().map_or(0, |then| now.saturating_sub(then));
+        now.saturating_add(ANSWERS.max(turn / ANSWERS_OF_TURN))
+    }
+
+    /// Removes one that is set up or closed.
+    pub(super) fn arrives_no_more(&mut self, qp: QpId) {
+        remove(&mut self.arriving, qp);
+    }
+
+    /// Reason of a connection that ends in the next control-plane run, if any.
+    fn disconnect_reason(&self, qp: QpId) -> Option<&CloseReason> {
+        self.disconnected.iter().find_map(|(id, reason)| (*id == qp).then_some(reason))
+    }
+}
+
+/// Removes it; keeps the order of arrival.
+fn remove(list: &mut Vec<QpId>, qp: QpId) {
+    if let Some(at) = list.iter().position(|&one| one == qp) {
+        list.remove(at);
+    }
+}
 
 impl<F: Fabric> Shard<F> {
     /// Listens for connect requests at a bound address.
     ///
     /// # Errors
-    /// As [`Fabric::listen`].
+    /// Those of [`Fabric::listen`].
     pub fn listen(&mut self, listener: &F::Listener) -> Result<(), FabricError> {
         self.cx.fabric.listen(listener)
     }
@@ -36,14 +111,14 @@ impl<F: Fabric> Shard<F> {
     /// Starts to connect. [`Notice`]s report the outcome.
     ///
     /// # Errors
-    /// As [`Fabric::connect`], or receives are short.
+    /// Those of [`Fabric::connect`], or receives are short.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
         let credits = self.share()?;
         let params = self.params();
         let qp = self.cx.fabric.connect(address, &params)?;
         let config = self.conn_config(credits, false, None, false);
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
-        conn.again = Again::of(address.clone());
+        conn.reconnect = ReconnectState::to(address.clone());
         self.insert(conn);
         self.cx.schedule.hasten(self.cx.config.poll.control_interval);
         Ok(ConnRef(qp))
@@ -65,9 +140,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn start_drain(&mut self, conn: &mut Conn) {
-        if conn.stage() == Stage::Negotiating {
-            self.life.negotiates_no_more(conn.qp());
-        }
+        self.life.remove_negotiating(conn.qp());
         conn.drain();
         self.cx.ready.add(conn);
     }
@@ -101,24 +174,20 @@ impl<F: Fabric> Shard<F> {
         let under_way = self.cx.config.limits.max_credits.max(self.cx.config.limits.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
+        // One for each buffer that a connection may expose. Calls are no bound: an answered call keeps its windows
+        // until their revocation, and another may have its place by then.
+        let windows: usize = self.cx.config.memory.bulk_buffers.iter().map(|&(_, count)| count).sum();
         ConnectParams {
             send_queue_depth,
             initiator_depth: read_depth,
             responder_resources: read_depth,
-            windows: self.windows(),
+            windows: windows.clamp(1, MOST_WINDOWS) as u32,
             // Receives are shared: a greedy peer must not cost a well-behaved one its connection.
             rnr_retry: 7,
             // Ignored by version 2; thresholds for version 1 (RFC 8797).
             private_data: connect_data(self.cx.sizing.announced(), self.cx.config.debug.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
-    }
-
-    /// Windows that a connection may need at once: one for each buffer that it may expose. Calls are no bound: an
-    /// answered call keeps its windows until their revocation, and another may have its place by then.
-    fn windows(&self) -> u32 {
-        let buffers: usize = self.cx.config.memory.bulk_buffers.iter().map(|&(_, count)| count).sum();
-        buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
     /// Receives for one more connection: the configured number, limited to its share of the free ones.
@@ -175,7 +244,7 @@ impl<F: Fabric> Shard<F> {
             receive_size: self.cx.sizing.announced(),
             longest_send: config.longest_message(),
             optional_operations: config.debug.optional_operations,
-            receive_sizes: self.cx.sizes_for_peers(),
+            receive_sizes: receive_size::for_peers(config),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: LIMITS.call().segments() as u32,
             continue_up_to: config.debug.continue_up_to,
@@ -210,7 +279,7 @@ impl<F: Fabric> Shard<F> {
                 conn.end_for(reason);
             });
         }
-        self.look_at_connections();
+        self.answer_requests();
         self.cx.schedule.begin();
         if self.cx.has_starved() {
             self.cx.feed();
@@ -219,15 +288,18 @@ impl<F: Fabric> Shard<F> {
             self.look_at_lingering();
         }
         self.cx.sum_up_lines();
-        self.cx.resize();
+        receive_size::advance(&mut self.cx);
         self.credit_limits.adapt(&mut self.cx);
         self.obligation_checks.control(&mut self.cx);
         self.check_arrivals();
         self.responder.control(&mut self.cx, self.task.is_some());
         self.check_negotiations();
-        self.check_connecting();
-        self.requester.resend_refused(&mut self.cx);
-        self.requester.check_unanswered(&mut self.cx);
+        for conn in self.cross_thread.late_connects(&mut self.cx.clock, &mut self.cx.schedule) {
+            // The end is reported as usual.
+            self.end_now(conn, LocalClose::ConnectTimeout);
+        }
+        self.requester.retransmit_delayed(&mut self.cx);
+        self.requester.unanswered.check(&mut self.cx);
         if self.cx.conns.has_parked() {
             self.reconnect();
         }
@@ -236,11 +308,11 @@ impl<F: Fabric> Shard<F> {
 
     /// Handles control-plane events, and answers connect requests for a limited time, but at least one: the device may
     /// have more behind each. Calls wait meanwhile.
-    fn look_at_connections(&mut self) {
+    fn answer_requests(&mut self) {
         self.control_events();
         let Some(mut next) = self.life.requests.pop_front() else { return };
         let begun = self.cx.clock.read();
-        let end = self.life.answers_until(begun);
+        let end = self.life.request_deadline(begun);
         loop {
             let (request, private_data, peer) = next;
             self.requested(request, &private_data, &peer);
@@ -269,11 +341,11 @@ impl<F: Fabric> Shard<F> {
     /// Reason of the control plane for the end of a connection, after a poll. Many may end at once: one poll covers all
     /// that it reports.
     pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
-        let known = self.life.why_disconnected(qp).cloned();
-        let reason = known.or_else(|| told(&self.events, qp)).or_else(|| {
+        let known = self.life.disconnect_reason(qp).cloned();
+        let reason = known.or_else(|| reason_in(&self.events, qp)).or_else(|| {
             self.cx.fabric.poll_control(&mut self.events);
             self.cx.schedule.control_now();
-            told(&self.events, qp)
+            reason_in(&self.events, qp)
         });
         self.cx.stats.peer_faults += u64::from(reason.as_ref().is_some_and(is_refusal));
         reason
@@ -318,8 +390,8 @@ impl<F: Fabric> Shard<F> {
                 return shard.settled(conn);
             }
             conn.go(Stage::Negotiating);
-            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation));
-            shard.cx.schedule.wake_by(conn.settle_by());
+            conn.negotiate_by = shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation);
+            shard.cx.schedule.wake_by(conn.negotiate_by);
             shard.life.negotiating.push(qp);
         });
     }
@@ -327,22 +399,20 @@ impl<F: Fabric> Shard<F> {
     /// Opens a client's connection after negotiation: calls may start.
     #[cold]
     pub(super) fn settled(&mut self, conn: &mut Conn) {
-        if conn.stage() == Stage::Negotiating {
-            self.life.negotiates_no_more(conn.qp());
-        }
+        self.life.remove_negotiating(conn.qp());
         if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
             conn.go(Stage::Open);
-            conn.settle_until(u64::MAX);
+            conn.negotiate_by = u64::MAX;
             conn.refresh();
             if conn.was_refused_version_2() {
                 let who = conn.who();
                 let line = format_args!("{who}: falls back to version 1: version error (wire.credit_mode)");
                 self.cx.warn("fallbacks to version 1", line);
             } else if conn.proto.terms().version == Version::V2 {
-                conn.again.spoke_version_2 = true;
+                conn.reconnect.spoke_version_2 = true;
             }
-            if conn.again.is_under_way() {
-                conn.again.open_since = Some(self.cx.clock.read());
+            if conn.reconnect.is_under_way() {
+                conn.reconnect.open_since = Some(self.cx.clock.read());
                 self.requester.resume(&mut self.cx, conn);
             }
             self.life.notices.push(Notice::Open(ConnRef(conn.origin())));
@@ -362,8 +432,8 @@ impl<F: Fabric> Shard<F> {
                     // Its first message may be of another kind.
                     return shard.settled(conn);
                 }
-                shard.cx.schedule.wake_by(conn.settle_by().max(now));
-                if conn.settle_by() <= now {
+                shard.cx.schedule.wake_by(conn.negotiate_by.max(now));
+                if conn.negotiate_by <= now {
                     conn.end_for(match conn.proto.session().first_error() {
                         Some(error) => LocalClose::NegotiationRefused(error),
                         None => LocalClose::NegotiationTimeout,
@@ -378,13 +448,13 @@ impl<F: Fabric> Shard<F> {
         self.with(qp, |_, conn| conn.end_for(reason));
     }
 
-    /// As above, by its owner's name, in any state; it does not reconnect.
+    /// Closes a connection now, by its owner's name, in any state; it does not reconnect.
     pub(super) fn end_now(&mut self, conn: ConnRef, reason: LocalClose) {
         self.with_ref(conn, |_, conn| {
-            conn.again.address = None;
+            conn.reconnect.address = None;
             if conn.stage() == Stage::Reconnecting {
                 // It has the reason of its loss already.
-                conn.not_made_again(reason);
+                conn.replace_close_reason(reason);
                 conn.go(Stage::Closing);
             }
             conn.end_for(reason);
@@ -402,7 +472,7 @@ impl<F: Fabric> Shard<F> {
         let reason =
             conn.proto.session().auth().failure().map_or(closed, |error| PeerFault::NotAuthenticated(error).into());
         let origin = conn.origin();
-        self.say_why(ConnRef(origin), &reason);
+        self.cross_thread.publish_reason(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
         self.requester.connection_lost(&mut self.cx, &mut conn, reason.kind());
         conn.tell_ended(&reason);
@@ -427,16 +497,14 @@ impl<F: Fabric> Shard<F> {
 
     /// Destroys a queue pair, and ends the peer's calls.
     pub(super) fn release_qp(&mut self, conn: &mut Conn) {
-        if !conn.has_qp() {
+        if conn.qp() == ConnRef::NONE.0 {
             return;
         }
         self.responder.connection_lost(&mut self.cx, conn);
         self.has_arrived(conn);
-        if conn.stage() == Stage::Negotiating {
-            self.life.negotiates_no_more(conn.qp());
-        }
+        self.life.remove_negotiating(conn.qp());
         // The device releases its memory here: only then may other code use it.
-        self.cx.fabric.destroy_qp(conn.leave_qp());
+        self.cx.fabric.destroy_qp(conn.detach_qp());
         if let Some(Continuation { owner, rest, whole, .. }) = conn.take_continuation() {
             match owner {
                 MessageOwner::Reply(call) => self.responder.replies.drop_call(call),
@@ -450,10 +518,96 @@ impl<F: Fabric> Shard<F> {
             self.cx.relieved();
         }
     }
+
+    /// Reconnects of a lost connection since it was last useful.
+    fn attempts_of(&mut self, conn: &Conn) -> u32 {
+        let (_, longest) = self.cx.connect.reconnect_backoff;
+        conn.reconnect.attempts_when_lost(self.cx.clock.read(), conn.calls.answered, nanoseconds(longest))
+    }
+
+    /// Whether a connection that has ended reconnects.
+    fn may_reconnect(&mut self, conn: &Conn) -> bool {
+        if self.life.draining || is_hopeless(conn) {
+            return false;
+        }
+        let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
+        let wire = &self.cx.config.wire;
+        match conn.stage() {
+            Stage::Negotiating | Stage::Open => more || is_unanswered(conn, wire) || fallback(conn, wire).is_some(),
+            // A failed first connect is final.
+            Stage::Connecting => conn.reconnect.attempts > 0 && more,
+            Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
+        }
+    }
+
+    /// Parks a lost connection that will reconnect.
+    #[cold]
+    fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
+        let attempts = self.attempts_of(&conn);
+        let fallback = mark_lost(&mut conn, attempts, &self.cx.config.wire);
+        if let Some(reason) = conn.close_reason() {
+            let line = format_args!("{}: reconnecting: {reason}", conn.who());
+            self.cx.log_of(Level::Info, "connections lost, to be made again", None, line);
+            if fallback == Some(Fallback::Unanswered) {
+                let line = format_args!("{}: falls back to version 1 for one connection: {reason}", conn.who());
+                self.cx.warn("fallbacks to version 1", line);
+            }
+        }
+        conn.calls.answered = false;
+        self.release_qp(&mut conn);
+        self.requester.interrupt(&mut self.cx, &mut conn);
+        conn.forget_device();
+        conn.go(Stage::Reconnecting);
+        let retry_at = if fallback.is_some() { 0 } else { self.cx.clock.read() + self.cx.backoff(attempts) };
+        self.wait_to_reconnect(conn, attempts + 1, retry_at);
+    }
+
+    fn wait_to_reconnect(&mut self, mut conn: Box<Conn>, attempts: u32, retry_at: u64) {
+        (conn.reconnect.attempts, conn.reconnect.retry_at) = (attempts, retry_at);
+        self.cx.schedule.wake_by(retry_at);
+        self.cx.conns.park(conn);
+    }
+
+    /// Reconnects the connections that are due.
+    fn reconnect(&mut self) {
+        let now = self.cx.clock.read();
+        for mut conn in self.cx.conns.take_parked() {
+            let ReconnectState { attempts, retry_at, .. } = conn.reconnect;
+            if retry_at > now {
+                self.wait_to_reconnect(conn, attempts, retry_at);
+                continue;
+            }
+            match self.reconnect_qp(&conn) {
+                Ok((qp, credits)) => {
+                    let config = self.conn_config(credits, false, None, conn.reconnect.fallback.is_some());
+                    conn.attach_qp(qp, config);
+                    self.insert(conn);
+                }
+                Err(why) => {
+                    conn.replace_close_reason(why);
+                    if attempts < self.cx.connect.reconnect_attempts {
+                        let retry_at = now + self.cx.backoff(attempts + 1);
+                        self.wait_to_reconnect(conn, attempts + 1, retry_at);
+                    } else {
+                        self.lend(conn, |_, conn| conn.go(Stage::Closing));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Starts to connect a queue pair to the server of a lost connection; returns it, and the credits for it.
+    fn reconnect_qp(&mut self, conn: &Conn) -> Result<(QpId, u32), FabricError> {
+        let credits = self.share()?;
+        let misuse = || FabricError::new(FabricErrorKind::Misuse, "misuse: servers do not reconnect");
+        let address = conn.reconnect.address.as_ref().ok_or_else(misuse)?;
+        let params = self.params();
+        Ok((self.cx.fabric.connect(address, &params)?, credits))
+    }
 }
 
 /// Close reason of a connection in these events, if any.
-fn told(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
+fn reason_in(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
     events.iter().find_map(|event| match event {
         ControlEvent::Disconnected { qp: id, cause, reason } if *id == qp => {
             Some(CloseCause::Disconnected { cause: *cause, detail: reason.clone() }.into())
@@ -469,4 +623,71 @@ fn is_refusal(reason: &CloseReason) -> bool {
 
 fn no_receives(detail: String) -> FabricError {
     FabricError::new(FabricErrorKind::System, format_args!("receives for a connection: {detail}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn qp(slot: u32) -> QpId {
+        QpId { slot, generation: 0 }
+    }
+
+    #[test]
+    fn shards_of_a_process_have_xids_of_their_own() {
+        let xids: std::collections::BTreeSet<_> = (0..8).map(|_| Lifecycle::new().next_seed()).collect();
+        assert_eq!(xids.len(), 8);
+    }
+
+    #[test]
+    fn negotiating_and_arriving_connections_are_known_by_name() {
+        let mut life = Lifecycle::new();
+        (0..3).for_each(|slot| life.negotiating.push(qp(slot)));
+        life.arriving.push(qp(7));
+        life.remove_negotiating(qp(1));
+        assert_eq!((&life.negotiating[..], &life.arriving[..]), (&[qp(0), qp(2)][..], &[qp(7)][..]));
+        life.remove_negotiating(qp(1));
+        life.arrives_no_more(qp(7));
+        assert_eq!((life.negotiating.len(), life.arriving.len()), (2, 0), "who is gone is gone once");
+    }
+
+    #[test]
+    fn connect_requests_have_a_part_of_a_long_turn_and_else_a_short_time() {
+        let mut life = Lifecycle::new();
+        assert_eq!(life.request_deadline(64_000_000), 64_025_000, "the first");
+        life.interrupted = Some(64_100_000);
+        assert_eq!(life.request_deadline(64_200_000), 64_225_000, "a short turn");
+        life.interrupted = Some(64_300_000);
+        assert_eq!(life.request_deadline(128_300_000), 132_300_000, "a long one");
+        assert_eq!(life.request_deadline(900_000_000), 900_025_000, "nothing waited");
+    }
+
+    #[test]
+    fn a_connection_that_ends_has_its_own_reason() {
+        let mut life = Lifecycle::new();
+        life.disconnected.push((qp(1), LocalClose::Stopped.into()));
+        assert!(life.disconnect_reason(qp(0)).is_none());
+        assert_eq!(life.disconnect_reason(qp(1)), Some(&LocalClose::Stopped.into()));
+        assert_eq!(std::mem::take(&mut life.disconnected), [(qp(1), LocalClose::Stopped.into())]);
+        assert!(life.disconnect_reason(qp(1)).is_none());
+    }
+
+    #[test]
+    fn notices_come_in_order() {
+        let mut life = Lifecycle::new();
+        life.notices.push(Notice::Open(ConnRef::NONE));
+        life.notices.push(Notice::Closed { conn: ConnRef::NONE, reason: LocalClose::Requested.into() });
+        assert!(matches!(life.notices[..], [Notice::Open(_), Notice::Closed { .. }]));
+    }
+
+    #[test]
+    fn no_two_connections_start_at_the_same_xid_and_a_fixed_seed_repeats() {
+        let (mut one, mut other) = (Lifecycle::new(), Lifecycle::new());
+        one.seed = 1;
+        other.seed = 1;
+        let seeds: Vec<_> = (0..100).map(|_| one.next_seed()).collect();
+        assert!(seeds.iter().all(|&seed| other.next_seed() == seed));
+        let distinct: std::collections::HashSet<_> = seeds.iter().collect();
+        assert_eq!(distinct.len(), seeds.len());
+    }
 }

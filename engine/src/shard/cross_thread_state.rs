@@ -1,20 +1,28 @@
-//! Commands of other threads to a shard on its own thread.
+//! What a shard does for others beside its connections: commands of other threads, threads that wait for chunk memory,
+//! and the application's task.
 
+use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
+use rustix::fd::BorrowedFd;
 
-use super::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
+use super::clock::{Clock, Schedule, nanoseconds};
+use super::connection::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
+use super::connection::table::ConnTable;
+use super::context::Context;
 use super::requester::{CallRequest, ChunkMemory, procedure_of};
 use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::cross_thread::mailbox::{Connector, Mailbox};
+use crate::cross_thread::panics::caught;
 use crate::cross_thread::parker::{Signal, Sleeper};
 use crate::cross_thread::slot::Completer;
 use crate::fabric::{Fabric, FabricAddress};
 use crate::proto::CallError;
+use crate::service::ShardTask;
 use crate::stats::ShardStats;
 
 /// Most polls of a busy inbox before a connection closes.
@@ -105,8 +113,9 @@ pub(crate) enum Command {
     Connect(ConnectRequest),
     /// Stores the connection's close reason there.
     Watch(ConnRef, Arc<ClosedBecause>),
+    /// Allocates chunk memory of this many bytes.
     Alloc(ConnRef, usize, Completer<Result<Buf, CallError>>),
-    /// As `Alloc`, waiting for a free buffer.
+    /// Allocates chunk memory, waiting for a free buffer.
     AllocLater(ConnRef, usize, Completer<Result<Buf, CallError>>),
     /// Statistics, with at most this many of its connections.
     Stats(usize, Completer<ShardStats>),
@@ -123,8 +132,8 @@ pub(crate) enum Command {
 }
 
 /// The shard's state for other threads.
-pub(super) struct Outside {
-    sleeper: Sleeper,
+pub(super) struct CrossThreadState {
+    pub(super) sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
     /// Threads that wait for a connection.
     connecting: Vec<Connecting>,
@@ -133,29 +142,7 @@ pub(super) struct Outside {
     /// Connections to close, and the polls of the inbox left before that.
     closing: Vec<(ConnRef, u32)>,
     /// The shard's thread has to end.
-    stopped: bool,
-}
-
-impl Outside {
-    /// Creates it for a shard that sleeps in its fabric.
-    pub(super) fn new(sleeper: Sleeper) -> Self {
-        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), closing: Vec::new(), stopped: false }
-    }
-
-    /// Signal by which other threads wake the shard.
-    pub(super) fn signal(&self) -> Signal {
-        self.sleeper.signal()
-    }
-
-    /// Parker of the shard.
-    pub(super) fn sleeper(&mut self) -> &mut Sleeper {
-        &mut self.sleeper
-    }
-
-    /// The shard's thread has to end.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.stopped
-    }
+    pub(super) stopped: bool,
 }
 
 /// Connection request of a waiting thread.
@@ -166,70 +153,62 @@ struct Connecting {
     completer: Completer<Result<OwnedConn, CloseReason>>,
 }
 
-impl<F: Fabric> Shard<F> {
-    /// Opens the inbox; returns its sender.
-    pub(super) fn open_inbox(&mut self) -> Connector<Command> {
-        let inbox = self.outside.inbox.insert(Mailbox::new(self.outside.sleeper.signal()));
-        inbox.connector()
+impl CrossThreadState {
+    /// State of a shard that sleeps in its fabric.
+    pub(super) fn new(sleeper: Sleeper) -> Self {
+        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), closing: Vec::new(), stopped: false }
+    }
+
+    /// Signal by which other threads wake the shard.
+    pub(super) fn signal(&self) -> Signal {
+        self.sleeper.signal()
     }
 
     /// A sender to the inbox, which opens with the first one.
     pub(super) fn connector(&mut self) -> Connector<Command> {
-        match &self.outside.inbox {
-            Some(inbox) => inbox.connector(),
-            None => self.open_inbox(),
-        }
+        let signal = self.sleeper.signal();
+        self.inbox.get_or_insert_with(|| Mailbox::new(signal)).connector()
+    }
+
+    /// Whether other threads may send commands.
+    #[inline]
+    pub(super) fn has_inbox(&self) -> bool {
+        self.inbox.is_some()
     }
 
     /// Answers the threads that wait for connections.
-    #[inline]
-    pub(super) fn notice(&mut self) {
-        if self.life.notices.is_empty() {
-            return;
-        }
-        for notice in self.life.notices.drain(..) {
+    pub(super) fn report(&mut self, notices: impl Iterator<Item = Notice>) {
+        for notice in notices {
             let (conn, closed) = match notice {
                 Notice::Open(conn) => (conn, None),
                 Notice::Closed { conn, reason } => (conn, Some(reason)),
             };
-            let connecting = &mut self.outside.connecting;
-            let Some(at) = connecting.iter().position(|waiting| waiting.conn == conn) else { continue };
-            let Connecting { completer, .. } = connecting.swap_remove(at);
-            match (closed, &self.outside.inbox) {
-                (Some(reason), _) => completer.complete(Err(reason)),
-                // If the requester is gone, this closes the connection.
-                (None, Some(inbox)) => completer.complete(Ok(OwnedConn { conn, connector: inbox.connector() })),
-                (None, None) => {}
-            }
-        }
-        if self.life.draining && self.is_drained() {
-            self.outside.stopped = true;
+            let Some(at) = self.connecting.iter().position(|waiting| waiting.conn == conn) else { continue };
+            let Connecting { completer, .. } = self.connecting.swap_remove(at);
+            // If the requester is gone, dropping the connection closes it.
+            completer.complete(match closed {
+                Some(reason) => Err(reason),
+                None => Ok(OwnedConn { conn, connector: self.connector() }),
+            });
         }
     }
 
-    /// Closes the connections that exceed their time-out.
-    pub(super) fn check_connecting(&mut self) {
-        if self.outside.connecting.is_empty() {
-            return;
+    /// Connections that have exceeded the time-out of the thread that waits for them.
+    pub(super) fn late_connects(&self, clock: &mut Clock, schedule: &mut Schedule) -> Vec<ConnRef> {
+        if self.connecting.is_empty() {
+            return Vec::new();
         }
-        let now = self.cx.clock.read();
-        let mut late = Vec::new();
-        for Connecting { conn, due, .. } in &self.outside.connecting {
-            if *due <= now {
-                late.push(*conn);
-            } else {
-                self.cx.schedule.wake_by(*due);
-            }
-        }
-        // The end is reported as usual.
-        late.into_iter().for_each(|conn| self.end_now(conn, LocalClose::ConnectTimeout));
+        let now = clock.read();
+        let (late, waiting): (Vec<_>, Vec<_>) = self.connecting.iter().partition(|connecting| connecting.due <= now);
+        waiting.into_iter().for_each(|connecting| schedule.wake_by(connecting.due));
+        late.into_iter().map(|connecting| connecting.conn).collect()
     }
 
     /// Registers a client on another thread for the close reason of its connection.
-    fn promise_why(&mut self, conn: ConnRef, closed: &Arc<ClosedBecause>) {
-        self.outside.watched.retain(|(_, client)| client.strong_count() > 0);
-        if self.cx.conns.get(conn).is_some() {
-            self.outside.watched.push((conn, Arc::downgrade(closed)));
+    fn watch(&mut self, conns: &ConnTable, conn: ConnRef, closed: &Arc<ClosedBecause>) {
+        self.watched.retain(|(_, client)| client.strong_count() > 0);
+        if conns.get(conn).is_some() {
+            self.watched.push((conn, Arc::downgrade(closed)));
         } else {
             // This thread is the only writer.
             let _ = closed.set(CloseCause::Before.into());
@@ -237,29 +216,25 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Publishes the close reason of a connection, before its calls end.
-    pub(super) fn say_why(&mut self, over: ConnRef, reason: &CloseReason) {
-        for (_, client) in self.outside.watched.extract_if(.., |(conn, _)| *conn == over) {
+    pub(super) fn publish_reason(&mut self, closed: ConnRef, reason: &CloseReason) {
+        for (_, client) in self.watched.extract_if(.., |(conn, _)| *conn == closed) {
             if let Some(closed) = client.upgrade() {
                 // Each connection closes once.
                 let _ = closed.set(reason.clone());
             }
         }
     }
+}
 
-    /// Whether other threads may send commands.
-    #[inline]
-    pub(super) fn has_inbox(&self) -> bool {
-        self.outside.inbox.is_some()
-    }
-
+impl<F: Fabric> Shard<F> {
     /// Runs commands of other threads. Returns their number.
     pub(super) fn inbox(&mut self) -> usize {
-        let Some(mut inbox) = self.outside.inbox.take() else { return 0 };
+        let Some(mut inbox) = self.cross_thread.inbox.take() else { return 0 };
         let mut count = inbox.poll(POLL_BATCH, |command| self.command(command));
-        if !self.outside.closing.is_empty() {
+        if !self.cross_thread.closing.is_empty() {
             count += self.close_after_calls(&mut inbox);
         }
-        self.outside.inbox = Some(inbox);
+        self.cross_thread.inbox = Some(inbox);
         count
     }
 
@@ -267,11 +242,11 @@ impl<F: Fabric> Shard<F> {
     /// close.
     #[cold]
     fn close_after_calls(&mut self, inbox: &mut Mailbox<Command>) -> usize {
-        let closing = mem::take(&mut self.outside.closing);
+        let closing = mem::take(&mut self.cross_thread.closing);
         let count = inbox.poll(POLL_BATCH, |command| self.command(command));
         for (conn, polls) in closing {
             match polls.checked_sub(1) {
-                Some(left) if count == POLL_BATCH => self.outside.closing.push((conn, left)),
+                Some(left) if count == POLL_BATCH => self.cross_thread.closing.push((conn, left)),
                 _ => self.close(conn),
             }
         }
@@ -284,18 +259,18 @@ impl<F: Fabric> Shard<F> {
         match command {
             Command::Call(call) => self.remote_call(call),
             Command::Connect(request) => self.remote_connect(request),
-            Command::Watch(conn, closed) => self.promise_why(conn, &closed),
+            Command::Watch(conn, closed) => self.cross_thread.watch(&self.cx.conns, conn, &closed),
             Command::Alloc(conn, len, answer) => answer.complete(self.alloc_exposed(conn, len)),
-            Command::AllocLater(conn, len, answer) => self.alloc_later(conn, len, answer),
+            Command::AllocLater(conn, len, answer) => self.allocs.wait(&mut self.cx, conn, len, answer),
             Command::Stats(connections, answer) => answer.complete(self.stats_with_connections(connections)),
             Command::Resize(bytes, answer) => answer.complete(self.change_receive_size(bytes)),
-            Command::Close(conn) => self.outside.closing.push((conn, CLOSE_POLLS)),
+            Command::Close(conn) => self.cross_thread.closing.push((conn, CLOSE_POLLS)),
             Command::Abort(conn) => self.end_now(conn, LocalClose::Requested),
             Command::Drain => {
                 self.drain();
-                self.outside.stopped = self.is_drained();
+                self.cross_thread.stopped = self.is_drained();
             }
-            Command::Stop => self.outside.stopped = true,
+            Command::Stop => self.cross_thread.stopped = true,
         }
     }
 
@@ -304,41 +279,270 @@ impl<F: Fabric> Shard<F> {
         let ConnectRequest { address, timeout, closed, completer } = request;
         match self.connect(&address) {
             Ok(conn) => {
-                self.promise_why(conn, &closed);
+                self.cross_thread.watch(&self.cx.conns, conn, &closed);
                 let due = self.cx.clock.after(Some(timeout));
                 self.cx.schedule.wake_by(due);
-                self.outside.connecting.push(Connecting { conn, due, completer });
+                self.cross_thread.connecting.push(Connecting { conn, due, completer });
             }
             Err(error) => completer.complete(Err(error.into())),
         }
     }
 
-    #[cold]
-    fn fail(&mut self, sink: Sink, failed: FailedCall) {
-        self.requester.deliver(&mut self.cx, sink, 0, Err(failed));
-    }
-
     #[inline]
     fn remote_call(&mut self, call: RemoteCall) {
         let RemoteCall { conn, message, mut memory, one_way, max_reply, timeout, completer } = call;
-        let sink = Sink::Thread(completer);
         let bytes = message.bytes();
-        if let Some(chunks) = memory.get_mut()
-            && let Err(error) = chunks.allocate(|len| self.alloc_exposed(conn, len))
-        {
-            return self.fail(sink, FailedCall::new(error, memory));
-        }
-        let mut buf = match self.cx.alloc_for_call(HEADROOM_CALL + bytes.len()) {
-            Ok(buf) => buf,
-            Err(error) => return self.fail(sink, FailedCall::new(error, memory)),
+        let allocated = memory.get_mut().map_or(Ok(()), |chunks| chunks.allocate(|len| self.alloc_exposed(conn, len)));
+        let sink = Sink::Thread(completer);
+        let mut message = match allocated.and_then(|()| self.cx.alloc_for_call(HEADROOM_CALL + bytes.len())) {
+            Ok(message) => message,
+            Err(error) => {
+                self.fail_call(sink, 0, FailedCall::new(error, memory));
+                return;
+            }
         };
-        buf.set_window(HEADROOM_CALL, bytes.len());
-        buf.copy_from_slice(bytes);
-        let procedure = procedure_of(&buf);
-        let request = CallRequest { message: buf, memory, max_reply, timeout, token: 0, sink, procedure };
+        message.set_window(HEADROOM_CALL, bytes.len());
+        message.copy_from_slice(bytes);
+        let procedure = procedure_of(&message);
+        let request = CallRequest { message, memory, max_reply, timeout, token: 0, sink, procedure };
         match one_way {
             true => self.start_one_way(conn, request),
             false => self.start_call(conn, request),
         };
+    }
+}
+
+/// Answers a waiter. Dropped, it reports that the shard has stopped.
+type Answer = Completer<Result<Buf, CallError>>;
+
+/// Waiters of one connection for chunk memory of one size, oldest first.
+struct WaitQueue {
+    conn: ConnRef,
+    /// Bytes of the smallest buffers that hold the requests.
+    size: usize,
+    waiting: VecDeque<(usize, Answer)>,
+}
+
+/// Client threads that wait for chunk memory. Each connection has memory of its own, so no connection waits for
+/// another.
+///
+/// Waiters are served in order for each connection and size of buffer. A wait ends when a buffer is free, the waiter
+/// abandons it, or the connection closes.
+#[derive(Default)]
+pub(super) struct AllocQueue {
+    /// No queue is empty between turns. Longer buffers come first: shorter requests may use them.
+    queues: Vec<WaitQueue>,
+    /// Time of the next removal of abandoned waits, in nanoseconds.
+    sweep_at: u64,
+}
+
+impl AllocQueue {
+    /// Memory freed by other threads wakes nobody: the shard polls.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
+    fn push(&mut self, conn: ConnRef, size: usize, len: usize, answer: Answer) {
+        let queue = match self.queues.iter().position(|queue| queue.conn == conn && queue.size == size) {
+            Some(at) => &mut self.queues[at],
+            None => {
+                let at = self.queues.partition_point(|queue| queue.size >= size);
+                self.queues.insert(at, WaitQueue { conn, size, waiting: VecDeque::new() });
+                &mut self.queues[at]
+            }
+        };
+        queue.waiting.push_back((len, answer));
+    }
+
+    /// Removes abandoned waits.
+    #[cold]
+    fn sweep(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.waiting.retain(|(_, answer)| !answer.is_abandoned()));
+        self.queues.retain(|queue| !queue.waiting.is_empty());
+    }
+
+    /// Queues a wait. An impossible length fails at once.
+    fn wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: ConnRef, len: usize, answer: Answer) {
+        let sizes = cx.config.memory.bulk_buffers.iter().map(|&(size, _)| size);
+        let Some(size) = sizes.filter(|&size| size >= len).min() else {
+            return answer.complete(Err(cx.config.lacks_exposed_buffer(len)));
+        };
+        // Behind other waiters it waits for this turn's end: they may want the same buffer.
+        if !self.queues.iter().any(|queue| queue.conn == conn) {
+            match cx.alloc_exposed(conn, len) {
+                Err(CallError::NoMemory { .. }) => {}
+                Err(CallError::Closed) if cx.conns.has(conn) => {}
+                result => return answer.complete(result),
+            }
+        }
+        self.push(conn, size, len, answer);
+    }
+
+    /// Answers waiters with memory, and those of closed connections. Returns their number.
+    pub(super) fn poll<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let now = cx.clock.of_turn();
+        if now >= self.sweep_at {
+            self.sweep();
+            self.sweep_at = now.saturating_add(nanoseconds(cx.config.poll.control_interval));
+        }
+        let mut answered = 0;
+        for WaitQueue { conn, waiting, .. } in &mut self.queues {
+            // No overtaking.
+            while let Some((len, answer)) = waiting.pop_front() {
+                if answer.is_abandoned() {
+                    continue;
+                }
+                let Some(result) = alloc_again(cx, *conn, len) else {
+                    waiting.push_front((len, answer));
+                    break;
+                };
+                answer.complete(result);
+                answered += 1;
+            }
+        }
+        self.queues.retain(|queue| !queue.waiting.is_empty());
+        answered
+    }
+}
+
+/// Retries for a waiter; `None` without memory.
+fn alloc_again<F: Fabric>(cx: &mut Context<F>, conn: ConnRef, len: usize) -> Option<Result<Buf, CallError>> {
+    match cx.conns.get(conn) {
+        // Failures are not counted here.
+        Some(of) if of.calls.exposed_pool().is_some() => of.calls.try_alloc(len).map(Ok),
+        None if cx.conns.has(conn) => None,
+        _ => match cx.alloc_exposed(conn, len) {
+            Err(CallError::NoMemory { .. }) => None,
+            result => Some(result),
+        },
+    }
+}
+
+/// The application's task: polled by the shard, and dropped when it panics.
+#[derive(Default)]
+pub(super) struct OwnTask(Option<Box<dyn ShardTask>>);
+
+impl OwnTask {
+    pub(super) fn new(task: Option<Box<dyn ShardTask>>) -> Self {
+        Self(task)
+    }
+
+    /// Whether there is one.
+    #[inline]
+    pub(super) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Polls it; true after work.
+    pub(super) fn poll<F: Fabric>(&mut self, cx: &mut Context<F>) -> bool {
+        let Some(task) = &mut self.0 else { return false };
+        caught(|| task.poll()).unwrap_or_else(|panic| {
+            self.lose(cx, &panic);
+            true
+        })
+    }
+
+    /// Its descriptor.
+    ///
+    /// # Errors
+    /// Text of its panic, for [`lose`](Self::lose).
+    pub(super) fn descriptor(&self) -> Result<Option<BorrowedFd<'_>>, Box<str>> {
+        self.0.as_ref().map_or(Ok(None), |task| caught(|| task.descriptor()))
+    }
+
+    /// Drops it after a panic with this text.
+    #[cold]
+    pub(super) fn lose<F: Fabric>(&mut self, cx: &mut Context<F>, panic: &str) {
+        let again = match self.end() {
+            Ok(()) => String::new(),
+            Err(panic) => format!("; and once more when it was dropped: {panic}"),
+        };
+        let line = format_args!("task of a shard panicked, and was dropped: {panic}{again}");
+        cx.error("tasks that panicked", line);
+    }
+
+    /// Drops it, which runs the application's code.
+    ///
+    /// # Errors
+    /// Text of its panic.
+    fn end(&mut self) -> Result<(), Box<str>> {
+        self.0.take().map_or(Ok(()), |task| caught(|| drop(task)))
+    }
+}
+
+impl Drop for OwnTask {
+    fn drop(&mut self) {
+        // The shard ends anyway: the panic has been printed.
+        let _ = self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cross_thread::slot::{Ticket, oneshot};
+    use crate::shard::SimulatedTime;
+    use crate::shard::testing::{NoDevice, open_conn, small};
+
+    type Wait = Ticket<Result<Buf, CallError>>;
+
+    /// A shard with a connection that has a buffer of each of two sizes.
+    fn shard() -> (Shard<NoDevice>, ConnRef, SimulatedTime) {
+        let mut config = small();
+        config.memory.bulk_buffers = vec![(4096, 1), (65536, 1)];
+        let mut shard = Shard::open(NoDevice::default(), config, None).expect("memory");
+        let time = SimulatedTime::default();
+        shard.simulate(&time);
+        let conn = open_conn(0, false);
+        let name = ConnRef(conn.qp());
+        shard.cx.conns.insert(conn);
+        (shard, name, time)
+    }
+
+    fn ask(shard: &mut Shard<NoDevice>, conn: ConnRef, len: usize) -> Wait {
+        let (wait, answer) = oneshot();
+        shard.allocs.wait(&mut shard.cx, conn, len, answer);
+        wait
+    }
+
+    fn got(wait: &mut Wait) -> Option<Result<usize, CallError>> {
+        wait.try_take().map(|answer| answer.expect("the shard runs").map(|buf| buf.capacity()))
+    }
+
+    #[test]
+    fn a_wait_blocks_neither_another_size_nor_an_impossible_one() {
+        let (mut shard, conn, _) = shard();
+        let long = shard.alloc_exposed(conn, 65536).expect("the only one");
+        let mut waits = ask(&mut shard, conn, 65536);
+        let impossible = got(&mut ask(&mut shard, conn, 65537));
+        assert!(matches!(impossible, Some(Err(CallError::TooLong { .. }))), "{impossible:?}");
+        let mut short = ask(&mut shard, conn, 1);
+        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut short)), (1, Some(Ok(4096))));
+        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut waits)), (0, None));
+        // The long buffer goes to the waiter that needs it, in any order of the buffers.
+        let short = shard.alloc_exposed(conn, 1).expect("the short one");
+        let mut later = ask(&mut shard, conn, 1);
+        drop(long);
+        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut waits), got(&mut later)), (1, Some(Ok(65536)), None));
+        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut later)), (1, Some(Ok(65536))));
+        drop(short);
+        assert!(shard.allocs.is_empty());
+    }
+
+    #[test]
+    fn an_abandoned_wait_leaves_the_queue_before_a_buffer_is_free() {
+        let (mut shard, conn, time) = shard();
+        let _long = shard.alloc_exposed(conn, 65536).expect("the only one");
+        let mut waits = ask(&mut shard, conn, 65536);
+        let others: Vec<_> = (0..1000).map(|_| ask(&mut shard, conn, 65536)).collect();
+        assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.queues[0].waiting.len()), (0, 1001));
+        drop(others);
+        time.advance(shard.cx.config.poll.control_interval);
+        shard.cx.clock.read();
+        assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.queues[0].waiting.len()), (0, 1));
+        assert_eq!(got(&mut waits), None);
     }
 }

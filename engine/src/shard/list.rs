@@ -1,6 +1,6 @@
 //! Push for lists that nearly always have room.
 
-/// As [`Vec::push`]: builds the item in place, and grows out of line.
+/// Appends an item: builds it in place, and grows the list out of line.
 #[inline(always)]
 pub(super) fn push<T>(list: &mut Vec<T>, made: impl FnOnce() -> T) {
     if list.len() < list.capacity() { list.push(made()) } else { grow(list, made()) }

@@ -3,7 +3,8 @@
 //! A [`Shard`] owns its fabric, pool and connections, without locks or atomics. Other threads reach it only through the
 //! rings of [`cross_thread`](crate::cross_thread).
 //!
-//! [`Shard::poll_once`] is one turn. Its parts, by file:
+//! [`Shard::poll_once`] is one turn. A module owns its state: its types have private fields, and other modules call
+//! their methods. A [`Shard`] has them side by side, and picks the next one to run.
 //!
 //! | file | holds |
 //! |---|---|
@@ -11,82 +12,49 @@
 //! | `receive` | classification and dispatch of an incoming message |
 //! | `responder` | engine of the peers' calls |
 //! | `requester` | engine of our calls |
-//! | `ready` | connections with messages to send |
 //! | `context` | shared by both engines: device, pool, clock, connections, statistics |
-//! | `conn` | state of a connection |
-//! | `table`, `stage` | the connections, and their life cycle |
+//! | `connection` | one connection: life cycle, close reason, reconnecting; the table of all |
 //! | `admission` | which calls and connections of peers may use memory: quotas, waiting calls, Receives, eviction |
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continuation` | sending of continued messages |
 //! | `assembly` | reassembly of incoming continued messages |
-//! | `control` | connect, listen, accept, close |
+//! | `control_plane` | connect, listen, accept, close, reconnect |
 //! | `drain` | connections that close after their calls |
-//! | `lifecycle` | transitions of connections, and events for the owner |
-//! | `peers` | reports of peers' connections to the upper layer |
-//! | `reconnect` | reconnecting |
-//! | `resize` | resizing of receives while calls run |
+//! | `peer_events` | reports of peers' connections to the upper layer |
+//! | `receive_size` | resizing of receives while calls run |
 //! | `changes` | other characteristics that change while connected |
 //! | `obligations` | deadlines of what a peer owes |
-//! | `report` | statistics on request |
-//! | `sampler` | sampling of calls for latency |
-//! | `schedule` | schedule of the control plane and of timers |
-//! | `close_reason` | reasons for the end of a connection |
-//! | `clock` | the shard's clock |
+//! | `stats` | statistics on request, and sampling of calls for latency |
+//! | `clock` | the shard's clock, and the schedule of the control plane |
 //! | `list` | push for lists that nearly always have room |
-//! | `application` | the application's task |
 //! | `thread` | a shard on its own thread: core, idling |
-//! | `commands` | commands of other threads |
-//! | `allocs` | threads that wait for chunk memory |
+//! | `cross_thread_state` | commands of other threads, waits for chunk memory, the application's task |
 //! | `testing` | a shard's parts without a device, for tests |
-//!
-//! Each engine and type of the table has private fields; other files call its methods. A [`Shard`] has them side by
-//! side, and picks the next one to run.
 
 mod admission;
-mod allocs;
-mod application;
 mod assembly;
 mod changes;
 mod clock;
-#[path = "connection/close_reason.rs"]
-mod close_reason;
-#[path = "cross_thread_state.rs"]
-mod commands;
-#[path = "connection/mod.rs"]
-mod conn;
+mod connection;
 mod context;
 mod continuation;
-#[path = "control_plane.rs"]
-mod control;
+mod control_plane;
+mod cross_thread_state;
 mod drain;
-mod lifecycle;
 mod list;
 mod obligations;
-#[path = "peer_events.rs"]
-mod peers;
+mod peer_events;
 mod poll;
-mod ready;
 mod receive;
-#[path = "connection/reconnect.rs"]
-mod reconnect;
-#[path = "stats.rs"]
-mod report;
+mod receive_size;
 mod requester;
-#[path = "receive_size.rs"]
-mod resize;
 mod responder;
-mod sampler;
-mod schedule;
 mod send_queue;
-#[path = "connection/stage.rs"]
-mod stage;
-#[path = "connection/table.rs"]
-mod table;
+mod stats;
 #[cfg(test)]
 mod testing;
 mod thread;
 
-use self::allocs::AllocQueue;
 use std::iter;
 use std::sync::Arc;
 
@@ -98,43 +66,43 @@ use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
 use crate::proto::{CallError, CallId};
 use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
 use crate::start_error::StartError;
+use crate::stats::ShardStats;
 
 use admission::credit_limits::CreditLimits;
-use application::OwnTask;
 use changes::Changes;
 use clock::Clock;
 pub use clock::SimulatedTime;
-pub(crate) use close_reason::ClosedBecause;
-pub use close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
-use commands::Outside;
-pub(crate) use commands::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
-use conn::Conn;
-pub use conn_ref::ConnRef;
+pub(crate) use connection::close_reason::ClosedBecause;
+pub use connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
+// Names of modules before they moved.
+use connection as conn;
+use connection as stage;
+use connection::Conn;
+use connection::close_reason;
 use context::Context;
-use lifecycle::Lifecycle;
+use control_plane::Lifecycle;
+use cross_thread_state::{AllocQueue, CrossThreadState, OwnTask};
+pub(crate) use cross_thread_state::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
 use obligations::ObligationChecks;
-pub use peers::{Peer, PeerEvent, PeerHook};
+use peer_events as peers;
+pub use peer_events::{Peer, PeerEvent, PeerHook};
+pub(crate) use receive_size::ResizeCause;
+pub use receive_size::ResizeError;
 use requester::Requester;
 pub(crate) use requester::{CallRequest, ChunkMemory, Memory, Sink};
 pub use requester::{CallResult, Done, FailedCall, Reply, Returned};
-pub(crate) use resize::ResizeCause;
-pub use resize::ResizeError;
 use responder::Responder;
 pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
 pub(crate) use thread::{CutOff, ShardHandle, ShardThread, spawn};
 
-mod conn_ref {
-    use crate::fabric::QpId;
+/// A connection of a shard. Stale references match no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnRef(pub(crate) QpId);
 
-    /// A connection of a shard. Stale references match no connection.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct ConnRef(pub(crate) QpId);
-
-    impl ConnRef {
-        /// Matches no connection.
-        pub(crate) const NONE: Self = Self(QpId::NONE);
-    }
+impl ConnRef {
+    /// Matches no connection.
+    pub(crate) const NONE: Self = Self(QpId::NONE);
 }
 
 /// Checks a configuration and its services for this many shards, before any is created.
@@ -178,7 +146,7 @@ pub struct Shard<F: Fabric> {
     obligation_checks: ObligationChecks,
     credit_limits: CreditLimits,
     changes: Changes,
-    outside: Outside,
+    cross_thread: CrossThreadState,
     allocs: AllocQueue,
     task: OwnTask,
     /// Completions and events of the device, in reused lists.
@@ -207,24 +175,24 @@ impl<F: Fabric> Shard<F> {
         self
     }
 
-    /// As [`open`](Self::open), with local services.
+    /// Creates a shard on this thread, with services whose handlers share its state.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The knob, limit or call that failed, and the remedy.
     pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
         let cx = Context::open(fabric, config, services.is_some())?;
         let most_pending = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
-        let outside = Outside::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
+        let cross_thread = CrossThreadState::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
         let mut shard = Self {
             cx,
             requester: Requester::new(),
-            responder: Responder::new(services, outside.signal(), most_pending),
+            responder: Responder::new(services, cross_thread.signal(), most_pending),
             life: Lifecycle::new(),
             obligation_checks: ObligationChecks::default(),
             credit_limits: CreditLimits::default(),
             changes: Changes::default(),
-            outside,
+            cross_thread,
             allocs: AllocQueue::default(),
             task: OwnTask::default(),
             completions: Vec::with_capacity(POLL_BATCH),
@@ -268,7 +236,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Sets the hook for peers' connections; `index` is the shard's index in its server.
     pub(crate) fn set_peer_hook(&mut self, hook: PeerHook, index: u32) {
-        self.cx.peers.tell(hook, index);
+        self.cx.peers.set_hook(hook, index);
     }
 
     /// Sets the workers for procedures that run on workers.
@@ -301,7 +269,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Signal by which other threads wake the shard.
     pub(crate) fn signal(&self) -> Signal {
-        self.outside.signal()
+        self.cross_thread.signal()
     }
 
     /// The memory of the shard's pool.
@@ -324,17 +292,13 @@ impl<F: Fabric> Shard<F> {
     /// Starts a call. Its sink gets the outcome exactly once, also for an error here.
     #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
-        self.requester.start(&mut self.cx, conn, request)
+        self.requester.start(&mut self.cx, conn, request, false)
     }
 
     /// Starts a one-way call, which completes once sent.
     #[cold]
     pub(crate) fn start_one_way(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
-        let Some(conn) = self.cx.conns.take_ref(conn) else {
-            let failed = FailedCall::new(CallError::Closed, request.memory);
-            return self.fail_call(request.sink, request.token, failed);
-        };
-        self.lend(conn, |shard, conn| shard.requester.start_one_way(&mut shard.cx, conn, request))
+        self.requester.start(&mut self.cx, conn, CallRequest { max_reply: 0, ..request }, true)
     }
 
     /// Ends a call that did not start.
@@ -345,7 +309,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Sets the program of this side's calls on a connection, for log lines.
     pub(crate) fn set_program(&mut self, conn: ConnRef, program: u32, version: u32) {
-        self.with_ref(conn, |_, conn| conn.requests.set_program(program, version));
+        self.with_ref(conn, |_, conn| conn.calls.program = (program, version));
     }
 
     /// Cancels a call. Its memory returns when the peer can no longer reach it.
@@ -359,11 +323,17 @@ impl<F: Fabric> Shard<F> {
     /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if it has none so
     /// long, [`CallError::OutOfMemory`] if the system refuses the memory, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
-        if let Some(buf) = self.cx.conns.get(conn).and_then(|conn| conn.requests.alloc(len)) {
-            return Ok(buf);
-        }
-        let buf = self.with_ref(conn, |shard, conn| shard.requester.alloc_for(&mut shard.cx, conn, len));
-        buf.unwrap_or(Err(CallError::Closed))
+        self.cx.alloc_exposed(conn, len)
+    }
+
+    /// Statistics so far. Reading resets nothing.
+    pub fn stats(&mut self) -> ShardStats {
+        self.stats_with_connections(0)
+    }
+
+    /// Statistics so far, with at most `connections` in [`ShardStats::peers`]: those of the lowest slots.
+    pub fn stats_with_connections(&mut self, connections: usize) -> ShardStats {
+        stats::snapshot(&mut self.cx, &self.requester, &self.responder, connections)
     }
 
     /// Lends the connection with this queue pair, together with the shard. `None` without one, or while it is lent.
@@ -373,14 +343,14 @@ impl<F: Fabric> Shard<F> {
         Some(self.lend(conn, work))
     }
 
-    /// As [`with`](Self::with), by the owner's name of the connection.
+    /// Lends the connection with this owner's name, together with the shard. `None` without one, or while it is lent.
     #[inline(always)]
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
         Some(self.lend(conn, work))
     }
 
-    /// As [`with`](Self::with), for each connection with a queue pair.
+    /// Lends each connection with a queue pair, together with the shard.
     #[inline]
     fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.cx.conns.slots() {
@@ -423,7 +393,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Every pool of the shard.
     fn pools(&self) -> impl Iterator<Item = &Pool> {
-        let exposed = self.cx.conns.all().filter_map(|conn| conn.requests.exposed_pool());
+        let exposed = self.cx.conns.all().filter_map(|conn| conn.calls.exposed_pool());
         iter::once(&self.cx.pool).chain(self.cx.sizing.pools()).chain(self.requester.pools()).chain(exposed)
     }
 

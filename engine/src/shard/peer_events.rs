@@ -10,7 +10,7 @@ use std::time::Instant;
 use log::Level;
 
 use super::clock::nanoseconds;
-use super::close_reason::{CloseReason, LocalClose};
+use super::connection::close_reason::{CloseReason, LocalClose};
 use crate::cross_thread::panics::caught;
 use crate::fabric::QpId;
 use crate::fabric::log_limit::LogLimit;
@@ -69,7 +69,7 @@ pub enum PeerEvent<'a> {
 pub struct PeerHook(Arc<Hook>);
 
 struct Hook {
-    told: Box<dyn Fn(PeerEvent<'_>) + Send + Sync>,
+    hook: Box<dyn Fn(PeerEvent<'_>) + Send + Sync>,
     /// Limits log lines: peers may connect often.
     log: Mutex<LogLimit>,
     began: Instant,
@@ -79,14 +79,14 @@ impl PeerHook {
     /// Calls a closure.
     pub fn new(hook: impl Fn(PeerEvent<'_>) + Send + Sync + 'static) -> Self {
         let log = Mutex::new(LogLimit::new(module_path!()));
-        Self(Arc::new(Hook { told: Box::new(hook), log, began: Instant::now() }))
+        Self(Arc::new(Hook { hook: Box::new(hook), log, began: Instant::now() }))
     }
 
-    fn tell(&self, event: PeerEvent<'_>) {
-        if let Err(panic) = caught(|| (self.0.told)(event)) {
+    fn call(&self, event: PeerEvent<'_>) {
+        if let Err(panic) = caught(|| (self.0.hook)(event)) {
             let mut log = self.0.log.lock().unwrap_or_else(PoisonError::into_inner);
             let line = format_args!("peer hook panicked: {event:?}: {panic}");
-            log.log(nanoseconds(self.0.began.elapsed()), Level::Error, "panics of what is told of connections", line);
+            log.log(nanoseconds(self.0.began.elapsed()), Level::Error, "panics of the peer hook", line);
         }
     }
 }
@@ -106,7 +106,7 @@ pub(super) struct Peers {
 
 impl Peers {
     /// Reports the connections of a server's shard to this hook.
-    pub(super) fn tell(&mut self, hook: PeerHook, shard: u32) {
+    pub(super) fn set_hook(&mut self, hook: PeerHook, shard: u32) {
         (self.hook, self.shard) = (Some(hook), shard);
     }
 
@@ -114,7 +114,7 @@ impl Peers {
     pub(super) fn established(&self, qp: QpId, host: Option<IpAddr>, identity: Option<Arc<str>>) -> Option<OwedEnd> {
         let hook = self.hook.clone()?;
         let peer = Peer { caller: Caller { shard: self.shard, qp }, host, identity };
-        hook.tell(PeerEvent::Established(&peer));
+        hook.call(PeerEvent::Established(&peer));
         Some(OwedEnd(Arc::new(Owed { hook, peer, end: OnceLock::new() })))
     }
 }
@@ -146,7 +146,7 @@ impl Drop for Owed {
         let known = self.end.take();
         let (identity, reason) = known.unwrap_or_else(|| (self.peer.identity.take(), LocalClose::Stopped.into()));
         self.peer.identity = identity;
-        self.hook.tell(PeerEvent::Ended(&self.peer, &reason));
+        self.hook.call(PeerEvent::Ended(&self.peer, &reason));
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
 
     use super::*;
     use crate::shard::admission::peer_info::PeerInfo;
-    use crate::shard::conn::Conn;
+    use crate::shard::connection::Conn;
     use crate::shard::testing::open_conn;
 
     /// Reported events, as text.
@@ -191,7 +191,7 @@ mod tests {
 
     fn peers(told: &Told) -> Peers {
         let mut peers = Peers::default();
-        peers.tell(told.hook(), 0);
+        peers.set_hook(told.hook(), 0);
         peers
     }
 

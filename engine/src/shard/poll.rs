@@ -44,12 +44,15 @@ impl<F: Fabric> Shard<F> {
     /// Whether anything has to be polled in each turn.
     #[inline(always)]
     fn has_others(&self) -> bool {
-        self.has_inbox() || self.has_task() || self.responder.has_pending_calls()
+        self.cross_thread.has_inbox() || self.task.is_some() || self.responder.has_pending_calls()
     }
 
     #[inline(never)]
     fn hear_others(&mut self) -> usize {
-        self.inbox() + self.turn_allocs() + usize::from(self.turn_task()) + self.responder.collect(&mut self.cx)
+        self.inbox()
+            + self.allocs.poll(&mut self.cx)
+            + usize::from(self.task.poll(&mut self.cx))
+            + self.responder.collect(&mut self.cx)
     }
 
     /// Whether steps 3 to 6 have work. In most turns they have none.

@@ -12,6 +12,7 @@
 use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
 
 use super::context::Context;
+use crate::config::Config;
 use crate::fabric::{Access, Fabric, FabricError};
 use crate::proto::exchange::Characteristic;
 
@@ -60,14 +61,15 @@ pub(crate) enum ResizeCause {
 
 /// Receives of one size other than the configured one.
 #[derive(Debug)]
-struct Sized {
+struct SizedPool {
     size: usize,
     pool: Pool,
 }
 
+/// A change of size in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    Still,
+enum Change {
+    None,
     /// The older receives are used up when this many receives have been consumed.
     Growing(u64),
     /// Peers have to read the smaller limit.
@@ -81,13 +83,13 @@ pub(super) struct Sizing {
     announced: usize,
     /// Size of new receives.
     filled: usize,
-    stage: Progress,
+    change: Change,
     /// Size requested by a peer.
-    asked: Option<usize>,
+    requested: Option<usize>,
     /// Memory of the current size, unless that is the configured one.
-    pool: Option<Sized>,
+    pool: Option<SizedPool>,
     /// Memory of earlier sizes, still in use.
-    retired: Vec<Sized>,
+    retired: Vec<SizedPool>,
     /// Receives posted since the start.
     posted: u64,
     /// Buffer bytes of a new receive, and of one of the configured size.
@@ -101,8 +103,8 @@ impl Sizing {
         Self {
             announced: size,
             filled: size,
-            stage: Progress::Still,
-            asked: None,
+            change: Change::None,
+            requested: None,
             pool: None,
             retired: Vec::new(),
             posted: 0,
@@ -135,14 +137,7 @@ impl Sizing {
 
     /// Whether the control plane has work with it.
     pub(super) fn is_busy(&self) -> bool {
-        self.stage != Progress::Still || self.asked.is_some() || !self.retired.is_empty()
-    }
-
-    /// Collects returned buffers.
-    pub(super) fn drain_remote(&self) {
-        for sized in self.pool.iter().chain(&self.retired) {
-            sized.pool.drain_remote();
-        }
+        self.change != Change::None || self.requested.is_some() || !self.retired.is_empty()
     }
 
     /// Pool of new receives, and their bytes. `usual` is the pool for the configured size.
@@ -156,145 +151,140 @@ impl Sizing {
         self.pool.iter().chain(&self.retired).map(|sized| &sized.pool)
     }
 
-    pub(super) fn posted(&mut self, count: usize) {
+    /// Collects buffers that other threads have returned.
+    pub(super) fn drain_remote(&self) {
+        self.pools().for_each(|pool| _ = pool.drain_remote());
+    }
+
+    /// Counts posted receives.
+    pub(super) fn count_posted(&mut self, count: usize) {
         self.posted += count as u64;
     }
 }
 
-impl<F: Fabric> Context<F> {
-    /// Changes the receive size of all connections while calls run.
-    ///
-    /// # Errors
-    /// Nothing has changed.
-    pub(super) fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeCause> {
-        let most = self.config.longest_message();
-        if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
-            return Err(ResizeCause::Bounds { wanted: bytes, most });
-        }
-        if self.sizing.stage != Progress::Still {
-            let shrinking = self.sizing.stage == Progress::Shrinking;
-            let to = if shrinking { self.sizing.announced } else { self.sizing.filled };
-            return Err(ResizeCause::Busy { to });
-        }
-        if bytes > self.sizing.announced {
-            self.post_from_now_on(bytes)?;
-            self.fabric.fence_receives();
-            self.sizing.stage = Progress::Growing(self.sizing.posted);
-        } else if bytes < self.sizing.announced {
-            self.sizing.announced = bytes;
-            self.sizing.stage = Progress::Shrinking;
-            self.announce_sizes(false);
-        }
-        self.schedule.control_now();
-        Ok(())
-    }
+/// Receive sizes that peers may request.
+pub(super) fn for_peers(config: &Config) -> Option<(usize, usize)> {
+    config.debug.resize_on_request.then(|| (LEAST, config.longest_message()))
+}
 
-    /// Switches to receives of this size, and drops those not posted yet.
-    fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeCause> {
-        let again = self.sizing.retired.iter().position(|sized| sized.size == bytes);
-        let next = match again {
-            _ if bytes == self.config.wire.receive_size => None,
-            Some(at) => Some(self.sizing.retired.swap_remove(at)),
-            None => {
-                let count = self.config.memory.receives + self.config.memory.message_buffers;
-                let classes = vec![Class { size: bytes, count }];
-                let pool = Pool::new(&PoolConfig { classes, arena: self.config.arena() })?;
-                self.fabric.register(pool.arena(), Access::LOCAL)?;
-                Some(Sized { size: bytes, pool })
-            }
-        };
-        let before = std::mem::replace(&mut self.sizing.pool, next);
-        self.sizing.retired.extend(before);
-        self.sizing.filled = bytes;
-        self.receives.drop_waiting();
-        // Buffers of another size are freed instead of posted.
-        self.sizing.capacity = match &self.sizing.pool {
-            Some(sized) => sized.pool.stats().classes.first().map_or(bytes, |class| class.size),
-            None => self.sizing.configured_capacity,
-        };
-        Ok(())
+/// Changes the receive size of all connections while calls run.
+///
+/// # Errors
+/// Nothing has changed.
+pub(super) fn change<F: Fabric>(cx: &mut Context<F>, bytes: usize) -> Result<(), ResizeCause> {
+    let most = cx.config.longest_message();
+    if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
+        return Err(ResizeCause::Bounds { wanted: bytes, most });
     }
+    let announced = cx.sizing.announced;
+    match cx.sizing.change {
+        Change::None => {}
+        Change::Growing(_) => return Err(ResizeCause::Busy { to: cx.sizing.filled }),
+        Change::Shrinking => return Err(ResizeCause::Busy { to: announced }),
+    }
+    if bytes > announced {
+        switch_to(cx, bytes)?;
+        cx.fabric.fence_receives();
+        cx.sizing.change = Change::Growing(cx.sizing.posted);
+    } else if bytes < announced {
+        (cx.sizing.announced, cx.sizing.change) = (bytes, Change::Shrinking);
+        announce(cx, false);
+    }
+    cx.schedule.control_now();
+    Ok(())
+}
 
-    /// Announces the size to each peer; `settled`: as the answer to its request.
-    fn announce_sizes(&mut self, settled: bool) {
-        let size = self.sizing.announced;
-        for conn in self.conns.iter_mut() {
-            // A peer without the operations keeps its first promise.
-            let _ = conn.proto.changes().announce(Characteristic::ReceiveSize(size as u32), settled);
-            conn.refresh();
-            self.ready.add(conn);
+/// Records a change that a peer requested, if allowed; it starts when possible.
+pub(super) fn request<F: Fabric>(cx: &mut Context<F>, bytes: usize) {
+    if cx.config.debug.resize_on_request {
+        cx.sizing.requested = Some(bytes);
+    }
+}
+
+/// Continues a change of size, in the control plane: no connection is lent then.
+pub(super) fn advance<F: Fabric>(cx: &mut Context<F>) {
+    if !cx.sizing.is_busy() {
+        return;
+    }
+    let consumed = cx.sizing.posted - cx.receives.posted() as u64;
+    match cx.sizing.change {
+        Change::Growing(until) if consumed >= until => {
+            (cx.sizing.announced, cx.sizing.change) = (cx.sizing.filled, Change::None);
+            announce(cx, true);
         }
+        Change::Shrinking => shrink(cx),
+        _ => {}
     }
-
-    /// Records a change that a peer requested, if allowed; it starts when possible.
-    pub(super) fn ask_for_size(&mut self, bytes: usize) {
-        if self.config.debug.resize_on_request {
-            self.sizing.asked = Some(bytes);
+    if cx.sizing.change == Change::None
+        && let Some(bytes) = cx.sizing.requested.take()
+    {
+        if let Err(error) = change(cx, bytes) {
+            let line = format_args!("a peer asks for Receives of {bytes} bytes: {error}");
+            cx.warn("unavailable sizes of Receives", line);
+        }
+        if cx.sizing.change == Change::None {
+            announce(cx, true);
         }
     }
-
-    /// Continues a change of size, in the control plane: no connection is lent then.
-    pub(super) fn resize(&mut self) {
-        if !self.sizing.is_busy() {
-            return;
-        }
-        let taken = self.sizing.posted - self.receives.posted() as u64;
-        match self.sizing.stage {
-            Progress::Growing(until) if taken >= until => {
-                self.sizing.announced = self.sizing.filled;
-                self.sizing.stage = Progress::Still;
-                self.announce_sizes(true);
-            }
-            Progress::Shrinking => self.shrink(),
-            _ => {}
-        }
-        if self.sizing.stage == Progress::Still
-            && let Some(bytes) = self.sizing.asked.take()
-        {
-            if let Err(error) = self.change_receive_size(bytes) {
-                self.warn(
-                    "sizes of Receives that cannot be had",
-                    format_args!("a peer asks for Receives of {bytes} bytes: {error}"),
-                );
-            }
-            if self.sizing.stage == Progress::Still {
-                self.announce_sizes(true);
-            }
-        }
-        self.release_memory();
-    }
-
-    /// Posts smaller receives once no peer relies on larger ones.
-    fn shrink(&mut self) {
-        let size = self.sizing.announced;
-        if !self.conns.iter_mut().all(|conn| conn.proto.changes().promised_receive() <= size) {
-            return;
-        }
-        if let Err(error) = self.post_from_now_on(size) {
-            self.warn(
-                "sizes of Receives that cannot be had",
-                format_args!("receives of {size} bytes: {error}; larger receives stay"),
-            );
-        }
-        self.sizing.stage = Progress::Still;
-        self.announce_sizes(true);
-    }
-
-    /// Frees the memory of unused sizes.
-    fn release_memory(&mut self) {
-        self.sizing.drain_remote();
-        let home = |sized: &mut Sized| sized.pool.stats().classes.iter().all(|class| class.outstanding == 0);
-        let unused: Vec<_> = self.sizing.retired.extract_if(.., home).collect();
-        for sized in unused {
-            if let Err(error) = self.fabric.deregister(sized.pool.arena().id()) {
-                let line = format_args!("memory of receives of {} bytes: {error}", sized.size);
-                self.error("memory that is not given back", line);
-            }
+    // Memory of sizes that are not used any more.
+    cx.sizing.drain_remote();
+    let is_unused = |sized: &mut SizedPool| sized.pool.stats().classes.iter().all(|class| class.outstanding == 0);
+    let unused: Vec<_> = cx.sizing.retired.extract_if(.., is_unused).collect();
+    for sized in unused {
+        if let Err(error) = cx.fabric.deregister(sized.pool.arena().id()) {
+            let line = format_args!("memory of receives of {} bytes: {error}", sized.size);
+            cx.error("memory that is not given back", line);
         }
     }
+}
 
-    /// Receive sizes that peers may request.
-    pub(super) fn sizes_for_peers(&self) -> Option<(usize, usize)> {
-        self.config.debug.resize_on_request.then(|| (LEAST, self.config.longest_message()))
+/// Posts smaller receives once no peer relies on larger ones.
+fn shrink<F: Fabric>(cx: &mut Context<F>) {
+    let size = cx.sizing.announced;
+    if !cx.conns.iter_mut().all(|conn| conn.proto.changes().promised_receive() <= size) {
+        return;
+    }
+    if let Err(error) = switch_to(cx, size) {
+        let line = format_args!("receives of {size} bytes: {error}; larger receives stay");
+        cx.warn("unavailable sizes of Receives", line);
+    }
+    cx.sizing.change = Change::None;
+    announce(cx, true);
+}
+
+/// Switches to receives of this size, and drops those not posted yet.
+fn switch_to<F: Fabric>(cx: &mut Context<F>, bytes: usize) -> Result<(), ResizeCause> {
+    let sizing = &mut cx.sizing;
+    let next = match sizing.retired.iter().position(|sized| sized.size == bytes) {
+        _ if bytes == cx.config.wire.receive_size => None,
+        Some(at) => Some(sizing.retired.swap_remove(at)),
+        None => {
+            let count = cx.config.memory.receives + cx.config.memory.message_buffers;
+            let classes = vec![Class { size: bytes, count }];
+            let pool = Pool::new(&PoolConfig { classes, arena: cx.config.arena() })?;
+            cx.fabric.register(pool.arena(), Access::LOCAL)?;
+            Some(SizedPool { size: bytes, pool })
+        }
+    };
+    // Buffers of another size are freed instead of posted.
+    sizing.capacity = match &next {
+        Some(sized) => sized.pool.stats().classes.first().map_or(bytes, |class| class.size),
+        None => sizing.configured_capacity,
+    };
+    let before = std::mem::replace(&mut sizing.pool, next);
+    sizing.retired.extend(before);
+    sizing.filled = bytes;
+    cx.receives.drop_waiting();
+    Ok(())
+}
+
+/// Announces the size to each peer; `settled`: as the answer to its request.
+fn announce<F: Fabric>(cx: &mut Context<F>, settled: bool) {
+    let size = cx.sizing.announced;
+    for conn in cx.conns.iter_mut() {
+        // A peer without the operations keeps its first promise.
+        let _ = conn.proto.changes().announce(Characteristic::ReceiveSize(size as u32), settled);
+        conn.refresh();
+        cx.ready.add(conn);
     }
 }

@@ -9,9 +9,8 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent, PagePolicy};
 
 use super::SimulatedTime;
-use super::conn::Conn;
+use super::connection::{Conn, Stage};
 use super::context::Context;
-use super::stage::Stage;
 use crate::config::{Config, LimitsConfig, MemoryConfig};
 use crate::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind,
@@ -213,7 +212,7 @@ pub(super) fn message(credits: u32, rpc: &[u32]) -> Vec<u8> {
     message_with_lists(credits, &[0, 0, 0], rpc)
 }
 
-/// As above, with chunk lists as words.
+/// A version 1 message with chunk lists, as words.
 pub(super) fn message_with_lists(credits: u32, lists: &[u32], rpc: &[u32]) -> Vec<u8> {
     let header = [rpc[0], 1, credits, 0];
     header.iter().chain(lists).chain(rpc).flat_map(|word| word.to_be_bytes()).collect()

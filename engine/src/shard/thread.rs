@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Shard;
-use super::commands::{Command, tell};
+use super::cross_thread_state::{Command, tell};
 use super::drain::{holds_sends, in_transit};
 use crate::cross_thread::block_on::block_on;
 use crate::cross_thread::idle::Idle;
@@ -47,7 +47,7 @@ impl ShardThread {
         if SHARD.get() == Some(self.0) { Err(Defect::OwnShard) } else { Ok(()) }
     }
 
-    /// As above.
+    /// For a wait that only this shard can end.
     ///
     /// # Panics
     /// Its thread is the current one.
@@ -70,7 +70,7 @@ pub(crate) async fn spawn<F: Fabric>(
         let made = core.map_or(Ok(()), pin_current_thread);
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
-                start.complete(Ok(Unclaimed(Some(shard.open_inbox()))));
+                start.complete(Ok(Unclaimed(Some(shard.cross_thread.connector()))));
                 let cut_off = shard.turn_until_stopped();
                 return Some((shard.stats(), cut_off));
             }
@@ -124,11 +124,6 @@ pub(crate) struct ShardHandle {
 }
 
 impl ShardHandle {
-    /// A handle of a shard that its owner polls on this thread.
-    fn of_polled(connector: Connector<Command>) -> Self {
-        Self { connector, id: ShardThread(thread::current().id()), thread: None }
-    }
-
     /// A connector for one more thread.
     pub(crate) fn connector(&self) -> &Connector<Command> {
         &self.connector
@@ -196,22 +191,26 @@ impl Drop for ShardHandle {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// A handle for other threads, of a shard that its owner polls.
+    /// A handle for other threads, of a shard that its owner polls on this thread.
     pub(crate) fn polled_handle(&mut self) -> ShardHandle {
-        ShardHandle::of_polled(self.connector())
+        let id = ShardThread(thread::current().id());
+        ShardHandle { connector: self.cross_thread.connector(), id, thread: None }
     }
 
     /// Polls until stopped.
     fn turn_until_stopped(&mut self) -> CutOff {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         self.cx.clock.spin();
-        while !self.outside.is_stopped() {
+        while !self.cross_thread.stopped {
             let busy = self.poll_once();
             // Before the sleep: the last connection ends a drain.
-            self.notice();
+            if !self.life.notices.is_empty() {
+                self.cross_thread.report(self.life.notices.drain(..));
+                self.cross_thread.stopped |= self.life.draining && self.is_drained();
+            }
             if busy {
                 idle.reset();
-            } else if !self.outside.is_stopped() {
+            } else if !self.cross_thread.stopped {
                 idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
         }
@@ -233,18 +232,18 @@ impl<F: Fabric> Shard<F> {
             self.wait(if slept { Duration::ZERO } else { timeout });
             self.cx.clock.woke();
         }
-        self.outside.sleeper().disarm();
+        self.cross_thread.sleeper.disarm();
     }
 
     /// Arms, and checks for work once more. Returns how long to sleep, or `None` after work. Later events make the
     /// fabric's descriptor readable.
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
-        self.outside.sleeper().arm();
+        self.cross_thread.sleeper.arm();
         self.cx.fabric.arm();
-        let told = self.life.notices.len();
+        let notices = self.life.notices.len();
         // The turn does not report control-plane work: a close may be the last of a drain. A ready connection needs
         // another turn.
-        if self.poll_once() || self.life.notices.len() != told || !self.cx.ready.is_empty() {
+        if self.poll_once() || self.life.notices.len() != notices || !self.cx.ready.is_empty() {
             return None;
         }
         self.obligation_checks.before_sleep(&mut self.cx);
@@ -258,7 +257,7 @@ impl<F: Fabric> Shard<F> {
         })
     }
 
-    /// As `arm`, for a sleep on the fabric's descriptor.
+    /// Arms for a sleep on the fabric's descriptor. Returns how long to sleep, or `None` after work.
     pub(crate) fn arm_elsewhere(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.arm(longest)?;
         let fabric = self.cx.fabric.longest_wait();
@@ -269,7 +268,7 @@ impl<F: Fabric> Shard<F> {
     /// Ends a sleep elsewhere.
     pub(crate) fn disarm(&mut self) {
         self.wait(Duration::ZERO);
-        self.outside.sleeper().disarm();
+        self.cross_thread.sleeper.disarm();
     }
 
     /// Sleeps until the fabric or the task has work; false if the task has no descriptor.
@@ -279,7 +278,7 @@ impl<F: Fabric> Shard<F> {
             Ok(None) => return false,
             Err(panic) => {
                 // The task's calls end with it.
-                self.lose_task(&panic);
+                self.task.lose(&mut self.cx, &panic);
                 return true;
             }
         };
@@ -312,7 +311,7 @@ impl<F: Fabric> Shard<F> {
 mod tests {
     use super::*;
     use crate::cross_thread::idle::IdlePolicy;
-    use crate::shard::close_reason::LocalClose;
+    use crate::shard::connection::close_reason::LocalClose;
     use crate::shard::testing::{NoDevice, open_conn, small};
 
     #[test]

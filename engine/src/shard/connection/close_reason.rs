@@ -101,7 +101,7 @@ impl CloseReason {
     }
 
     /// The next attempt to connect would fail in the same way.
-    pub(super) fn is_permanent(&self) -> bool {
+    pub(crate) fn is_permanent(&self) -> bool {
         use PeerFault::{NoCommonVersion, NotAuthenticated};
         matches!(self.0, CloseCause::PeerFault(NoCommonVersion { .. } | NotAuthenticated(_)))
     }
@@ -120,12 +120,12 @@ impl<T: Into<CloseCause>> From<T> for CloseReason {
 }
 
 /// What a server says that takes no connections any more.
-pub(super) const REJECTED_CLOSED: &[u8] = b"closed";
+pub(crate) const REJECTED_CLOSED: &[u8] = b"closed";
 /// What a server says without receives for another connection.
-pub(super) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
+pub(crate) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
 
 /// Whether a work request failed through the peer's fault.
-pub(super) fn is_peer_fault(status: Status) -> bool {
+pub(crate) fn is_peer_fault(status: Status) -> bool {
     matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
 }
 
@@ -137,7 +137,7 @@ pub enum CloseCause {
     #[error(transparent)]
     PeerFault(#[from] PeerFault),
     /// The peer rejected the connection.
-    /// // Escaped: the peer's bytes must not look like log lines of ours.
+    // Escaped: the peer's bytes must not look like log lines of ours.
     #[error("rejected by the peer: {}", String::from_utf8_lossy(.said).escape_debug())]
     Rejected {
         /// Text that the peer sent with the rejection.
@@ -176,7 +176,7 @@ pub enum CloseCause {
 impl CloseCause {
     /// Category of its end in the log, for an accepted connection. `None` for a regular end, or one that is logged
     /// already.
-    pub(super) fn for_the_log(&self) -> Option<&'static str> {
+    pub(crate) fn for_the_log(&self) -> Option<&'static str> {
         match self {
             // Flushed with its connection, as when a peer leaves amid a transfer: the device did not fail.
             Self::Device { status: Status::Flushed, .. } => None,
@@ -233,7 +233,7 @@ pub enum LocalClose {
 
 /// Duty of a stalled peer while the shard holds memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stall {
+pub(crate) enum Stall {
     /// Receive messages.
     Sends,
     /// Answer RDMA Reads.
@@ -250,7 +250,7 @@ pub(super) enum Stall {
 
 impl Stall {
     /// Text of the peer's failure.
-    pub(super) fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Sends => "peer receives too slowly, or nothing",
             Self::SendsOrReads => "peer receives, or answers RDMA Reads, too slowly or not at all",

@@ -1,4 +1,14 @@
-//! Shard state of one connection, beside the protocol's.
+//! One connection of a shard: its life cycle, and its state beside the protocol's.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `table` | the shard's connections by queue pair and by owner's name, and those with messages to send |
+//! | `reconnect` | state of reconnecting, and the fallback to version 1 |
+//! | `close_reason` | reasons for the end of a connection |
+
+pub(super) mod close_reason;
+pub(super) mod reconnect;
+pub(super) mod table;
 
 use std::mem::offset_of;
 use std::net::IpAddr;
@@ -12,17 +22,60 @@ use super::admission::peer_info::PeerInfo;
 use super::admission::quota::QuotaOwner;
 use super::admission::receives::Promise;
 use super::assembly::Assembling;
-use super::close_reason::{CloseReason, LocalClose};
 use super::continuation::Continuation;
 use super::obligations::{ObligationTimers, PeerObligations};
-use super::peers::{OwedEnd, Peers};
-use super::reconnect::Again;
-use super::requester::Requests;
+use super::peer_events::{OwedEnd, Peers};
+use super::requester::OutgoingCalls;
 use super::responder::ServedCalls;
 use super::send_queue::SendQueue;
-use super::stage::Stage;
 use crate::fabric::{Fabric, QpId};
-use crate::proto::{ConnConfig, Connection};
+use crate::proto::{ConnConfig, Connection, CreditMode};
+use crate::wire::Version;
+use close_reason::{CloseReason, LocalClose};
+use reconnect::ReconnectState;
+
+/// Stage of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Not yet `Established` by the fabric.
+    Connecting,
+    /// A client waits for the answer to its first message.
+    Negotiating,
+    /// Open for messages.
+    Open,
+    /// No new calls of the peer; current ones complete. This side makes calls only while it serves some, because their
+    /// handlers may call back.
+    Draining,
+    /// All calls have ended. The connection closes when the peer has received everything.
+    Closing,
+    /// Lost; waits to reconnect.
+    Reconnecting,
+}
+
+impl Stage {
+    /// Whether `next` may follow directly.
+    const fn leads_to(self, next: Self) -> bool {
+        use Stage::{Closing, Connecting, Draining, Negotiating, Open, Reconnecting};
+        match self {
+            // A connection that was never established has nothing to drain.
+            Connecting => matches!(next, Negotiating | Open | Closing | Reconnecting),
+            Negotiating => matches!(next, Open | Draining | Reconnecting),
+            Open => matches!(next, Draining | Reconnecting),
+            Draining => matches!(next, Closing),
+            Reconnecting => matches!(next, Connecting | Draining | Closing),
+            Closing => false,
+        }
+    }
+
+    /// Enters `next`.
+    ///
+    /// # Panics
+    /// In debug builds, on an invalid transition.
+    pub(super) fn go(&mut self, next: Self) {
+        debug_assert!(self.leads_to(next), "{self:?} does not lead to {next:?}");
+        *self = next;
+    }
+}
 
 /// A connection. Its parts are borrowed by name, as users often need two at once; each has private fields. The fields
 /// that each message needs come first, together.
@@ -40,7 +93,7 @@ pub(super) struct Conn {
     host: Option<IpAddr>,
     pub(super) sends: SendQueue,
     /// Our calls on it.
-    pub(super) requests: Requests,
+    pub(super) calls: OutgoingCalls,
     /// The peer's calls on it.
     pub(super) served: ServedCalls,
     // The start of `proto` is hot too.
@@ -52,8 +105,7 @@ pub(super) struct Conn {
     pub(super) usage: CreditUsage,
     /// What the peer owes, and since when.
     pub(super) obligations: ObligationTimers,
-    /// State of reconnecting.
-    pub(super) again: Again,
+    pub(super) reconnect: ReconnectState,
     /// The outgoing continued message, if any.
     continuation: Option<Continuation>,
     /// Authenticated name of the peer.
@@ -62,17 +114,17 @@ pub(super) struct Conn {
     accepted: Option<PeerInfo>,
     /// Close report for the upper layer, if it knows the connection.
     owed_end: Option<OwedEnd>,
-    /// Deadline of a client's negotiation, in nanoseconds.
-    settle_by: u64,
+    /// Deadline of a client's negotiation, in nanoseconds; `u64::MAX` for none.
+    pub(super) negotiate_by: u64,
     /// Messages sent when a pure grant was last delayed.
     granting_since: u64,
     /// Deadlines of a draining connection without calls.
-    linger: Option<Linger>,
+    drain_deadlines: Option<DrainDeadlines>,
 }
 
 /// Deadlines of a draining connection for messages of its peer, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-struct Linger {
+struct DrainDeadlines {
     /// Messages received at the last check, and its time.
     received: u64,
     heard: u64,
@@ -84,7 +136,7 @@ struct Linger {
     untaken: bool,
 }
 
-impl Linger {
+impl DrainDeadlines {
     /// Deadline, given the state as of now: extended while the peer sends, up to a limit.
     fn until(&mut self, silence: u64, now: Self) -> u64 {
         if now.half.is_some() && now.half == self.half {
@@ -107,7 +159,7 @@ impl Linger {
 }
 
 /// Idle intervals after which a draining connection closes, even if its peer keeps calling.
-const LONGEST_LINGER: u64 = 10;
+const MOST_INTERVALS: u64 = 10;
 
 /// Cache lines of a connection that each message needs.
 const HOT_LINES: usize = (offset_of!(Conn, proto) + Connection::HOT_BYTES).div_ceil(64);
@@ -120,7 +172,7 @@ impl Conn {
             stage: Stage::Connecting,
             sends: SendQueue::new(),
             ready: false,
-            requests: Requests::new(proto.calls().capacity()),
+            calls: OutgoingCalls::new(proto.calls().capacity()),
             served: ServedCalls::new(proto.inbound().capacity()),
             proto,
             assembling: Assembling::default(),
@@ -129,14 +181,14 @@ impl Conn {
             host: None,
             accepted: None,
             owed_end: None,
-            settle_by: u64::MAX,
+            negotiate_by: u64::MAX,
             promise: Promise::default(),
             usage: CreditUsage::default(),
             obligations: ObligationTimers::default(),
-            again: Again::default(),
+            reconnect: ReconnectState::default(),
             close_reason: None,
             granting_since: u64::MAX,
-            linger: None,
+            drain_deadlines: None,
         }
     }
 
@@ -162,7 +214,7 @@ impl Conn {
     pub(super) fn prefetch_tables(&self) {
         let [calls, free_calls] = self.proto.calls().first_places();
         [calls, free_calls, self.proto.inbound().first_place()].into_iter().for_each(prefetch::<1, _>);
-        prefetch::<2, _>(self.requests.first_place());
+        prefetch::<2, _>(self.calls.first_slot());
         prefetch::<2, _>(self.sends.next_place());
     }
 
@@ -170,11 +222,6 @@ impl Conn {
     #[inline]
     pub(super) fn qp(&self) -> QpId {
         self.qp
-    }
-
-    #[inline]
-    pub(super) fn has_qp(&self) -> bool {
-        self.qp != ConnRef::NONE.0
     }
 
     /// Its first queue pair, which names it for its owner.
@@ -224,7 +271,7 @@ impl Conn {
         self.accepted.as_ref()
     }
 
-    /// As above, mutable.
+    /// The peer of an accepted connection, mutable.
     pub(super) fn accepted_mut(&mut self) -> Option<&mut PeerInfo> {
         self.accepted.as_mut()
     }
@@ -246,16 +293,6 @@ impl Conn {
         if let Some(owed) = self.owed_end.take() {
             owed.end(self.peer().cloned(), reason.clone());
         }
-    }
-
-    /// Deadline of a client's negotiation, in nanoseconds.
-    pub(super) fn settle_by(&self) -> u64 {
-        self.settle_by
-    }
-
-    /// Sets the negotiation deadline, in nanoseconds; `u64::MAX` for none.
-    pub(super) fn settle_until(&mut self, time: u64) {
-        self.settle_by = time;
     }
 
     /// Whether it is in the list of ready connections.
@@ -282,14 +319,14 @@ impl Conn {
     }
 
     /// Removes and returns its queue pair; drops its unsent messages.
-    pub(super) fn leave_qp(&mut self) -> QpId {
+    pub(super) fn detach_qp(&mut self) -> QpId {
         // Marked as ready, so that no caller adds it.
         self.ready = true;
         std::mem::replace(&mut self.qp, ConnRef::NONE.0)
     }
 
-    /// Attaches a new queue pair, and reconnects.
-    pub(super) fn made_again(&mut self, qp: QpId, config: ConnConfig) {
+    /// Attaches a new queue pair, to reconnect.
+    pub(super) fn attach_qp(&mut self, qp: QpId, config: ConnConfig) {
         self.proto.restart(config);
         self.usage.restart();
         self.fit();
@@ -297,12 +334,12 @@ impl Conn {
         (self.qp, self.ready, self.close_reason) = (qp, false, None);
     }
 
-    /// Records a failed attempt to reconnect as the close reason.
-    pub(super) fn not_made_again(&mut self, reason: impl Into<CloseReason>) {
+    /// Replaces the close reason, after a failed attempt to reconnect.
+    pub(super) fn replace_close_reason(&mut self, reason: impl Into<CloseReason>) {
         self.close_reason = Some(Box::new(reason.into()));
     }
 
-    /// Drains: accepts no more calls of the peer, and of this side only [some](Self::refuses_calls), and ends after the
+    /// Drains: accepts no more calls of the peer, and of this side only [some](Stage::Draining), and ends after the
     /// current ones.
     #[cold]
     pub(super) fn drain(&mut self) {
@@ -323,9 +360,9 @@ impl Conn {
     #[cold]
     pub(super) fn lingers_until(&mut self, now: u64, silence: u64, untaken: bool) -> u64 {
         let (received, half) = (self.proto.counters().received, self.proto.status().half_received);
-        let end = now.saturating_add(silence.saturating_mul(LONGEST_LINGER));
-        let state = Linger { received, heard: now, end, half, untaken: true };
-        self.linger.get_or_insert(state).until(silence, Linger { untaken, ..state })
+        let end = now.saturating_add(silence.saturating_mul(MOST_INTERVALS));
+        let state = DrainDeadlines { received, heard: now, end, half, untaken: true };
+        self.drain_deadlines.get_or_insert(state).until(silence, DrainDeadlines { untaken, ..state })
     }
 
     /// Whether it has to end, or to reconnect.
@@ -361,7 +398,7 @@ impl Conn {
     pub(super) fn forget_device(&mut self) {
         self.peer = None;
         self.sends.forget_device();
-        self.requests.forget_device();
+        self.calls.forget_device();
         self.served.forget_device();
         self.assembling.give_up();
         self.continuation = None;
@@ -384,7 +421,7 @@ impl Conn {
     /// Restarts the protocol, before any message.
     pub(super) fn restart(&mut self, proto: Connection) {
         self.proto = proto;
-        self.requests.fit(self.proto.calls().capacity());
+        self.calls.fit(self.proto.calls().capacity());
         self.fit();
         self.refresh();
     }
@@ -394,7 +431,7 @@ impl Conn {
         if self.peer.is_none() {
             self.peer = self.proto.session().auth().peer().map(Arc::from);
         }
-        self.requests.refresh(self.stage, &self.proto);
+        self.calls.refresh(self.stage, &self.proto);
         self.served.refresh(self.stage, &self.proto, self.peer.is_some());
     }
 
@@ -438,9 +475,20 @@ impl Conn {
         }
     }
 
+    /// Whether it is lost and not open again yet.
+    pub(super) fn is_reconnecting(&self) -> bool {
+        self.reconnect.is_under_way()
+            && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
+    }
+
+    /// Whether it asked for version 2 and continues in version 1, after a version error.
+    pub(super) fn was_refused_version_2(&self) -> bool {
+        self.proto.terms().version == Version::V1 && self.proto.config().scheme != CreditMode::V1
+    }
+
     /// Whether nothing is in progress beside the protocol.
     pub(super) fn is_idle(&self) -> bool {
-        self.served.none_pending() && self.requests.expose_nothing()
+        self.served.none_pending() && self.calls.expose_nothing()
     }
 }
 
@@ -448,19 +496,19 @@ impl Conn {
 mod tests {
     use super::*;
     use crate::proto::{Form, Outgoing};
-    use crate::shard::close_reason::LocalClose;
     use crate::shard::testing::{new_conn, open_conn};
 
     #[test]
     fn silence_counts_from_the_receipt_of_the_replies() {
-        let at = |now: u64, received, untaken| Linger { received, heard: now, end: now + 1000, half: None, untaken };
-        let mut linger = at(0, 7, true);
-        assert_eq!(linger.until(100, at(50, 7, true)), 150);
-        assert_eq!(linger.until(100, at(5000, 7, true)), 5100, "a slow peer still receives");
-        assert_eq!(linger.until(100, at(5060, 7, false)), 5100);
+        let at =
+            |heard: u64, received, untaken| DrainDeadlines { received, heard, end: heard + 1000, half: None, untaken };
+        let mut deadlines = at(0, 7, true);
+        assert_eq!(deadlines.until(100, at(50, 7, true)), 150);
+        assert_eq!(deadlines.until(100, at(5000, 7, true)), 5100, "a slow peer still receives");
+        assert_eq!(deadlines.until(100, at(5060, 7, false)), 5100);
         // Its calls extend the time, up to the limit, even if the errors for them are under way.
-        assert_eq!(linger.until(100, at(5070, 8, true)), 5170);
-        assert_eq!(linger.until(100, at(5990, 9, true)), 6000);
+        assert_eq!(deadlines.until(100, at(5070, 8, true)), 5170);
+        assert_eq!(deadlines.until(100, at(5990, 9, true)), 6000);
     }
 
     #[test]
@@ -470,7 +518,7 @@ mod tests {
         conn.end_for(LocalClose::Requested);
         conn.end_for(LocalClose::SetupTimeout);
         assert_eq!(conn.close_reason(), Some(&LocalClose::Requested.into()));
-        conn.not_made_again(LocalClose::NegotiationTimeout);
+        conn.replace_close_reason(LocalClose::NegotiationTimeout);
         assert_eq!(conn.take_close_reason(), Some(LocalClose::NegotiationTimeout.into()));
         assert!(!conn.is_over());
     }
@@ -480,10 +528,10 @@ mod tests {
         let (first, second) = (QpId { slot: 3, generation: 0 }, QpId { slot: 4, generation: 7 });
         let mut conn = new_conn(3, false);
         conn.end_for(LocalClose::Requested);
-        assert_eq!((conn.leave_qp(), conn.has_qp()), (first, false));
+        assert_eq!((conn.detach_qp(), conn.qp()), (first, ConnRef::NONE.0));
         assert!(!conn.set_ready(true), "as if it was in the list");
         conn.go(Stage::Reconnecting);
-        conn.made_again(second, ConnConfig::default());
+        conn.attach_qp(second, ConnConfig::default());
         assert_eq!((conn.qp(), conn.origin(), conn.stage()), (second, first, Stage::Connecting));
         assert!(!conn.is_over() && conn.set_ready(true));
     }
@@ -496,5 +544,41 @@ mod tests {
         let mut buf = [0; 64];
         let message = conn.proto.write_header(Outgoing::Grant { due: true }, &Form::INLINE, &mut buf, 64);
         assert!(message.is_some() && !conn.has_waited_to_grant());
+    }
+}
+
+#[cfg(test)]
+mod stage_tests {
+    use super::Stage::{self, Closing, Connecting, Draining, Negotiating, Open, Reconnecting};
+
+    const ALL: [Stage; 6] = [Connecting, Negotiating, Open, Draining, Closing, Reconnecting];
+
+    #[test]
+    fn every_stage_leads_to_the_end_and_the_end_nowhere() {
+        for start in ALL {
+            let mut reached = vec![start];
+            for at in 0.. {
+                let Some(&stage) = reached.get(at) else { break };
+                for next in ALL.into_iter().filter(|next| stage.leads_to(*next)) {
+                    assert_ne!(stage, Closing);
+                    if !reached.contains(&next) {
+                        reached.push(next);
+                    }
+                }
+            }
+            assert!(reached.contains(&Closing), "{start:?}");
+        }
+    }
+
+    #[test]
+    fn a_draining_connection_takes_no_calls() {
+        assert!(ALL.into_iter().filter(|next| Draining.leads_to(*next)).eq([Closing]));
+    }
+
+    #[test]
+    #[should_panic(expected = "Closing does not lead to Open")]
+    fn a_wrong_way_is_not_gone() {
+        let mut stage = Closing;
+        stage.go(Open);
     }
 }

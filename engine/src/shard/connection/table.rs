@@ -1,31 +1,32 @@
-//! Table of a shard's connections, by queue pair and by owner's name.
+//! Table of a shard's connections, by queue pair and by owner's name; list of those with messages to send.
 //!
 //! The owner's name of a connection is its first queue pair.
 
-use super::ConnRef;
-use super::conn::Conn;
-use super::stage::Stage;
+use super::{Conn, Stage};
 use crate::fabric::QpId;
+use crate::shard::ConnRef;
+use crate::shard::list::push;
+
+/// Connections are boxed wherever they are.
+type BoxedConn = Box<Conn>;
 
 /// Table of connections. A connection is lent to one user at a time, by
-/// [`Context::lend`](super::context::Context::lend), and is then outside the table.
+/// [`Context::lend`](crate::shard::context::Context::lend), and is then outside the table.
 #[derive(Default)]
-pub(super) struct ConnTable {
+pub(crate) struct ConnTable {
     /// By the slot of the queue pair.
-    slots: Vec<Option<Box<Conn>>>,
+    slots: Vec<Option<BoxedConn>>,
     /// Connections that wait to reconnect, oldest first.
-    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    reconnecting: Vec<Box<Conn>>,
+    reconnecting: Vec<BoxedConn>,
     /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
     /// Connections returned closed, which have to be ended.
-    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    closed: Vec<Box<Conn>>,
+    closed: Vec<BoxedConn>,
 }
 
 impl ConnTable {
     /// Adds a connection with a new queue pair.
-    pub(super) fn insert(&mut self, conn: Box<Conn>) {
+    pub(crate) fn insert(&mut self, conn: BoxedConn) {
         let slot = conn.qp().slot as usize;
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
@@ -40,7 +41,7 @@ impl ConnTable {
 
     /// Lends the connection that has this queue pair.
     #[inline(always)]
-    pub(super) fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
+    pub(crate) fn take(&mut self, qp: QpId) -> Option<BoxedConn> {
         let entry = self.slots.get_mut(qp.slot as usize)?;
         if entry.as_ref()?.qp().generation != qp.generation {
             return None;
@@ -50,27 +51,27 @@ impl ConnTable {
 
     /// The connection in a slot, if it is not lent, for a prefetch.
     #[inline]
-    pub(super) fn peek(&self, slot: u32) -> Option<&Conn> {
+    pub(crate) fn peek(&self, slot: u32) -> Option<&Conn> {
         self.slots.get(slot as usize)?.as_deref()
     }
 
     /// Lends the connection in a slot.
     #[inline]
-    pub(super) fn take_slot(&mut self, slot: usize) -> Option<Box<Conn>> {
+    pub(crate) fn take_slot(&mut self, slot: usize) -> Option<BoxedConn> {
         self.slots.get_mut(slot)?.take()
     }
 
     /// Lends a connection by its owner's name for it.
     #[inline]
-    pub(super) fn take_ref(&mut self, conn: ConnRef) -> Option<Box<Conn>> {
+    pub(crate) fn take_ref(&mut self, conn: ConnRef) -> Option<BoxedConn> {
         match self.take(conn.0) {
-            None => self.take_made_again(conn.0),
+            None => self.take_reconnected(conn.0),
             taken => taken,
         }
     }
 
     #[cold]
-    fn take_made_again(&mut self, origin: QpId) -> Option<Box<Conn>> {
+    fn take_reconnected(&mut self, origin: QpId) -> Option<BoxedConn> {
         if let Some(at) = self.reconnecting.iter().position(|conn| conn.origin() == origin) {
             return Some(self.reconnecting.remove(at));
         }
@@ -80,9 +81,9 @@ impl ConnTable {
 
     /// Returns a lent connection. False if it is closed: it is lent no more, and has to be [ended](Self::take_closed).
     #[inline(always)]
-    pub(super) fn give_back(&mut self, conn: Box<Conn>) -> bool {
+    pub(crate) fn give_back(&mut self, conn: BoxedConn) -> bool {
         if conn.is_over() {
-            return self.put_aside(conn);
+            return self.give_back_closed(conn);
         }
         let slot = conn.qp().slot as usize;
         let before = self.slots[slot].replace(conn);
@@ -91,7 +92,7 @@ impl ConnTable {
     }
 
     #[cold]
-    fn put_aside(&mut self, conn: Box<Conn>) -> bool {
+    fn give_back_closed(&mut self, conn: BoxedConn) -> bool {
         // The table has no other place for a reconnecting connection.
         if conn.stage() == Stage::Reconnecting {
             self.park(conn);
@@ -103,41 +104,39 @@ impl ConnTable {
 
     /// Whether closed connections wait for their end.
     #[inline(always)]
-    pub(super) fn has_closed(&self) -> bool {
+    pub(crate) fn has_closed(&self) -> bool {
         !self.closed.is_empty()
     }
 
     /// Takes closed connections, to end them, in the order of their return.
-    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    pub(super) fn take_closed(&mut self) -> Vec<Box<Conn>> {
+    pub(crate) fn take_closed(&mut self) -> Vec<BoxedConn> {
         std::mem::take(&mut self.closed)
     }
 
     /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
     /// to this list.
-    pub(super) fn park(&mut self, conn: Box<Conn>) {
+    pub(crate) fn park(&mut self, conn: BoxedConn) {
         debug_assert!(conn.is_over(), "it would be put where it has no place");
         self.reconnecting.push(conn);
     }
 
     /// Lends all connections that have no queue pair.
-    #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
-    pub(super) fn take_parked(&mut self) -> Vec<Box<Conn>> {
+    pub(crate) fn take_parked(&mut self) -> Vec<BoxedConn> {
         std::mem::take(&mut self.reconnecting)
     }
 
     /// Whether connections wait to reconnect.
-    pub(super) fn has_parked(&self) -> bool {
+    pub(crate) fn has_parked(&self) -> bool {
         !self.reconnecting.is_empty()
     }
 
     /// Removes a closed connection's name.
-    pub(super) fn forget(&mut self, origin: QpId) {
+    pub(crate) fn forget(&mut self, origin: QpId) {
         self.aliases.retain(|(first, _)| *first != origin);
     }
 
     /// The connection with this name, if it has a queue pair.
-    pub(super) fn get(&self, conn: ConnRef) -> Option<&Conn> {
+    pub(crate) fn get(&self, conn: ConnRef) -> Option<&Conn> {
         let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
         let qp = alias.map_or(conn.0, |&(_, now)| now);
         let conn = self.slots.get(qp.slot as usize)?.as_ref()?;
@@ -145,38 +144,85 @@ impl ConnTable {
     }
 
     /// Whether a connection has this name.
-    pub(super) fn has(&self, conn: ConnRef) -> bool {
+    pub(crate) fn has(&self, conn: ConnRef) -> bool {
         self.get(conn).is_some() || self.reconnecting.iter().any(|waiting| waiting.origin() == conn.0)
     }
 
     /// The connection that has this queue pair.
-    pub(super) fn get_mut(&mut self, qp: QpId) -> Option<&mut Conn> {
+    pub(crate) fn get_mut(&mut self, qp: QpId) -> Option<&mut Conn> {
         self.slots.get_mut(qp.slot as usize)?.as_deref_mut().filter(|conn| conn.qp() == qp)
     }
 
     /// All connections with a queue pair.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Conn> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Conn> {
         self.slots.iter().flatten().map(|conn| &**conn)
     }
 
     /// All connections, also those that wait to reconnect or to be ended.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Conn> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Conn> {
         self.iter().chain(self.reconnecting.iter().chain(&self.closed).map(|conn| &**conn))
     }
 
-    /// As [`iter`](Self::iter), mutable.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Conn> {
+    /// All connections with a queue pair, mutable.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Conn> {
         self.slots.iter_mut().flatten().map(|conn| &mut **conn)
     }
 
     /// Slots that may have a connection.
-    pub(super) fn slots(&self) -> std::ops::Range<usize> {
+    pub(crate) fn slots(&self) -> std::ops::Range<usize> {
         0..self.slots.len()
     }
 
     /// Whether the table has no connection.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.reconnecting.is_empty() && self.closed.is_empty() && self.slots.iter().all(Option::is_none)
+    }
+}
+
+/// Slots of the queue pairs of ready connections.
+#[derive(Debug)]
+pub(crate) struct ReadyList {
+    /// Connections of this turn.
+    slots: Vec<u32>,
+    /// Connections of the previous turn, which are sending.
+    taken: Vec<u32>,
+}
+
+impl ReadyList {
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::with_capacity(64), taken: Vec::with_capacity(64) }
+    }
+
+    /// Adds a connection, unless it is in the list.
+    #[inline]
+    pub(crate) fn add(&mut self, conn: &mut Conn) {
+        if conn.set_ready(true) {
+            push(&mut self.slots, || conn.qp().slot);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Takes the connection if it is the only one.
+    #[inline]
+    pub(crate) fn take_only(&mut self) -> Option<u32> {
+        if self.slots.len() == 1 { self.slots.pop() } else { None }
+    }
+
+    /// Takes all. [`give_back`](Self::give_back) returns the list for reuse.
+    #[inline]
+    pub(crate) fn take_all(&mut self) -> Vec<u32> {
+        std::mem::replace(&mut self.slots, std::mem::take(&mut self.taken))
+    }
+
+    /// Returns the list of [`take_all`](Self::take_all).
+    #[inline]
+    pub(crate) fn give_back(&mut self, mut list: Vec<u32>) {
+        list.clear();
+        self.taken = list;
     }
 }
 
@@ -184,13 +230,14 @@ impl ConnTable {
 mod tests {
     use super::*;
     use crate::proto::{ConnConfig, Connection};
-    use crate::shard::close_reason::LocalClose;
+    use crate::shard::connection::close_reason::LocalClose;
+    use crate::shard::testing::open_conn;
 
     fn qp(slot: u32, generation: u32) -> QpId {
         QpId { slot, generation }
     }
 
-    fn conn(qp: QpId) -> Box<Conn> {
+    fn conn(qp: QpId) -> BoxedConn {
         Box::new(Conn::new(qp, Connection::new(ConnConfig::default())))
     }
 
@@ -228,18 +275,38 @@ mod tests {
             let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
             lost.end_for(LocalClose::Requested);
             lost.go(Stage::Reconnecting);
-            lost.leave_qp();
+            lost.detach_qp();
             table.park(lost);
             assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
             assert!(table.give_back(parked), "it is not over");
             let mut made = table.take_parked().pop().expect("one");
-            made.made_again(again, ConnConfig::default());
+            made.attach_qp(again, ConnConfig::default());
             table.insert(made);
             assert_eq!(table.get(ConnRef(name)).expect("by its name").qp(), again);
         }
         table.take(qp(0, 1)).expect("by its queue pair");
         table.forget(name);
         assert!(table.get(ConnRef(name)).is_none() && table.take_ref(ConnRef(name)).is_none());
+    }
+
+    #[test]
+    fn a_connection_is_ready_once() {
+        let mut ready = ReadyList::new();
+        let (mut one, mut other) = (open_conn(3, true), open_conn(5, true));
+        ready.add(&mut one);
+        ready.add(&mut one);
+        assert_eq!((ready.take_only(), ready.take_only()), (Some(3), None));
+        one.set_ready(false);
+        ready.add(&mut other);
+        ready.add(&mut one);
+        assert_eq!(ready.take_only(), None, "there are two");
+        let all = ready.take_all();
+        assert_eq!(all, [5, 3]);
+        other.set_ready(false);
+        ready.add(&mut other);
+        ready.give_back(all);
+        assert_eq!(ready.take_all(), [5], "what came meanwhile");
+        assert!(ready.is_empty(), "what was given back is not in it again");
     }
 }

@@ -108,13 +108,6 @@ impl ChunkMemory {
     /// Chunk memory of a call without chunks.
     pub(crate) const NONE: Self = Self(None);
 
-    /// Takes an empty box.
-    pub(crate) fn new() -> Self {
-        let mut new = Self::NONE;
-        new.get_or_new();
-        new
-    }
-
     #[inline]
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_none()

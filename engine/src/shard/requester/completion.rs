@@ -1,38 +1,55 @@
-//! End of this side's calls: match the reply, revoke, deliver, or send again.
+//! End of this side's calls: match the reply, revoke, deliver, or retransmit.
 
 use std::ops::Range;
 
 use rpcrdma_mempool::Buf;
 
 use super::chunks::ChunkMemory;
-use super::exposures::{Ending, Exposed, Exposure, Place};
+use super::exposures::{Exposed, Exposure, Exposures, PendingOutcome, Place};
+use super::forms::{Cause, form_again};
 use super::outcome::{CallResult, FailedCall, Reply, Sink};
-use super::{Requester, Requests};
+use super::{OutgoingCalls, Requester, exposure_of, free_slot, slot_of};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
+use crate::shard::connection::close_reason::CloseReasonKind;
 use crate::shard::context::Context;
-use crate::wire::{Head, HeaderType, Segment, View, rpc};
+use crate::wire::{ErrorBody, Head, HeaderType, Segment, View, rpc};
+
+/// Most new forms of a refused call.
+const MAX_RETRIES: u8 = 2;
 
 impl Conn {
+    /// Whether an exposure still belongs to a call.
+    #[cold]
+    pub(crate) fn exposes(&self, call: CallId, index: u32) -> bool {
+        let slot = self.calls.slots.get(self.proto.calls().slot(call));
+        self.proto.calls().is_owed(call) && slot.is_some_and(|slot| slot.exposure == Some(index))
+    }
+
+    /// Keeps a call's message that was sent in parts, completely or not.
+    pub(crate) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
+        if self.proto.calls().is_under_way(call) {
+            message.set_window(start, len);
+            let slot = slot_of(self, call);
+            slot.copy.clear();
+            slot.kept = Some(message);
+        }
+    }
+
     /// Decodes the reply to a call in this message.
     #[inline(always)]
-    pub(in crate::shard) fn read_reply(
-        &mut self,
-        call: CallId,
-        incoming: &Incoming,
-        message: &ReceivedBuf,
-    ) -> ReadReply {
+    pub(crate) fn read_reply(&mut self, call: CallId, incoming: &Incoming, message: &ReceivedBuf) -> ReadReply {
         let Head { xid, len: base, .. } = incoming.head;
         let payload = message.get(base..).unwrap_or_default();
         match incoming.lists {
             Lists::None => ReadReply { header: header_of(xid, payload, base), long: None },
             Lists::Single(chunks) => {
                 let write = chunks.write.into_iter().map(std::iter::once);
-                ReadReply::of(note_written(write, self.exposure_of(call)), xid, payload, base)
+                ReadReply::of(note_written(write, exposure_of(self, call)), xid, payload, base)
             }
             Lists::Checked(header) => {
-                read_reply(Some(&header.view(message)), (xid, payload, base), self.exposure_of(call))
+                read_reply(Some(&header.view(message)), (xid, payload, base), exposure_of(self, call))
             }
         }
     }
@@ -41,7 +58,7 @@ impl Conn {
 impl Requester {
     /// Handles the last part of a reply.
     #[cold]
-    pub(in crate::shard) fn replied_in_parts<F: Fabric>(
+    pub(crate) fn replied_in_parts<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -53,13 +70,13 @@ impl Requester {
             let error = CallError::NoReplyBuffer { needed: view.payload().len(), knob: Knob::LONG_BUFFERS };
             return self.failed(cx, conn, call, token, error, invalidated);
         };
-        let read = read_reply(Some(view), (view.xid(), &whole, 0), conn.exposure_of(call));
+        let read = read_reply(Some(view), (view.xid(), &whole, 0), exposure_of(conn, call));
         self.replied(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
     }
 
     /// Reports a decoded reply, at once or when no memory is exposed.
     #[inline(always)]
-    pub(in crate::shard) fn replied<F: Fabric>(
+    pub(crate) fn replied<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -68,8 +85,8 @@ impl Requester {
         message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
-        let (sink, exposure, started) = conn.end_call(call);
-        conn.requests.answered = true;
+        let (sink, exposure, started) = free_slot(conn, call);
+        conn.calls.answered = true;
         cx.timed(started);
         match exposure {
             None => self.deliver(cx, sink, token, read.result(message)),
@@ -77,7 +94,7 @@ impl Requester {
         }
     }
 
-    /// As above, for a call with exposed memory.
+    /// Reports a decoded reply to a call with exposed memory.
     #[inline(never)]
     fn replied_exposed<F: Fabric>(
         &mut self,
@@ -90,17 +107,17 @@ impl Requester {
     ) {
         let long = read.long;
         let result = read.result(message);
-        if self.revoke(cx, conn, index, invalidated) {
-            let (memory, whole) = conn.requests.exposures.recover(index, true, result.is_ok());
+        if revoke(cx, conn, index, invalidated) {
+            let recovered = conn.calls.exposures.recover(index, true, result.is_ok());
             // A closing connection waits for this.
             cx.ready.add(conn);
-            return self.end_with(cx, (sink, token), result, long, (memory, whole));
+            return self.end_with(cx, (sink, token), result, long, recovered);
         }
-        conn.requests.exposures.wait(index, Some(Ending { sink, token, result, long, again: None }));
+        conn.calls.exposures.wait(index, Some(PendingOutcome::Ended { sink, token, result, long }));
     }
 
     /// Ends a call without results, once no memory is exposed.
-    pub(in crate::shard) fn failed<F: Fabric>(
+    pub(crate) fn failed<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -109,87 +126,226 @@ impl Requester {
         error: CallError,
         invalidated: Option<u32>,
     ) {
-        let (sink, exposure, _) = conn.end_call(call);
-        match exposure {
-            None => self.deliver(cx, sink, token, Err(error.into())),
-            Some(index) => {
-                let ending = Ending::error(sink, token, error);
-                self.conclude(cx, conn, index, invalidated, Some(ending));
-            }
-        }
+        let (sink, exposure, _) = free_slot(conn, call);
+        let outcome = PendingOutcome::Ended { sink, token, result: Err(error.into()), long: None };
+        self.conclude(cx, conn, (exposure, invalidated), Some(outcome));
     }
 
     /// Handles the reply to an abandoned call: its exposed memory can be revoked now.
-    pub(in crate::shard) fn late<F: Fabric>(
+    pub(crate) fn late<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
         call: CallId,
         invalidated: Option<u32>,
     ) {
-        if let (_, Some(index), _) = conn.end_call(call) {
-            self.conclude(cx, conn, index, invalidated, None);
-        }
+        let (_, exposure, _) = free_slot(conn, call);
+        self.conclude(cx, conn, (exposure, invalidated), None);
     }
 
-    /// Ends a call without results: revokes the remaining windows, then reports the end.
-    #[inline(never)]
-    pub(super) fn conclude<F: Fabric>(
+    /// Handles a refusal that may be retried: retransmits the call once no memory of it is exposed, or ends it.
+    #[cold]
+    pub(crate) fn retry<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        index: u32,
+        call: CallId,
+        token: u64,
+        error: ErrorBody,
         invalidated: Option<u32>,
-        ending: Option<Ending>,
     ) {
-        match self.revoke(cx, conn, index, invalidated) {
-            true => self.recover(cx, conn, index, ending),
-            false => conn.requests.exposures.wait(index, ending),
+        let exposure = exposure_of(conn, call);
+        let long = exposure.as_deref().is_some_and(Exposure::is_long);
+        // A long call that cannot be read stays so (version 2 §6.4.3), unless it failed for other chunks.
+        let hopeless = long
+            && matches!(error, ErrorBody::ReadChunks { .. })
+            && exposure.is_some_and(|exposure| exposure.is_long_only());
+        let slot = slot_of(conn, call);
+        let gone = !long && slot.kept.is_none() && slot.copy.is_empty();
+        let spent = match error {
+            ErrorBody::System => !cx.connect.retransmit || u32::from(slot.refusals) >= cx.connect.reconnect_attempts,
+            _ => slot.retries >= MAX_RETRIES,
+        };
+        if spent || hopeless || gone {
+            if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
+                // This peer does not continue its replies: from now on every call is kept, and offers room for its
+                // reply.
+                conn.calls.keeps_all = true;
+                conn.refresh();
+            }
+            conn.proto.give_up(call);
+            return self.failed(cx, conn, call, token, CallError::Transport(error), invalidated);
         }
+        match error {
+            ErrorBody::System => slot.refusals = slot.refusals.saturating_add(1),
+            _ => slot.retries += 1,
+        }
+        let exposure = slot.exposure.take();
+        self.conclude(cx, conn, (exposure, invalidated), Some(PendingOutcome::Refused(call, error)));
     }
 
-    /// Revokes the windows that the peer has not revoked. True if there are none, so that the call need not wait.
-    #[inline(always)]
-    fn revoke<F: Fabric>(
+    /// Retransmits a refused call whose memory is not exposed: at once, or after a pause if the peer has to recover.
+    pub(super) fn refused<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        index: u32,
-        invalidated: Option<u32>,
-    ) -> bool {
-        let Conn { requests: Requests { exposures, .. }, sends, .. } = conn;
-        let (windows, left, all) = exposures.end(index, invalidated);
-        cx.stats.windows_revoked_here += left as u64;
-        cx.stats.windows_revoked_by_peers += (all - left) as u64;
-        if left == 0 {
-            return true;
+        call: CallId,
+        error: ErrorBody,
+        memory: ChunkMemory,
+    ) {
+        if !conn.proto.calls().is_waiting(call) {
+            // The call timed out, or was cancelled.
+            return;
         }
-        for (n, window) in windows.enumerate() {
-            // Revocations complete in order: the last one is signaled.
-            let signalled = n + 1 == left;
-            sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
+        let slot = slot_of(conn, call);
+        slot.memory = memory.unless_empty();
+        if error != ErrorBody::System {
+            return self.retransmit(cx, conn, call, Cause::Refused(error));
         }
-        cx.ready.add(conn);
-        false
+        // If this connection closes first, as in a drain, the call goes out on the next one.
+        let due = cx.clock.read() + cx.backoff(u32::from(slot.refusals) - 1);
+        cx.schedule.wake_by(due);
+        self.delayed.push((due, conn.qp(), call));
     }
 
-    /// Handles the last revocation of an exposure.
-    pub(in crate::shard) fn revoked<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32) {
-        let ending = conn.requests.exposures.ending(index);
-        self.recover(cx, conn, index, ending);
+    /// Part of step 5 of a turn: retransmits the delayed calls that are due, if their connection is the same.
+    pub(crate) fn retransmit_delayed<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        if self.delayed.is_empty() {
+            return;
+        }
+        let now = cx.clock.read();
+        for (due, qp, call) in std::mem::take(&mut self.delayed) {
+            if due > now {
+                cx.schedule.wake_by(due);
+                self.delayed.push((due, qp, call));
+            } else if let Some(conn) = cx.conns.take(qp) {
+                cx.lend(conn, |cx, conn| {
+                    if conn.proto.calls().is_waiting(call) {
+                        self.retransmit(cx, conn, call, Cause::Refused(ErrorBody::System));
+                    }
+                });
+            }
+        }
     }
 
-    /// Returns the memory of an exposure to the caller after revocation.
-    fn recover<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32, ending: Option<Ending>) {
-        let answered = ending.as_ref().is_some_and(|ending| ending.result.is_ok());
-        let (memory, whole) = conn.requests.exposures.recover(index, ending.is_some(), answered);
+    /// Gives a waiting call a new form, or ends it. Its memory is in its slot. Queues it again, unless the reconnect
+    /// has done that.
+    fn retransmit<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, cause: Cause) {
+        let mut memory = slot_of(conn, call).memory.take();
+        let formed = form_again(cx, conn, call, cause, &mut memory);
+        let slot = slot_of(conn, call);
+        let lack = match formed {
+            Ok(message) => {
+                (slot.message, slot.memory) = (Some(message), memory.unless_empty());
+                cx.stats.calls_retransmitted += 1;
+                if let Cause::Refused(_) = cause {
+                    conn.proto.resend(call);
+                }
+                return cx.ready.add(conn);
+            }
+            Err(lack) => lack,
+        };
+        let error = match cause {
+            Cause::Reconnected if slot.was_sent => CallError::ConnectionLost { sent: true },
+            Cause::Reconnected => lack,
+            Cause::Refused(error) => match lack {
+                CallError::NoReplyBuffer { .. } => lack,
+                // The server refused the call before it ran, and this side has no buffer for all of it.
+                CallError::NoMemory { .. } | CallError::TooLong { .. }
+                    if matches!(error, ErrorBody::ReadChunks { .. }) && slot.retries == 1 =>
+                {
+                    lack
+                }
+                _ => CallError::Transport(error),
+            },
+        };
+        self.give_up_call(cx, conn, call, error, memory);
+    }
+
+    /// Parks the calls of a connection that will reconnect, if they can be retransmitted.
+    pub(crate) fn interrupt<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        // Calls with a reply that await revocation end normally: the device holds nothing now.
+        for index in conn.calls.exposures.ended() {
+            self.revoked(cx, conn, index);
+        }
+        for (call, sent) in conn.proto.interrupt() {
+            let slot = slot_of(conn, call);
+            let exposure = slot.exposure.take();
+            if slot.message.is_none() {
+                slot.message = slot.take_kept(cx).filter(|_| cx.connect.retransmit);
+            }
+            slot.was_sent |= sent;
+            let is_kept = slot.message.is_some();
+            let (memory, whole) = match exposure {
+                Some(index) => conn.calls.exposures.recover(index, true, false),
+                None => (slot.memory.take(), true),
+            };
+            let long = memory.get().is_some_and(|memory| memory.call.is_some());
+            if whole && (is_kept || (long && (cx.connect.retransmit || !sent))) {
+                slot_of(conn, call).memory = memory;
+            } else {
+                self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent }, memory);
+            }
+        }
+    }
+
+    /// Gives waiting calls a form for the terms of the new connection.
+    #[cold]
+    pub(crate) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        for call in conn.proto.calls().queued() {
+            self.retransmit(cx, conn, call, Cause::Reconnected);
+        }
+    }
+
+    /// Ends a call without results: revokes the windows of its exposure that the peer has not `invalidated`, then
+    /// reports the outcome. There is none for an abandoned call.
+    #[inline(never)]
+    fn conclude<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        (exposure, invalidated): (Option<u32>, Option<u32>),
+        outcome: Option<PendingOutcome>,
+    ) {
+        match exposure {
+            None => self.finish(cx, conn, outcome, (ChunkMemory::NONE, true)),
+            Some(index) => {
+                let revoked = revoke(cx, conn, index, invalidated);
+                conn.calls.exposures.wait(index, outcome);
+                if revoked {
+                    self.revoked(cx, conn, index);
+                }
+            }
+        }
+    }
+
+    /// Handles the last revocation of an exposure: returns its memory to the caller.
+    pub(crate) fn revoked<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32) {
+        let outcome = conn.calls.exposures.take_outcome(index);
+        let answered = matches!(outcome, Some(PendingOutcome::Ended { result: Ok(_), .. }));
+        let recovered = conn.calls.exposures.recover(index, outcome.is_some(), answered);
         // A closing connection waits for this.
         cx.ready.add(conn);
-        let Some(Ending { sink, token, result, long, again }) = ending else { return };
-        match again {
-            None => self.end_with(cx, (sink, token), result, long, (memory, whole)),
-            Some((call, error)) if whole && memory.is_some() => self.send_again(cx, conn, call, error, memory),
-            Some((call, error)) => self.give_up_with(cx, conn, call, CallError::Transport(error), memory),
+        self.finish(cx, conn, outcome, recovered);
+    }
+
+    /// Reports an outcome, or retransmits the call. It has this memory; `whole` if none is missing.
+    fn finish<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        outcome: Option<PendingOutcome>,
+        (memory, whole): (ChunkMemory, bool),
+    ) {
+        match outcome {
+            None => {}
+            Some(PendingOutcome::Ended { sink, token, result, long }) => {
+                self.end_with(cx, (sink, token), result, long, (memory, whole));
+            }
+            Some(PendingOutcome::Refused(call, error)) if whole => self.refused(cx, conn, call, error, memory),
+            Some(PendingOutcome::Refused(call, error)) => {
+                self.give_up_call(cx, conn, call, CallError::Transport(error), memory);
+            }
         }
     }
 
@@ -270,10 +426,124 @@ impl Requester {
         copy.copy_from_slice(shown);
         Ok(copy)
     }
+
+    /// Ends calls whose deadline has passed.
+    #[inline(never)]
+    pub(crate) fn expire<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+        let mut next = u64::MAX;
+        let mut unsent = Vec::new();
+        let mut expire = |cx: &mut Context<F>, conn: &mut Conn| {
+            while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
+                let (sink, memory) = abandon(conn, call);
+                match error {
+                    CallError::TimedOut { sent: false } => unsent.push(((sink, memory), token, error)),
+                    _ => self.deliver(cx, sink, token, Err(FailedCall::new(error, memory))),
+                }
+            }
+            // The credits that they lack may be those of calls that expired with them.
+            let lack =
+                if unsent.is_empty() { None } else { conn.proto.calls().lack_of_credits(conn.proto.credits(), now) };
+            for ((sink, memory), token, error) in unsent.drain(..) {
+                self.deliver(cx, sink, token, Err(FailedCall::new(lack.unwrap_or(error), memory)));
+            }
+            next = next.min(conn.proto.calls().next_deadline());
+        };
+        cx.with_each(&mut expire);
+        for conn in cx.conns.take_parked() {
+            cx.lend(conn, &mut expire);
+        }
+        self.next_deadline = next;
+    }
+
+    /// Cancels a call. Its memory returns when the peer can no longer reach it.
+    pub(crate) fn cancel<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
+        if let Some((token, error)) = conn.proto.cancel(call, cx.clock.read()) {
+            let (sink, memory) = abandon(conn, call);
+            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
+        }
+    }
+
+    /// Ends all calls and exposures of a connection that closes for good, for a reason of this kind.
+    pub(crate) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, kind: CloseReasonKind) {
+        for index in conn.calls.exposures.ended() {
+            let outcome = conn.calls.exposures.take_outcome(index);
+            let answered = matches!(outcome, Some(PendingOutcome::Ended { result: Ok(_), .. }));
+            let (memory, _) = conn.calls.exposures.recover(index, true, answered);
+            match outcome {
+                // Its reply had arrived; only the revocation was missing, and is done.
+                Some(PendingOutcome::Ended { sink, token, result, .. }) => {
+                    let error = result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
+                    self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
+                }
+                // Not retransmitted: it ends with the calls below, unless cancelled meanwhile.
+                Some(PendingOutcome::Refused(call, _)) if conn.proto.calls().is_waiting(call) => {
+                    slot_of(conn, call).memory = memory;
+                }
+                _ => {}
+            }
+        }
+        while let Some((call, token, error)) = conn.proto.lost() {
+            let slot = slot_of(conn, call);
+            let (mut memory, was_sent) = (slot.memory.take(), slot.was_sent);
+            let error = match error {
+                CallError::ConnectionLost { .. } if was_sent => CallError::ConnectionLost { sent: true },
+                CallError::ConnectionLost { sent: false } if kind == CloseReasonKind::NotAuthenticated => {
+                    CallError::NotAuthenticated
+                }
+                other => other,
+            };
+            let (sink, exposure, _) = free_slot(conn, call);
+            if let (true, Some(index)) = (memory.is_none(), exposure)
+                // The device holds nothing of this connection now.
+                && let (recovered, true) = conn.calls.exposures.recover(index, true, false)
+            {
+                memory = recovered;
+            }
+            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
+        }
+        conn.calls.exposures = Exposures::default();
+        if let Some(pool) = conn.calls.exposed.take()
+            && let Err(error) = cx.fabric.deregister(pool.arena().id())
+        {
+            let line = format_args!("{}: memory of a closed connection: {error}", conn.who());
+            cx.error("memory that is not given back", line);
+        }
+    }
+}
+
+/// Ends a call for its caller before its reply. The slot stays in use, with its exposure, until the reply arrives or
+/// the connection closes: the peer may be about to revoke a window by Send With Invalidate, and a second revocation
+/// would break the connection.
+fn abandon(conn: &mut Conn, call: CallId) -> (Sink, ChunkMemory) {
+    let slot = slot_of(conn, call);
+    let sink = std::mem::replace(&mut slot.sink, Sink::Polled);
+    // Present unless exposed.
+    let memory = slot.memory.take();
+    slot.forget();
+    (sink, memory)
+}
+
+/// Revokes the windows that the peer has not revoked. True if there are none, so that the call need not wait.
+#[inline(always)]
+fn revoke<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, index: u32, invalidated: Option<u32>) -> bool {
+    let Conn { calls: OutgoingCalls { exposures, .. }, sends, .. } = conn;
+    let (windows, left, all) = exposures.end(index, invalidated);
+    cx.stats.windows_revoked_here += left as u64;
+    cx.stats.windows_revoked_by_peers += (all - left) as u64;
+    if left == 0 {
+        return true;
+    }
+    for (n, window) in windows.enumerate() {
+        // Revocations complete in order: the last one is signaled.
+        let signalled = n + 1 == left;
+        sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
+    }
+    cx.ready.add(conn);
+    false
 }
 
 /// Parts of a reply that the shard needs, without a borrow of the message. The call's exposure has the written lengths.
-pub(in crate::shard) struct ReadReply {
+pub(crate) struct ReadReply {
     /// Range of its RPC header in the message, or the reason for the lack of results.
     header: Result<Range<u32>, CallError>,
     /// Length of a long reply in the Reply chunk. Its results are available after revocation.
@@ -322,7 +592,7 @@ fn read_reply(
 /// Decodes a reply whose RPC message is in the Reply chunk.
 #[cold]
 fn read_long_reply(view: &View<'_>, exposure: Option<&mut Exposure>) -> ReadReply {
-    let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size())));
+    let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size)));
     let len = match (offered, view.reply_chunk()) {
         (None, _) => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
         (Some(_), None) => Ok(0),
@@ -379,13 +649,13 @@ fn note_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,
     offered: Option<&mut Exposure>,
 ) -> Result<(), CallError> {
-    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size(), offered.all_mut()));
+    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size, &mut offered.parts[..]));
     let mut expected = parts.iter_mut();
     for chunk in chunks {
         let Some(part) = expected.find(|part| matches!(part.place, Place::Write(_))) else {
             return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
         };
-        part.note_written(written_into(chunk, part, size)?);
+        part.place = Place::Write(written_into(chunk, part, size)?);
     }
     Ok(())
 }

@@ -7,13 +7,14 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Lent;
 
-use super::chunks::{ChunkMemory, Memory};
+use super::chunks::ChunkMemory;
+use super::forms::segments_of;
 use super::outcome::{CallResult, Sink};
 use crate::fabric::WindowId;
-use crate::proto::{CallError, CallId};
-use crate::service::MAX_CHUNKS;
+use crate::proto::{CallId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms};
+use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::shard::list::push;
-use crate::wire::{ErrorBody, ReadSegment, Segment};
+use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
 
 /// Chunk of a piece of exposed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,21 +29,12 @@ pub(super) enum Place {
 /// One piece of exposed memory: a chunk of one segment.
 #[derive(Debug)]
 pub(super) struct Exposed {
-    pub(super) window: WindowId,
-    /// Present until revoked.
-    pub(super) mem: Option<Lent>,
+    window: WindowId,
+    mem: Lent,
     /// Its segment, and the position of a Read chunk in the RPC message.
     pub(super) at: ReadSegment,
     pub(super) place: Place,
-    pub(super) revoked: bool,
-}
-
-impl Exposed {
-    /// Records the bytes that the peer has written.
-    #[inline]
-    pub(super) fn note_written(&mut self, written: u32) {
-        self.place = Place::Write(written);
-    }
+    revoked: bool,
 }
 
 /// Exposed memory of one call.
@@ -50,38 +42,16 @@ impl Exposed {
 pub(super) struct Exposure {
     /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the
     /// slot is free.
-    parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
-    /// Segment size of the offered chunks.
-    segment_size: u32,
+    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
+    /// Bytes of the longest segment of the offered chunks.
+    pub(super) segment_size: u32,
     /// Box to which the buffers return.
-    memory: ChunkMemory,
+    pub(super) memory: ChunkMemory,
     /// Outcome of the call, waiting for the last revocation.
-    ending: Option<Ending>,
+    outcome: Option<PendingOutcome>,
 }
 
 impl Exposure {
-    #[inline]
-    pub(super) fn all(&self) -> &[Exposed] {
-        &self.parts
-    }
-
-    #[inline]
-    pub(super) fn all_mut(&mut self) -> &mut [Exposed] {
-        &mut self.parts
-    }
-
-    /// Longest segment, in bytes.
-    #[inline]
-    pub(super) fn segment_size(&self) -> u32 {
-        self.segment_size
-    }
-
-    /// Keeps the memory of the call until it is revoked.
-    #[inline]
-    pub(super) fn keep(&mut self, memory: ChunkMemory) {
-        self.memory = memory;
-    }
-
     pub(super) fn reply(&self) -> Option<&Exposed> {
         self.parts.last().filter(|part| part.place == Place::Reply)
     }
@@ -101,60 +71,23 @@ impl Exposure {
     pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
         let position = if let Place::Read(position) = place { position } else { 0 };
         let at = ReadSegment { position, target: segment };
-        self.parts.push(Exposed { window, mem: Some(mem), at, place, revoked: false });
-    }
-
-    /// Moves the buffers back into their box, and frees the windows. False if the device still holds a buffer. Write
-    /// chunks of an `answered` call get the length of the written data.
-    #[inline(always)]
-    fn take_back(&mut self, mut memory: Option<&mut Memory>, answered: bool, windows: &mut Vec<WindowId>) -> bool {
-        let mut whole = true;
-        // Usually there is one piece: moving the others is cheap.
-        while let Some(part) = self.parts.pop_at(0) {
-            push(windows, || part.window);
-            let (Some(memory), Some(mem)) = (&mut memory, part.mem) else { continue };
-            let Ok(mut buf) = mem.reclaim() else {
-                whole = false;
-                continue;
-            };
-            match part.place {
-                Place::Read(0) => memory.call = Some(buf),
-                Place::Read(position) => memory.send.push((position, buf)),
-                Place::Write(written) => {
-                    if answered {
-                        buf.set_window(buf.start(), written as usize);
-                    }
-                    memory.receive.push(buf);
-                }
-                Place::Reply => memory.reply = Some(buf),
-            }
-        }
-        whole
+        self.parts.push(Exposed { window, mem, at, place, revoked: false });
     }
 }
 
-/// An outcome to report once no memory is exposed.
+/// Outcome of a call, to be reported once no memory is exposed.
 #[derive(Debug)]
-pub(super) struct Ending {
-    pub(super) sink: Sink,
-    pub(super) token: u64,
-    pub(super) result: CallResult,
-    /// Length of the RPC reply in the Reply chunk, if it is there.
-    pub(super) long: Option<u32>,
-    /// Reason to send the call again instead of reporting it.
-    pub(super) again: Option<(CallId, ErrorBody)>,
-}
-
-impl Ending {
-    /// An outcome without results.
-    pub(super) fn error(sink: Sink, token: u64, error: CallError) -> Self {
-        Self { sink, token, result: Err(error.into()), long: None, again: None }
-    }
-
-    /// An outcome that sends the call again, with its sink.
-    pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
-        Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
-    }
+pub(super) enum PendingOutcome {
+    /// The call has ended.
+    Ended {
+        sink: Sink,
+        token: u64,
+        result: CallResult,
+        /// Length of the RPC reply in the Reply chunk, if it is there.
+        long: Option<u32>,
+    },
+    /// The peer has refused the call: it is sent again.
+    Refused(CallId, ErrorBody),
 }
 
 /// Exposures of one connection.
@@ -174,16 +107,6 @@ impl Exposures {
             self.slots.len() as u32 - 1
         });
         (index, &mut self.slots[index as usize], &mut self.windows)
-    }
-
-    pub(super) fn offer(&mut self, index: u32, segment_size: u32) -> &Exposure {
-        let exposure = &mut self.slots[index as usize];
-        exposure.segment_size = segment_size;
-        exposure
-    }
-
-    pub(super) fn get(&self, index: u32) -> Option<&Exposure> {
-        self.slots.get(index as usize)
     }
 
     pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Exposure> {
@@ -209,54 +132,131 @@ impl Exposures {
     }
 
     /// Stores the call's outcome until the last revocation.
-    pub(super) fn wait(&mut self, index: u32, ending: Option<Ending>) {
-        self.slots[index as usize].ending = ending;
+    pub(super) fn wait(&mut self, index: u32, outcome: Option<PendingOutcome>) {
+        self.slots[index as usize].outcome = outcome;
     }
 
-    /// Takes the waiting outcome, if any.
-    pub(super) fn ending(&mut self, index: u32) -> Option<Ending> {
-        self.slots.get_mut(index as usize)?.ending.take()
+    /// Takes the stored outcome, if any.
+    pub(super) fn take_outcome(&mut self, index: u32) -> Option<PendingOutcome> {
+        self.slots.get_mut(index as usize)?.outcome.take()
     }
 
-    /// Frees the slot after revocation. Returns its memory, if `wanted`, and whether it is complete: otherwise the
-    /// device still holds some in spite of the revocation. Write chunks of an `answered` call get the length of their
-    /// data.
+    /// Frees the slot after revocation, or after the loss of the device. Moves the buffers back into their box.
+    ///
+    /// Returns the box, if `wanted`, and whether it is complete: otherwise the device still holds a buffer. Write
+    /// chunks of an `answered` call get the length of their data.
     #[inline(always)]
     pub(super) fn recover(&mut self, index: u32, wanted: bool, answered: bool) -> (ChunkMemory, bool) {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return (ChunkMemory::NONE, true) };
-        let mut memory = exposure.memory.take();
+        let (mut memory, mut whole) = (exposure.memory.take(), true);
         if !wanted {
             memory = ChunkMemory::NONE;
         }
-        let whole = exposure.take_back(memory.get_mut(), answered, &mut self.windows);
+        // Usually there is one piece: moving the others is cheap.
+        while let Some(part) = exposure.parts.pop_at(0) {
+            push(&mut self.windows, || part.window);
+            let Some(memory) = memory.get_mut() else { continue };
+            let Ok(mut buf) = part.mem.reclaim() else {
+                whole = false;
+                continue;
+            };
+            match part.place {
+                Place::Read(0) => memory.call = Some(buf),
+                Place::Read(position) => memory.send.push((position, buf)),
+                Place::Write(written) => {
+                    if answered {
+                        buf.set_window(buf.start(), written as usize);
+                    }
+                    memory.receive.push(buf);
+                }
+                Place::Reply => memory.reply = Some(buf),
+            }
+        }
         push(&mut self.free, || index);
         (memory, whole)
-    }
-
-    /// Takes the memory of an unfinished call after the loss of the device. None if part of it is lost.
-    pub(super) fn bring_home(&mut self, index: u32) -> ChunkMemory {
-        let Some(exposure) = self.slots.get_mut(index as usize) else { return ChunkMemory::NONE };
-        let mut memory = exposure.memory.take();
-        match exposure.take_back(memory.get_mut(), false, &mut self.windows) {
-            true => memory,
-            false => ChunkMemory::NONE,
-        }
     }
 
     /// Exposures of ended calls, waiting for the last revocation.
     pub(super) fn ended(&self) -> Vec<u32> {
         let all = self.slots.iter().zip(0..);
-        all.filter(|(exposure, _)| exposure.ending.is_some()).map(|(_, index)| index).collect()
-    }
-
-    /// Resets after the loss of the device and all windows.
-    pub(super) fn forget_device(&mut self) {
-        *self = Self::default();
+        all.filter(|(exposure, _)| exposure.outcome.is_some()).map(|(_, index)| index).collect()
     }
 
     /// Whether nothing is exposed.
     pub(super) fn is_empty(&self) -> bool {
         self.slots.len() == self.free.len()
+    }
+}
+
+/// Chunk lists of a call, in segments of the peer's size. All calls reuse it.
+#[derive(Debug, Default)]
+pub(super) struct ChunkLists {
+    reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
+    counts: ArrayVec<u32, MAX_CHUNKS>,
+    writes: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
+    reply: ArrayVec<Segment, MAX_SEGMENTS>,
+}
+
+impl ChunkLists {
+    /// Lists of exposed memory for a header, with the handle that the peer may invalidate if `offered`. `None` with too
+    /// many segments: the peer has changed its terms since the call got its form.
+    #[inline(always)]
+    pub(super) fn of<'a>(&'a mut self, exposure: &'a Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'a>> {
+        match &exposure.parts[..] {
+            // Usually there is one chunk, of one segment.
+            [part] if segments_of(part.at.target.length as usize, terms) == 1 && terms.segment_count > 0 => {
+                let segments = std::slice::from_ref(&part.at.target);
+                let inv_handle = if offered { part.at.target.handle } else { 0 };
+                Some(match part.place {
+                    Place::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&part.at), ..Chunks::NONE },
+                    Place::Write(_) => {
+                        Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE }
+                    }
+                    Place::Reply => Chunks { inv_handle, reply: Some(segments), ..Chunks::NONE },
+                })
+            }
+            _ => self.fill(exposure, terms, offered),
+        }
+    }
+
+    #[inline(never)]
+    fn fill(&mut self, exposure: &Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'_>> {
+        self.reads.clear();
+        self.counts.clear();
+        self.writes.clear();
+        self.reply.clear();
+        let mut left = terms.segment_count as usize;
+        let (mut offer, mut has_reply) = (0, false);
+        for part in &exposure.parts {
+            let (mut rest, size) = (part.at.target, terms.segment_size);
+            let count = segments_of(rest.length as usize, terms);
+            match left.checked_sub(count) {
+                Some(fewer) if count <= MAX_SEGMENTS => left = fewer,
+                _ => return None,
+            }
+            offer = rest.handle;
+            match part.place {
+                Place::Read(_) => {}
+                Place::Write(_) => self.counts.push(count as u32),
+                Place::Reply => has_reply = true,
+            }
+            for _ in 0..count {
+                let segment = Segment { length: rest.length.min(size), ..rest };
+                match part.place {
+                    Place::Read(position) => self.reads.push(ReadSegment { position, target: segment }),
+                    Place::Write(_) => self.writes.push(segment),
+                    Place::Reply => self.reply.push(segment),
+                }
+                rest.length -= segment.length;
+                rest.offset += u64::from(segment.length);
+            }
+        }
+        Some(Chunks {
+            inv_handle: if offered { offer } else { 0 },
+            reads: &self.reads,
+            writes: WriteList { counts: &self.counts, segments: &self.writes },
+            reply: has_reply.then_some(&self.reply[..]),
+        })
     }
 }
 
@@ -266,7 +266,7 @@ mod tests {
 
     use super::*;
     use crate::fabric::QpId;
-    use crate::proto::{ConnConfig, Connection};
+    use crate::proto::{CallError, ConnConfig, Connection};
 
     fn pool() -> Pool {
         let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
@@ -289,33 +289,36 @@ mod tests {
             exposure.add(window, mem.clone(), segment, place);
             held.push(mem);
         }
-        exposure.keep(ChunkMemory::new());
+        exposure.memory.get_or_new();
         (index, held)
     }
 
     /// An outcome without results.
-    fn failed(again: bool) -> Ending {
+    fn failed(again: bool) -> PendingOutcome {
         let (call, _) = Connection::new(ConnConfig::default()).start_call(1, u64::MAX, 0, false).expect("a free slot");
-        let again = again.then_some((call, ErrorBody::System));
-        Ending { again, ..Ending::error(Sink::Polled, 7, CallError::Closed) }
+        let result = Err(CallError::Closed.into());
+        match again {
+            true => PendingOutcome::Refused(call, ErrorBody::System),
+            false => PendingOutcome::Ended { sink: Sink::Polled, token: 7, result, long: None },
+        }
     }
 
     #[test]
     fn each_piece_comes_home_to_its_place() {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
-        let exposure = exposures.get(index).expect("it is there");
+        let exposure = exposures.get_mut(index).expect("it is there");
         assert!(exposure.is_long() && exposure.reply().is_some());
-        assert!(!exposure.is_long_only() && exposure.all().len() == 4);
+        assert!(!exposure.is_long_only() && exposure.parts.len() == 4);
         assert!(!exposures.is_empty() && exposures.ended().is_empty());
         let (bound, left, all) = exposures.end(index, Some(2));
         assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));
         exposures.wait(index, Some(failed(true)));
         assert_eq!(exposures.ended(), [index]);
         drop(held);
-        let ending = exposures.ending(index);
-        let (memory, whole) = exposures.recover(index, ending.is_some(), false);
-        assert!(whole && ending.is_some_and(|ending| ending.token == 7));
+        let outcome = exposures.take_outcome(index);
+        let (memory, whole) = exposures.recover(index, outcome.is_some(), false);
+        assert!(whole && matches!(outcome, Some(PendingOutcome::Refused(..))));
         let memory = memory.get().expect("the call is sent again");
         assert_eq!(memory.call.as_ref().map(|buf| buf.len()), Some(1));
         assert_eq!(memory.send.iter().map(|(at, buf)| (*at, buf.len())).collect::<Vec<_>>(), [(44, 2)]);
@@ -346,20 +349,20 @@ mod tests {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
         drop(held);
-        assert_eq!(exposures.bring_home(index).get().map(|memory| memory.receive.len()), Some(1));
+        let (memory, whole) = exposures.recover(index, true, false);
+        assert_eq!((memory.get().map(|memory| memory.receive.len()), whole), (Some(1), true));
         let (index, held) = expose(&mut exposures, &pool);
-        assert!(exposures.bring_home(index).is_none(), "the device holds it");
+        assert!(!exposures.recover(index, true, false).1, "the device holds it");
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
         drop(_held);
         drop(exposures.end(index, None));
         exposures.wait(index, Some(failed(false)));
         assert_eq!(exposures.ended(), [index]);
-        let ending = exposures.ending(index);
-        let (memory, _) = exposures.recover(index, ending.is_some(), false);
+        let outcome = exposures.take_outcome(index);
+        let (memory, _) = exposures.recover(index, outcome.is_some(), false);
         let given = memory.get().map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
         assert_eq!(given, Some(vec![3]), "of a call that has failed, as long as it was");
-        exposures.forget_device();
-        assert!(exposures.is_empty() && exposures.windows.is_empty());
+        assert!(exposures.is_empty());
     }
 }

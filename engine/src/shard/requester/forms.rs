@@ -1,345 +1,255 @@
-//! Forms of this side's calls: chunks of call and reply, and new forms after a refusal.
+//! Forms of this side's calls: chunks of call and reply, room for their headers, and new forms for a retransmission.
 
 use rpcrdma_mempool::Buf;
 
 use super::chunks::{ChunkMemory, Memory};
-use super::exposures::{Ending, Exposure, Place};
-use super::{Requester, calls_are_taken};
+use super::{peer_takes_calls, slot_of};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
-    CallError, CallForm, CallId, CallLengths, Defect, FIRST_MESSAGE_LEN, FormLimits, LEAST_LAST_PART, Terms,
+    CallError, CallForm, CallId, CallLengths, Defect, FIRST_MESSAGE_LEN, FormLimits, Knob, LEAST_LAST_PART, Terms,
     choose_call,
 };
 use crate::service::MAX_SEGMENTS;
-use crate::shard::conn::Conn;
+use crate::shard::connection::{Conn, Stage};
 use crate::shard::context::Context;
-use crate::shard::stage::Stage;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, CallHeader};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ErrorBody, SEGMENT_LEN, Version};
 
-/// Most new forms of a refused call.
-const MAX_RETRIES: u8 = 2;
+/// Cause of a retransmission.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cause {
+    /// The peer refused the call with this error: it lacks memory or drains, or needs other chunks.
+    Refused(ErrorBody),
+    /// The connection was lost, and made again.
+    Reconnected,
+}
 
-impl Requester {
-    /// Chooses the form of a call beyond the fast path, and allocates its memory: none without `may_expose`.
-    ///
-    /// # Errors
-    /// It cannot be sent.
-    #[inline(always)]
-    pub(super) fn shape<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        message: &mut Buf,
-        memory: &mut ChunkMemory,
-        max_reply: usize,
-        may_expose: bool,
-    ) -> Result<(), CallError> {
-        // A connection that accepts fast-path calls accepts this one, too.
-        if conn.requests.plain_call == 0 {
-            // A draining connection finishes its calls, and accepts no new one.
-            if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
-                return Err(CallError::Closed);
-            }
-            if !conn.proto.session().may_call() || !calls_are_taken(&conn.proto) {
-                return Err(CallError::NoReverse);
-            }
+/// Chooses the form of a call that is not inline only, and allocates its memory: none without `may_expose`.
+///
+/// # Errors
+/// It cannot be sent.
+#[inline(always)]
+pub(super) fn form<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &mut Conn,
+    message: &mut Buf,
+    memory: &mut ChunkMemory,
+    max_reply: usize,
+    may_expose: bool,
+) -> Result<(), CallError> {
+    // A connection that accepts inline calls accepts this one, too.
+    if conn.calls.inline_call == 0 {
+        // A draining connection finishes its calls, and accepts no new one.
+        if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
+            return Err(CallError::Closed);
         }
-        if let Some(memory) = memory.get() {
-            conn.check_memory(memory, message)?;
-        }
-        let may_expose = may_expose && conn.proto.terms().form_limits(conn.proto.config()).chunks;
-        let chunks = measure(memory.get(), conn.proto.terms())?;
-        let lists = chunks.encoded_len();
-        if may_expose
-            && chunks.reply.is_none()
-            && message.len() + lists <= conn.requests.plain_call
-            && max_reply + lists <= conn.requests.plain_reply
-        {
-            // Call and reply fit one message, with their lists.
-            return self.make_room(cx, conn, message, &chunks);
-        }
-        self.choose_form(cx, conn, message, memory, max_reply, (may_expose, chunks))
-    }
-
-    /// As above, for a call that may exceed its message.
-    #[cold]
-    fn choose_form<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        message: &mut Buf,
-        memory: &mut ChunkMemory,
-        max_reply: usize,
-        (may_expose, chunks): (bool, ChunkCounts),
-    ) -> Result<(), CallError> {
-        let limits = FormLimits { chunks: may_expose, ..conn.proto.terms().form_limits(conn.proto.config()) };
-        // The reply returns the Write chunks.
-        let returned = ChunkCounts { reads: 0, reply: None, ..chunks };
-        let (header, reply_header) =
-            (conn.proto.credits().header_len(&chunks), conn.proto.credits().header_len(&returned));
-        let reply = ACCEPTED_REPLY_LEN + max_reply;
-        if memory.get().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
-            return Err(Defect::NoChunks.into());
-        }
-        // Size of an added Reply chunk, if there is none.
-        let segments = segments_of(padded(reply), conn.proto.terms());
-        let lengths = CallLengths {
-            header,
-            reply_chunk: if chunks.reply.is_some() { 0 } else { 4 + SEGMENT_LEN * segments },
-            call: message.len(),
-            reply_header,
-            reply,
-        };
-        let mut plan = choose_call(&limits, &lengths)?;
-        if memory.get().is_some_and(|memory| memory.reply.is_some()) {
-            // The memory has a larger Reply chunk, from the last attempt.
-            plan.reply_chunk = false;
-        }
-        if plan.form != CallForm::Long && !plan.reply_chunk {
-            return self.make_room(cx, conn, message, &chunks);
-        }
-        let memory = memory.get_or_new();
-        if plan.reply_chunk {
-            memory.reply = Some(self.alloc_for(cx, conn, padded(reply))?);
-        }
-        if plan.form == CallForm::Long {
-            let mut long = self.alloc_for(cx, conn, message.len())?;
-            long.copy_from_slice(message);
-            memory.call = Some(long);
-            *message = cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?;
-        }
-        let chunks = measure(Some(memory), conn.proto.terms())?;
-        self.make_room(cx, conn, message, &chunks)
-    }
-
-    /// Ensures room for the headers of the call and of its reply, with such lists: in one message each, and in the
-    /// call's headroom.
-    ///
-    /// # Errors
-    /// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to a buffer with room.
-    #[inline]
-    pub(super) fn make_room<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &Conn,
-        message: &mut Buf,
-        chunks: &ChunkCounts,
-    ) -> Result<(), CallError> {
-        let header = conn.proto.credits().header_len(chunks);
-        // The usual lists fit the shortest messages.
-        if header <= message.start().min(FIRST_MESSAGE_LEN - LEAST_LAST_PART) {
-            return Ok(());
-        }
-        self.make_more_room(cx, conn, message, chunks, header)
-    }
-
-    #[cold]
-    fn make_more_room<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &Conn,
-        message: &mut Buf,
-        chunks: &ChunkCounts,
-        header: usize,
-    ) -> Result<(), CallError> {
-        let terms = conn.proto.terms();
-        let returned = conn.proto.credits().header_len(&ChunkCounts { reads: 0, ..*chunks });
-        for (needed, limit) in [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)] {
-            let limit = limit - LEAST_LAST_PART;
-            if needed > limit {
-                return Err(Defect::HeaderTooLong { needed, limit }.into());
-            }
-        }
-        if message.start() < header {
-            let needed = header + message.len();
-            *message = cx.copy_with(header, message).ok_or_else(|| cx.lacks_buffer(needed))?;
-        }
-        Ok(())
-    }
-
-    /// Retries a refused call, once no memory of it is exposed, or ends it.
-    #[cold]
-    pub(in crate::shard) fn retry<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-        token: u64,
-        error: ErrorBody,
-        invalidated: Option<u32>,
-    ) {
-        let exposure = conn.exposure_of(call);
-        let long = exposure.as_deref().is_some_and(Exposure::is_long);
-        // A long call that cannot be read stays so (version 2 §6.4.3), unless it failed for other chunks.
-        let hopeless = long
-            && matches!(error, ErrorBody::ReadChunks { .. })
-            && exposure.is_some_and(|exposure| exposure.is_long_only());
-        let gone = !long && !conn.out_call(call).keeps();
-        if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
-            // This peer does not continue its replies: from now on every call is kept, and offers room for its reply.
-            conn.requests.keeps_all = true;
-            conn.refresh();
-        }
-        let out = conn.out_call(call);
-        let spent = match error {
-            ErrorBody::System => !cx.connect.retransmit || u32::from(out.refusals) >= cx.connect.reconnect_attempts,
-            _ => out.retries >= MAX_RETRIES,
-        };
-        if spent || hopeless || gone {
-            conn.proto.give_up(call);
-            return self.failed(cx, conn, call, token, CallError::Transport(error), invalidated);
-        }
-        if error == ErrorBody::System {
-            out.refusals = out.refusals.saturating_add(1);
-        } else {
-            out.retries += 1;
-            cx.stats.calls_retransmitted += 1;
-        }
-        match out.exposure.take() {
-            Some(index) => {
-                let ending = Ending::again(token, call, error);
-                self.conclude(cx, conn, index, invalidated, Some(ending));
-            }
-            None => self.send_again(cx, conn, call, error, ChunkMemory::new()),
+        if !conn.proto.session().may_call() || !peer_takes_calls(&conn.proto) {
+            return Err(CallError::NoReverse);
         }
     }
+    if let Some(memory) = memory.get() {
+        check_memory(conn, memory, message)?;
+    }
+    let may_expose = may_expose && conn.proto.terms().form_limits(conn.proto.config()).chunks;
+    let chunks = measure(memory.get(), conn.proto.terms())?;
+    let lists = chunks.encoded_len();
+    let fits = || conn.calls.fit_inline(message.len() + lists, max_reply + lists);
+    if may_expose && chunks.reply.is_none() && fits() {
+        return make_room(cx, conn, message, &chunks);
+    }
+    choose_form(cx, conn, message, memory, max_reply, (may_expose, chunks))
+}
 
-    /// Queues a call again, with the resources that its refusal requires.
-    pub(super) fn send_again<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-        error: ErrorBody,
-        mut memory: ChunkMemory,
-    ) {
-        if !conn.proto.calls().is_waiting(call) {
-            // The call timed out, or was cancelled.
-            return;
-        }
-        if error == ErrorBody::System {
-            return self.put_off(cx, conn, call, memory);
-        }
-        let formed = self.form_larger(cx, conn, call, error, &mut memory);
-        let out = conn.out_call(call);
-        out.memory = memory.unless_empty();
-        match formed {
-            Ok(message) => {
-                (out.message, out.exposure) = (Some(message), None);
-                conn.proto.resend(call);
-                cx.ready.add(conn);
-            }
-            Err(lacks @ CallError::NoReplyBuffer { .. }) => self.give_up_call(cx, conn, call, lacks),
-            // The server refused the call before it ran, and this side has no buffer for all of it.
-            Err(lacks @ (CallError::NoMemory { .. } | CallError::TooLong { .. }))
-                if matches!(error, ErrorBody::ReadChunks { .. }) && conn.out_call(call).retries == 1 =>
-            {
-                self.give_up_call(cx, conn, call, lacks)
-            }
-            Err(_) => self.give_up_call(cx, conn, call, CallError::Transport(error)),
+/// Chooses the form of a call that may exceed its message, or whose reply may.
+#[cold]
+fn choose_form<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &mut Conn,
+    message: &mut Buf,
+    memory: &mut ChunkMemory,
+    max_reply: usize,
+    (may_expose, chunks): (bool, ChunkCounts),
+) -> Result<(), CallError> {
+    let limits = FormLimits { chunks: may_expose, ..conn.proto.terms().form_limits(conn.proto.config()) };
+    // The reply returns the Write chunks.
+    let returned = ChunkCounts { reads: 0, reply: None, ..chunks };
+    let (header, reply_header) = (conn.proto.credits().header_len(&chunks), conn.proto.credits().header_len(&returned));
+    let reply = ACCEPTED_REPLY_LEN + max_reply;
+    if memory.get().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
+        return Err(Defect::NoChunks.into());
+    }
+    // Size of an added Reply chunk, if there is none.
+    let segments = segments_of(padded(reply), conn.proto.terms());
+    let lengths = CallLengths {
+        header,
+        reply_chunk: if chunks.reply.is_some() { 0 } else { 4 + SEGMENT_LEN * segments },
+        call: message.len(),
+        reply_header,
+        reply,
+    };
+    let plan = choose_call(&limits, &lengths)?;
+    // A Reply chunk that the memory has already is larger, from the last attempt.
+    if plan.reply_chunk && chunks.reply.is_none() {
+        memory.get_or_new().reply = Some(conn.calls.alloc(cx, padded(reply))?);
+    }
+    if plan.form == CallForm::Long {
+        let mut long = conn.calls.alloc(cx, message.len())?;
+        long.copy_from_slice(message);
+        memory.get_or_new().call = Some(long);
+        *message = cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?;
+    }
+    let chunks = measure(memory.get(), conn.proto.terms())?;
+    make_room(cx, conn, message, &chunks)
+}
+
+/// Ensures room for the headers of the call and of its reply, with such lists: in one message each, and in the call's
+/// headroom.
+///
+/// # Errors
+/// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to a buffer with room.
+#[inline]
+fn make_room<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &Conn,
+    message: &mut Buf,
+    chunks: &ChunkCounts,
+) -> Result<(), CallError> {
+    let header = conn.proto.credits().header_len(chunks);
+    // The usual lists fit the shortest messages.
+    if header <= message.start().min(FIRST_MESSAGE_LEN - LEAST_LAST_PART) {
+        return Ok(());
+    }
+    make_more_room(cx, conn, message, chunks, header)
+}
+
+#[cold]
+fn make_more_room<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &Conn,
+    message: &mut Buf,
+    chunks: &ChunkCounts,
+    header: usize,
+) -> Result<(), CallError> {
+    let terms = conn.proto.terms();
+    let returned = conn.proto.credits().header_len(&ChunkCounts { reads: 0, ..*chunks });
+    for (needed, limit) in [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)] {
+        let limit = limit - LEAST_LAST_PART;
+        if needed > limit {
+            return Err(Defect::HeaderTooLong { needed, limit }.into());
         }
     }
-
-    /// Gives a call the form that its refusal requires; returns its message.
-    fn form_larger<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-        error: ErrorBody,
-        memory: &mut ChunkMemory,
-    ) -> Result<Buf, CallError> {
-        let retries = conn.out_call(call).retries;
-        let given = memory.get_or_new();
-        let kept = conn.out_call(call).take_kept(cx).or_else(|| given.call.take());
-        let message = kept.ok_or(CallError::Transport(error))?;
-        let message = self.enlarge(cx, conn, given, &message, error, retries)?.unwrap_or(message);
-        let out = conn.out_call(call);
-        if let ErrorBody::ReplyResource { length_needed } = error {
-            // A new connection would have to find this out again, and the call may run each time.
-            let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
-            out.max_reply = out.max_reply.max(needed);
-        }
-        let max_reply = out.max_reply;
-        let needed = HEADROOM_CHUNKS + message.len();
-        let mut message = cx.roomy(message).ok_or_else(|| cx.lacks_buffer(needed))?;
-        self.shape(cx, conn, &mut message, memory, max_reply, true)?;
-        Ok(message)
+    if message.start() < header {
+        let needed = header + message.len();
+        *message = cx.copy_with(header, message).ok_or_else(|| cx.lacks_buffer(needed))?;
     }
+    Ok(())
+}
 
-    /// Gives a call that waited for a reconnect a form for the new terms.
-    ///
-    /// # Errors
-    /// It cannot be sent.
-    pub(super) fn form_again<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-    ) -> Result<(), CallError> {
-        let out = conn.out_call(call);
-        let (message, memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
-        let (mut memory, one_way) = (memory, out.empty_reply.is_some());
-        // The chunks of its last form.
-        let long = memory.get_mut().and_then(|memory| {
-            memory.reply = None;
-            memory.call.take()
-        });
-        let message = message.filter(|message| !message.is_empty()).or(long);
-        let needed = HEADROOM_CHUNKS + message.as_ref().map_or(0, |message| message.len());
-        let mut memory = memory.unless_empty();
-        let formed = match message.and_then(|message| cx.roomy(message)) {
-            None => Err(cx.lacks_buffer(needed)),
-            Some(_) if one_way && conn.proto.terms().version == Version::V1 => Err(Defect::NotOneWay.into()),
-            Some(mut message) => self.shape(cx, conn, &mut message, &mut memory, max_reply, !one_way).map(|()| message),
-        };
-        let out = conn.out_call(call);
-        out.memory = memory;
-        (out.message, out.retries) = (Some(formed?), 0);
-        Ok(())
+/// Whether a call that waited for a credit still fits its form: the peer may have changed its terms.
+pub(super) fn still_fits<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &Conn,
+    message: &mut Buf,
+    memory: Option<&Memory>,
+) -> Result<(), CallError> {
+    let chunks = measure(memory, conn.proto.terms())?;
+    let (needed, limit) =
+        (conn.proto.credits().header_len(&chunks) + message.len(), conn.proto.terms().send_inline_threshold);
+    if needed > limit && !conn.proto.terms().form_limits(conn.proto.config()).continuation {
+        return Err(CallError::TooLong { needed, limit, knob: Knob::RECEIVE_SIZE });
     }
+    if memory.is_some() { make_room(cx, conn, message, &chunks) } else { Ok(()) }
+}
 
-    /// Allocates the resources that the refusal requires. Returns a new message if the call moves to a chunk.
-    fn enlarge<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        memory: &mut Memory,
-        message: &Buf,
-        error: ErrorBody,
-        retries: u8,
-    ) -> Result<Option<Buf>, CallError> {
-        match error {
-            ErrorBody::ReplyResource { length_needed } => {
-                if retries > 1 {
-                    // The responder cannot use the Write chunks: all results become inline (version 2 §6.4.3).
-                    memory.receive.clear();
-                    memory.most_results = None;
-                }
-                let needed = (length_needed as usize).max(cx.config.wire.receive_size);
-                memory.reply = Some(self.alloc_for(cx, conn, padded(needed)).map_err(CallError::of_reply)?);
-                Ok(None)
+/// Gives a kept call a form for its retransmission; returns its message.
+///
+/// # Errors
+/// It cannot be sent.
+pub(super) fn form_again<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &mut Conn,
+    call: CallId,
+    cause: Cause,
+    memory: &mut ChunkMemory,
+) -> Result<Buf, CallError> {
+    let slot = slot_of(conn, call);
+    let kept = slot.message.take().or_else(|| slot.take_kept(cx)).filter(|message| !message.is_empty());
+    let mut message = kept
+        .or_else(|| memory.get_mut().and_then(|memory| memory.call.take()))
+        .ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?;
+    let may_expose = slot.empty_reply.is_none();
+    match cause {
+        Cause::Reconnected | Cause::Refused(ErrorBody::System) => {
+            slot.retries = 0;
+            // The chunk of its last form.
+            if let Some(memory) = memory.get_mut() {
+                memory.reply = None;
             }
-            ErrorBody::WriteResource { chunk_index, length_needed } => {
-                let index = (chunk_index as usize).checked_sub(1).ok_or(CallError::Transport(error))?;
-                let chunk = memory.receive.get_mut(index).ok_or(CallError::Transport(error))?;
-                *chunk = self.alloc_for(cx, conn, length_needed as usize).map_err(CallError::of_reply)?;
-                Ok(None)
+            if !may_expose && conn.proto.terms().version == Version::V1 {
+                return Err(Defect::NotOneWay.into());
             }
-            ErrorBody::ReadChunks { .. } => {
-                let total = message.len() + memory.send.iter().map(|(_, buf)| padded(buf.len())).sum::<usize>();
-                let mut whole = self.alloc_for(cx, conn, total)?;
-                unreduce(message, memory, &mut whole);
-                memory.send.clear();
-                // Even if it fits a message, or would be continued (version 2 §6.4.3).
-                memory.call = Some(whole);
-                Ok(Some(cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?))
-            }
-            _ => Err(CallError::Transport(error)),
         }
+        Cause::Refused(error) => {
+            let last = slot.retries > 1;
+            if let ErrorBody::ReplyResource { length_needed } = error {
+                // A new connection would have to find this out again, and the call may run each time.
+                let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
+                slot.max_reply = slot.max_reply.max(needed);
+            }
+            if let Some(reduced) = enlarge(cx, conn, memory.get_or_new(), &message, error, last)? {
+                message = reduced;
+            }
+        }
+    }
+    let needed = HEADROOM_CHUNKS + message.len();
+    message = cx.roomy(message).ok_or_else(|| cx.lacks_buffer(needed))?;
+    if memory.get().is_some_and(Memory::is_empty) {
+        *memory = ChunkMemory::NONE;
+    }
+    let max_reply = slot_of(conn, call).max_reply;
+    form(cx, conn, &mut message, memory, max_reply, may_expose)?;
+    Ok(message)
+}
+
+/// Allocates the resources that a refusal requires; `last`: it was refused before. Returns a new message if the call
+/// moves to a chunk.
+fn enlarge<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &mut Conn,
+    memory: &mut Memory,
+    message: &Buf,
+    error: ErrorBody,
+    last: bool,
+) -> Result<Option<Buf>, CallError> {
+    match error {
+        ErrorBody::ReplyResource { length_needed } => {
+            if last {
+                // The responder cannot use the Write chunks: all results become inline (version 2 §6.4.3).
+                memory.receive.clear();
+                memory.most_results = None;
+            }
+            let needed = (length_needed as usize).max(cx.config.wire.receive_size);
+            memory.reply = Some(conn.calls.alloc(cx, padded(needed)).map_err(CallError::of_reply)?);
+            Ok(None)
+        }
+        ErrorBody::WriteResource { chunk_index, length_needed } => {
+            let index = (chunk_index as usize).checked_sub(1).ok_or(CallError::Transport(error))?;
+            let chunk = memory.receive.get_mut(index).ok_or(CallError::Transport(error))?;
+            *chunk = conn.calls.alloc(cx, length_needed as usize).map_err(CallError::of_reply)?;
+            Ok(None)
+        }
+        ErrorBody::ReadChunks { .. } => {
+            let total = message.len() + memory.send.iter().map(|(_, buf)| padded(buf.len())).sum::<usize>();
+            let mut whole = conn.calls.alloc(cx, total)?;
+            unreduce(message, memory, &mut whole);
+            memory.send.clear();
+            // Even if it fits a message, or would be continued (version 2 §6.4.3).
+            memory.call = Some(whole);
+            Ok(Some(cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?))
+        }
+        _ => Err(CallError::Transport(error)),
     }
 }
 
@@ -396,46 +306,25 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
     if segments > limit { Err(Defect::HeaderSegments { segments, limit }.into()) } else { Ok(counts) }
 }
 
-/// Chunk lists of exposed memory.
-pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
-    let mut counts = ChunkCounts::default();
-    for part in exposure.all() {
-        let segments = segments_of(part.at.target.length as usize, terms);
-        match part.place {
-            Place::Read(_) => counts.reads += segments,
-            Place::Write(_) => {
-                (counts.writes, counts.write_segments) = (counts.writes + 1, counts.write_segments + segments)
-            }
-            Place::Reply => counts.reply = Some(segments),
+/// Checks the chunks of a call: owner of the memory, emptiness, and positions. `message` is the reduced one.
+#[inline]
+fn check_memory(conn: &Conn, memory: &Memory, message: &[u8]) -> Result<(), CallError> {
+    let mine = conn.calls.exposed_pool().map(|pool| pool.arena().id());
+    let fits = |buf: &Buf| Some(buf.arena()) == mine && !buf.is_empty();
+    // Position zero is the message itself. The others are in order, as is the chunks' data, and none is beyond the
+    // end.
+    let (mut earliest, mut end) = (4, message.len());
+    for (position, buf) in &memory.send {
+        if !fits(buf) {
+            return Err(unfit(buf));
         }
+        let (at, len) = (*position as usize, padded(buf.len()));
+        if !at.is_multiple_of(4) || at < earliest || at > end {
+            return Err(misplaced(*position, message));
+        }
+        (earliest, end) = (at + len, end + len);
     }
-    counts
-}
-
-impl Conn {
-    /// Checks the chunks of a call: owner of the memory, emptiness, and positions. `message` is the reduced one.
-    #[inline]
-    fn check_memory(&self, memory: &Memory, message: &[u8]) -> Result<(), CallError> {
-        let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
-        let fits = |buf: &Buf| Some(buf.arena()) == mine && !buf.is_empty();
-        // Position zero is the message itself. The others are in order, as is the chunks' data, and none is beyond the
-        // end.
-        let (mut earliest, mut end) = (4, message.len());
-        for (position, buf) in &memory.send {
-            if !fits(buf) {
-                return Err(unfit(buf));
-            }
-            let (at, len) = (*position as usize, padded(buf.len()));
-            if !at.is_multiple_of(4) || at < earliest || at > end {
-                return Err(misplaced(*position, message));
-            }
-            (earliest, end) = (at + len, end + len);
-        }
-        match memory.receive.iter().find(|buf| !fits(buf)) {
-            Some(buf) => Err(unfit(buf)),
-            None => Ok(()),
-        }
-    }
+    memory.receive.iter().find(|buf| !fits(buf)).map_or(Ok(()), |buf| Err(unfit(buf)))
 }
 
 /// Error of a buffer that cannot be a chunk.

@@ -1,96 +1,92 @@
 //! Engine of this side's calls: the requester (RFC 8166 §2.1).
 //!
-//! It gives each call a form, exposes its memory, sends it, matches its reply, and ends it.
+//! It gives each call a form, exposes its memory, sends it, matches its reply, and ends it. This file holds the engine,
+//! the calls of one connection, and the start of a call up to its Send.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `abandoned` | calls that end for their caller before their reply |
-//! | `calls` | start of a call: exposes its memory, sends its message |
-//! | `forms` | forms of calls, with their chunks, and new forms after a refusal |
-//! | `refused` | calls that wait for their retransmission after a refusal |
-//! | `replies` | end of a call: match, revoke, deliver |
+//! | `forms` | forms of calls, with their chunks, and new forms for a retransmission |
 //! | `chunks` | chunk memory of a call |
-//! | `exposures` | memory exposed by a connection to its peer |
-//! | `lists` | chunk lists of the current call |
+//! | `exposures` | memory exposed by a connection to its peer, and the chunk lists of a header |
+//! | `completion` | end of a call: match its reply, revoke its memory, deliver the outcome, or retransmit |
 //! | `outcome` | outcomes of calls, and their receivers |
 //! | `unanswered` | log of calls without an answer |
 
-mod abandoned;
-mod calls;
 mod chunks;
+mod completion;
 mod exposures;
 mod forms;
-mod lists;
 mod outcome;
-mod refused;
-#[path = "completion.rs"]
-mod replies;
 #[cfg(test)]
 mod tests;
 mod unanswered;
 
+use std::time::Duration;
+
 use rpcrdma_mempool::{Buf, Pool};
 
-use super::close_reason::CloseReasonKind;
-use super::conn::Conn;
+use super::ConnRef;
+use super::connection::{Conn, Stage};
 use super::context::Context;
+use super::continuation::{Continuation, MessageOwner};
 use super::list::push;
-use super::stage::Stage;
-use crate::fabric::{Fabric, QpId};
-use crate::proto::{CallError, CallId, Connection};
+use crate::config::HEADROOM_CHUNKS;
+use crate::fabric::{Access, Fabric, FabricError, FabricErrorKind, QpId, WorkRequest};
+use crate::proto::{CallError, CallId, Connection, Defect, Form, Outgoing};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
-use crate::wire::{self, Version};
+use crate::wire::{self, Segment, Version};
 
-pub(super) use calls::call_header_len;
-pub(crate) use calls::{CallRequest, procedure_of};
 pub(crate) use chunks::{ChunkMemory, Memory};
-use exposures::{Exposure, Exposures};
-use lists::Lists;
+use exposures::{ChunkLists, Exposure, Exposures, Place};
+use forms::{form, measure, still_fits};
 pub(crate) use outcome::Sink;
-use outcome::Untaken;
+use outcome::UncollectedReplies;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
-use unanswered::Checks;
+use unanswered::UnansweredCalls;
 
-pub(super) struct Requester {
-    /// Ended calls, for the shard's owner.
-    done: Vec<Done>,
-    /// Chunk lists of the current call.
-    lists: Lists,
-    /// Copies of replies in memory that their peer may still reach; created at first use.
-    copies: Option<Pool>,
-    /// Replies that other threads have not taken.
-    untaken: Untaken,
-    /// Refused calls, with the times and connections of their retransmission.
-    put_off: Vec<(u64, QpId, CallId)>,
-    /// Lower bound of all deadlines, in nanoseconds.
-    next_deadline: u64,
-    checks: Checks,
+/// Longest message copied into its slot. Longer ones take a buffer.
+const SHORT: usize = 256;
+
+/// A call with all its memory, ready to start.
+#[derive(Debug)]
+pub(crate) struct CallRequest {
+    /// RPC message with a blank XID, and headroom before the window.
+    pub(crate) message: Buf,
+    pub(crate) memory: ChunkMemory,
+    /// Most bytes of inline results in the reply.
+    pub(crate) max_reply: usize,
+    /// Time-out from now.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) token: u64,
+    pub(crate) sink: Sink,
+    /// Procedure number modulo 2^16, for log lines.
+    pub(crate) procedure: u16,
 }
 
 /// This side's calls on one connection.
 #[derive(Default)]
-pub(super) struct Requests {
+pub(super) struct OutgoingCalls {
     /// By call slot.
-    calls: Vec<OutCall>,
+    slots: Vec<CallSlot>,
     exposures: Exposures,
     /// Memory exposed to this peer only; created at first use.
     exposed: Option<Pool>,
-    /// Limits of the fast path: bytes of RPC message, and of results.
-    plain_call: usize,
-    plain_reply: usize,
-    /// The peer has refused a call for lack of a Reply chunk: the fast path is off.
+    /// Limits of inline calls: bytes of RPC message, and of results.
+    inline_call: usize,
+    inline_reply: usize,
+    /// The peer has refused a call for lack of a Reply chunk: no call counts as inline.
     keeps_all: bool,
     /// Whether a call was answered since the connection was made.
-    answered: bool,
-    /// Program and version of a call that was started, zeroes before; most connections have one.
-    program: (u32, u32),
+    pub(super) answered: bool,
+    /// Program and version of a call that was started, zeroes before; most connections have one. For log lines.
+    pub(super) program: (u32, u32),
 }
 
 /// A call whose message waits to be sent, or for its reply: a reused slot.
 #[derive(Debug, Default)]
-struct OutCall {
-    /// Whether it is in use. A polled fast-path call that was sent at once does not use its slot.
+struct CallSlot {
+    /// Whether it is in use. A polled inline call that was sent at once does not use its slot.
     used: bool,
     sink: Sink,
     /// The message, until sent.
@@ -116,10 +112,7 @@ struct OutCall {
     was_sent: bool,
 }
 
-/// Longest message copied into its slot. Longer ones take a buffer.
-const SHORT: usize = 256;
-
-impl OutCall {
+impl CallSlot {
     /// Keeps a copy of the message for a retransmission, if there is memory.
     #[inline]
     fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, message: &[u8]) {
@@ -129,11 +122,6 @@ impl OutCall {
         } else {
             self.kept = cx.copy_of(message);
         }
-    }
-
-    /// Whether it keeps a message.
-    fn keeps(&self) -> bool {
-        self.kept.is_some() || !self.copy.is_empty()
     }
 
     /// Takes the kept message, if there is memory for it.
@@ -154,67 +142,34 @@ impl OutCall {
     }
 }
 
-impl Requests {
+impl OutgoingCalls {
     pub(super) fn new(slots: usize) -> Self {
-        let mut requests = Self::default();
-        requests.fit(slots);
-        requests
-    }
-
-    /// Address of the slots, for a prefetch: the first ones are used most.
-    #[inline]
-    pub(super) fn first_place(&self) -> *const [u8; size_of::<OutCall>()] {
-        self.calls.as_ptr().cast()
-    }
-
-    /// Whether a call was answered since the connection was made.
-    pub(super) fn was_answered(&self) -> bool {
-        self.answered
-    }
-
-    /// Resets for a reconnect.
-    pub(super) fn begin_anew(&mut self) {
-        self.answered = false;
-    }
-
-    /// Sets the program of the calls, for log lines.
-    pub(super) fn set_program(&mut self, program: u32, version: u32) {
-        self.program = (program, version);
-    }
-
-    /// A buffer exposed to this peer only, if that pool exists and has one.
-    #[inline(always)]
-    pub(super) fn alloc(&self, len: usize) -> Option<Buf> {
-        let pool = self.exposed.as_ref()?;
-        pool.drain_remote();
-        pool.alloc(len)
-    }
-
-    /// The pool of memory exposed to this peer, if it exists.
-    pub(super) fn exposed_pool(&self) -> Option<&Pool> {
-        self.exposed.as_ref()
-    }
-
-    pub(super) fn has_exposed_pool(&self) -> bool {
-        self.exposed.is_some()
+        let mut calls = Self::default();
+        calls.fit(slots);
+        calls
     }
 
     /// Resizes the slots to the protocol's limit.
     pub(super) fn fit(&mut self, slots: usize) {
-        self.calls.resize_with(slots, OutCall::default);
+        self.slots.resize_with(slots, CallSlot::default);
     }
 
-    /// Recomputes the limits of the fast path after the terms may have changed.
+    /// Address of the slots, for a prefetch: the first ones are used most.
+    #[inline]
+    pub(super) fn first_slot(&self) -> *const [u8; size_of::<CallSlot>()] {
+        self.slots.as_ptr().cast()
+    }
+
+    /// Recomputes the limits of inline calls after the terms may have changed.
     pub(super) fn refresh(&mut self, stage: Stage, proto: &Connection) {
-        let (call, reply) = match stage {
-            Stage::Open if proto.session().may_call() && calls_are_taken(proto) && !self.may_need_more(proto) => {
+        (self.inline_call, self.inline_reply) = match stage {
+            Stage::Open if proto.session().may_call() && peer_takes_calls(proto) && !self.may_need_more(proto) => {
                 let terms = proto.terms();
                 let header = wire::msg_len(terms.version, true);
                 (terms.send_inline_threshold - header, terms.receive_inline_threshold - header - ACCEPTED_REPLY_LEN)
             }
             _ => (0, 0),
         };
-        (self.plain_call, self.plain_reply) = (call, reply);
     }
 
     /// Whether the peer may refuse a call without reply room, with the length of the Reply chunk that it needs. Such a
@@ -226,95 +181,129 @@ impl Requests {
         limits.chunks && (said || self.keeps_all)
     }
 
-    /// Resets after the loss of the device.
+    /// Whether a call of `len` bytes and its reply fit one message each.
+    #[inline]
+    fn fit_inline(&self, len: usize, max_reply: usize) -> bool {
+        len <= self.inline_call && max_reply <= self.inline_reply
+    }
+
+    /// A buffer exposed to this peer only, if that pool exists and has one.
+    #[inline(always)]
+    pub(super) fn try_alloc(&self, len: usize) -> Option<Buf> {
+        let pool = self.exposed.as_ref()?;
+        pool.drain_remote();
+        pool.alloc(len)
+    }
+
+    /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
+    ///
+    /// # Errors
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] if it has none
+    /// so long, [`CallError::OutOfMemory`] if the system refuses the set's memory.
+    pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, len: usize) -> Result<Buf, CallError> {
+        let buf = cx.alloc_bulk(&mut self.exposed, true, len);
+        cx.stats.pool_empty += u64::from(buf.is_err());
+        buf
+    }
+
+    /// The pool of memory exposed to this peer, if it exists.
+    pub(super) fn exposed_pool(&self) -> Option<&Pool> {
+        self.exposed.as_ref()
+    }
+
+    /// Resets after the loss of the device and all windows.
     pub(super) fn forget_device(&mut self) {
         // Cancelled calls have kept theirs until now.
-        self.calls.iter_mut().for_each(|out| out.exposure = None);
-        self.exposures.forget_device();
-        (self.plain_call, self.plain_reply) = (0, 0);
+        self.slots.iter_mut().for_each(|slot| slot.exposure = None);
+        self.exposures = Exposures::default();
+        (self.inline_call, self.inline_reply) = (0, 0);
     }
 
     /// Whether no memory is exposed.
     pub(super) fn expose_nothing(&self) -> bool {
         self.exposures.is_empty()
     }
+}
 
-    /// Buffers exposed, or held by the application.
-    pub(super) fn exposed_buffers(&self) -> u64 {
-        let classes = self.exposed.as_ref().map_or_else(Vec::new, |pool| pool.stats().classes);
-        classes.iter().map(|class| class.outstanding as u64).sum()
+/// Slot of a call; marked as used.
+fn slot_of(conn: &mut Conn, call: CallId) -> &mut CallSlot {
+    let slot = &mut conn.calls.slots[conn.proto.calls().slot(call)];
+    slot.used = true;
+    slot
+}
+
+/// Exposed memory of a call, if it has any.
+#[inline]
+fn exposure_of(conn: &mut Conn, call: CallId) -> Option<&mut Exposure> {
+    let index = conn.calls.slots.get(conn.proto.calls().slot(call))?.exposure?;
+    conn.calls.exposures.get_mut(index)
+}
+
+/// Ends the use of a call's slot: returns its sink, its exposure, its start if it is sampled.
+#[inline(always)]
+fn free_slot(conn: &mut Conn, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
+    let slot = &mut conn.calls.slots[conn.proto.calls().slot(call)];
+    if !std::mem::take(&mut slot.used) {
+        return (Sink::Polled, None, None);
     }
+    if slot.message.is_some() || slot.kept.is_some() || slot.memory.is_some() || slot.empty_reply.is_some() {
+        slot.forget();
+    }
+    slot.copy.clear();
+    slot.was_sent = false;
+    (std::mem::take(&mut slot.sink), slot.exposure.take(), slot.started.take())
 }
 
 /// Whether the peer accepts calls of this side.
-fn calls_are_taken(proto: &Connection) -> bool {
+fn peer_takes_calls(proto: &Connection) -> bool {
     let config = proto.config();
     config.max_calls > 0 && (!config.server || proto.terms().reverse != ReverseSupport::None)
 }
 
-impl Conn {
-    #[inline]
-    fn exposure_of(&mut self, call: CallId) -> Option<&mut Exposure> {
-        let index = self.requests.calls.get(self.proto.calls().slot(call))?.exposure?;
-        self.requests.exposures.get_mut(index)
-    }
+/// Procedure number of a call (RFC 5531 §9), modulo 2^16.
+pub(crate) fn procedure_of(message: &[u8]) -> u16 {
+    message.first_chunk::<24>().map_or(0, |header| u16::from_be_bytes([header[22], header[23]]))
+}
 
-    /// Whether new calls of this side are refused, because it drains and serves no call whose handler may call back.
-    fn refuses_calls(&self) -> bool {
-        self.stage() == Stage::Draining && self.proto.inbound().is_empty()
-    }
+/// Program and version of a call.
+fn program_of(message: &[u8]) -> (u32, u32) {
+    let word = |at: usize| message.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_be_bytes(*word));
+    (word(12), word(16))
+}
 
-    /// Whether an exposure still belongs to a call.
-    #[cold]
-    pub(super) fn exposes(&self, call: CallId, index: u32) -> bool {
-        let slot = self.proto.calls().slot(call);
-        self.proto.calls().is_owed(call) && self.requests.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
+/// Writes the XID: the first word of the RPC message, equal to the transport's XID (RFC 8166 §4.1).
+#[inline(always)]
+fn set_xid(message: &mut Buf, call: CallId) {
+    if let Some(word) = message.first_chunk_mut() {
+        *word = call.xid().to_be_bytes();
     }
+}
 
-    /// Keeps a call's message that was sent in parts, completely or not.
-    pub(super) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
-        if self.proto.calls().is_under_way(call) {
-            message.set_window(start, len);
-            let out = self.out_call(call);
-            out.copy.clear();
-            out.kept = Some(message);
-        }
-    }
-
-    /// Record of a call; created if missing.
-    fn out_call(&mut self, call: CallId) -> &mut OutCall {
-        let out = &mut self.requests.calls[self.proto.calls().slot(call)];
-        out.used = true;
-        out
-    }
-
-    /// Ends a call's record: returns its sink, its exposure, its start if it is sampled.
-    #[inline(always)]
-    fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
-        let slot = self.proto.calls().slot(call);
-        let out = &mut self.requests.calls[slot];
-        if !std::mem::take(&mut out.used) {
-            return (Sink::Polled, None, None);
-        }
-        if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.empty_reply.is_some() {
-            out.forget();
-        }
-        out.copy.clear();
-        out.was_sent = false;
-        (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
-    }
+pub(super) struct Requester {
+    /// Ended calls, for the shard's owner.
+    done: Vec<Done>,
+    /// Chunk lists of the current call.
+    lists: ChunkLists,
+    /// Copies of replies in memory that their peer may still reach; created at first use.
+    copies: Option<Pool>,
+    uncollected: UncollectedReplies,
+    /// Refused calls, with the times and connections of their retransmission.
+    delayed: Vec<(u64, QpId, CallId)>,
+    /// Lower bound of all deadlines, in nanoseconds.
+    next_deadline: u64,
+    pub(super) unanswered: UnansweredCalls,
 }
 
 impl Requester {
     pub(super) fn new() -> Self {
         Self {
             done: Vec::with_capacity(256),
-            lists: Lists::default(),
+            lists: ChunkLists::default(),
             copies: None,
-            untaken: Untaken::default(),
-            put_off: Vec::new(),
+            uncollected: UncollectedReplies::default(),
+            delayed: Vec::new(),
             next_deadline: u64::MAX,
-            checks: Checks::default(),
+            unanswered: UnansweredCalls::default(),
         }
     }
 
@@ -332,12 +321,229 @@ impl Requester {
 
     /// Pools beside the shard's.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
-        self.copies.iter().chain(self.untaken.pool())
+        self.copies.iter().chain(self.uncollected.pool())
+    }
+
+    /// Starts a call. Its sink gets the outcome exactly once, also of an error here. A one-way call completes once
+    /// sent.
+    #[inline(always)]
+    pub(super) fn start<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: ConnRef,
+        request: CallRequest,
+        one_way: bool,
+    ) -> Option<CallId> {
+        cx.stats.calls += 1;
+        let deadline = cx.clock.after(request.timeout);
+        self.next_deadline = self.next_deadline.min(deadline);
+        let started = cx.sample();
+        let Some(mut conn) = cx.conns.take_ref(conn) else {
+            let failed = FailedCall::new(CallError::Closed, request.memory);
+            return self.fail_call(cx, request.sink, request.token, failed);
+        };
+        let call = self.start_on(cx, &mut conn, request, one_way, (deadline, started));
+        // As `lend`: moving the call into a closure would double the time.
+        cx.give_back(conn);
+        call
+    }
+
+    /// Starts a call on this connection: sends it, or queues it for a credit.
+    #[inline(always)]
+    fn start_on<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        request: CallRequest,
+        one_way: bool,
+        (deadline, started): (u64, Option<u64>),
+    ) -> Option<CallId> {
+        // Early exit: call and reply are inline, and the call is not kept for a retransmission.
+        let fits = request.memory.is_none() && conn.calls.fit_inline(request.message.len(), request.max_reply);
+        if !fits || one_way || cx.connect.retransmit {
+            return self.start_formed(cx, conn, request, one_way, (deadline, started));
+        }
+        let CallRequest { mut message, max_reply, token, sink, procedure, .. } = request;
+        cx.check_receives(conn);
+        let (call, now) = match conn.proto.start_call(token, deadline, procedure, true) {
+            Ok(started) => started,
+            Err(error) => return self.fail_call(cx, sink, token, error.into()),
+        };
+        if !now || started.is_some() || !matches!(sink, Sink::Polled) {
+            let slot = slot_of(conn, call);
+            (slot.sink, slot.started, slot.max_reply) = (sink, started, max_reply);
+            conn.calls.program = program_of(&message);
+        }
+        if now {
+            set_xid(&mut message, call);
+            self.send(cx, conn, call, message, None);
+            if !cx.config.debug.batch {
+                cx.post_chain(conn);
+            }
+        } else {
+            slot_of(conn, call).message = Some(message);
+        }
+        cx.ready.add(conn);
+        Some(call)
+    }
+
+    /// Starts a call that needs a form, is kept, or is one-way.
+    fn start_formed<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        request: CallRequest,
+        one_way: bool,
+        (deadline, started): (u64, Option<u64>),
+    ) -> Option<CallId> {
+        let CallRequest { mut message, mut memory, max_reply, token, sink, procedure, .. } = request;
+        cx.check_receives(conn);
+        // A call of a lost connection gets its form after the reconnect.
+        let reconnecting = conn.is_reconnecting() && !one_way;
+        let formed = match reconnecting {
+            true => Ok(None),
+            false => form_new(cx, conn, &mut message, &mut memory, max_reply, one_way),
+        };
+        let result = formed.and_then(|empty_reply| {
+            let at_once = !reconnecting && !one_way;
+            let (call, now) = conn.proto.start_call(token, deadline, procedure, at_once)?;
+            Ok((call, now, empty_reply))
+        });
+        let (call, now, empty_reply) = match result {
+            Ok(started) => started,
+            Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
+        };
+        if !matches!(sink, Sink::Polled) {
+            conn.calls.program = program_of(&message);
+        }
+        let slot = slot_of(conn, call);
+        (slot.sink, slot.started) = (sink, started);
+        (slot.max_reply, slot.retries, slot.refusals) = (max_reply, 0, 0);
+        if now {
+            self.transmit(cx, conn, call, message, memory);
+            if !cx.config.debug.batch {
+                cx.post_chain(conn);
+            }
+        } else {
+            (slot.message, slot.memory, slot.empty_reply) = (Some(message), memory, empty_reply);
+        }
+        cx.ready.add(conn);
+        Some(call)
+    }
+
+    /// Sends a call that waited for its credit.
+    pub(super) fn transmit_queued<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
+        let slot = slot_of(conn, call);
+        let (Some(mut message), memory) = (slot.message.take(), slot.memory.take()) else { return };
+        let reply = slot.empty_reply.take();
+        if (memory.is_some() || message.len() > conn.calls.inline_call)
+            && let Err(error) = still_fits(cx, conn, &mut message, memory.get())
+        {
+            return self.give_up_call(cx, conn, call, error, memory);
+        }
+        self.transmit(cx, conn, call, message, memory);
+        if let Some(reply) = reply {
+            let (sink, ..) = free_slot(conn, call);
+            if let Some(token) = conn.proto.give_up(call) {
+                self.deliver(cx, sink, token, Ok(Reply::empty(reply)));
+            }
+        }
+    }
+
+    /// Sends a call: exposes its memory, keeps its message for a retransmission, writes its header, and queues its
+    /// work requests.
+    #[inline(always)]
+    fn transmit<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        memory: ChunkMemory,
+    ) {
+        set_xid(&mut message, call);
+        let limit = conn.proto.terms().send_inline_threshold;
+        // The message has headroom for the header: few calls need a closer look.
+        let header = if message.start() + message.len() > limit { header_len(conn, &memory) } else { 0 };
+        let mut exposure = None;
+        if memory.is_some() {
+            match expose(&mut cx.fabric, conn, call, memory) {
+                Ok(index) => exposure = Some(index),
+                Err(error) => {
+                    let line = format_args!("{}: cannot expose memory: {error}", conn.who());
+                    cx.error("failures to expose memory", line);
+                    return cx.unsendable(conn, "a call");
+                }
+            }
+        }
+        conn.calls.slots[conn.proto.calls().slot(call)].exposure = exposure;
+        if header + message.len() > limit {
+            let continuation = Continuation::new(MessageOwner::Call(call, exposure), message, header);
+            return cx.start_continuation(conn, continuation);
+        }
+        let slot = &conn.calls.slots[conn.proto.calls().slot(call)];
+        let inline_only = exposure.is_none() && conn.calls.fit_inline(message.len(), slot.max_reply);
+        if !inline_only || cx.connect.retransmit {
+            slot_of(conn, call).keep(cx, &message);
+        }
+        self.send(cx, conn, call, message, exposure);
+    }
+
+    /// Sends the last part of a call.
+    pub(super) fn transmit_last_part<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        (call, exposure): (CallId, Option<u32>),
+        (mut rest, whole, header): (Buf, (usize, usize), usize),
+    ) {
+        // The call may have to be retransmitted, so the message itself stays here, if there is memory for the rest.
+        if conn.proto.calls().is_under_way(call)
+            && let Some(last) = cx.copy_with(header.max(HEADROOM_CHUNKS), &rest)
+        {
+            let message = std::mem::replace(&mut rest, last);
+            conn.keep_whole(call, message, whole);
+        }
+        self.send(cx, conn, call, rest, exposure);
+    }
+
+    /// Writes the header of a call, or of its last part, and queues its Send. Its XID is in place.
+    #[inline(always)]
+    fn send<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: CallId,
+        mut message: Buf,
+        exposure: Option<u32>,
+    ) {
+        let end = message.start();
+        let start = match exposure {
+            None => conn.proto.write_header(Outgoing::Call(call), &Form::INLINE, message.full_mut(), end),
+            Some(index) => self.write_header(conn, call, &mut message, index),
+        };
+        match start.is_some_and(|start| message.extend_front(start)) {
+            true => conn.sends.push_send(message, None, cx.config.debug.signal_every),
+            false => cx.unsendable(conn, "a call"),
+        }
+    }
+
+    /// Writes a header with chunk lists; returns its start. `None` if the peer has changed its terms so that it does
+    /// not fit.
+    fn write_header(&mut self, conn: &mut Conn, call: CallId, message: &mut Buf, index: u32) -> Option<usize> {
+        let terms = conn.proto.terms();
+        let exposure = conn.calls.exposures.get_mut(index)?;
+        exposure.segment_size = terms.segment_size;
+        let chunks = self.lists.of(exposure, terms, terms.offers_invalidation)?;
+        // The message of a long call is in a chunk.
+        let form = Form { chunks, external: message.is_empty(), more: false };
+        let end = message.start();
+        conn.proto.write_header(Outgoing::Call(call), &form, message.full_mut(), end)
     }
 
     /// Reports an outcome.
     #[inline(always)]
-    pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, mut result: CallResult) {
+    fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, mut result: CallResult) {
         if result.is_err() {
             cx.stats.calls_failed += 1;
         }
@@ -347,7 +553,7 @@ impl Requester {
                 if cx.receives.are_scarce()
                     && let Ok(reply) = &mut result
                 {
-                    self.untaken.take(reply, cx.sizing.capacity(), cx.config.arena());
+                    self.uncollected.take(reply, cx.sizing.capacity(), cx.config.arena());
                 }
                 completer.complete(result);
             }
@@ -368,20 +574,8 @@ impl Requester {
     }
 
     /// Ends a call that cannot be sent (again), with its refusal or the missing resources.
-    pub(super) fn give_up_call<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: CallId,
-        error: CallError,
-    ) {
-        let memory = conn.out_call(call).memory.take();
-        self.give_up_with(cx, conn, call, error, memory);
-    }
-
-    /// As above, with separate memory.
     #[cold]
-    fn give_up_with<F: Fabric>(
+    fn give_up_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -390,89 +584,71 @@ impl Requester {
         memory: ChunkMemory,
     ) {
         if let Some(token) = conn.proto.give_up(call) {
-            let (sink, ..) = conn.end_call(call);
+            let (sink, ..) = free_slot(conn, call);
             self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
-        }
-    }
-
-    /// Ends all calls and exposures of a connection that closes for good, for a reason of this kind.
-    pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, kind: CloseReasonKind) {
-        for index in conn.requests.exposures.ended() {
-            let Some(ending) = conn.requests.exposures.ending(index) else { continue };
-            let (memory, _) = conn.requests.exposures.recover(index, true, ending.result.is_ok());
-            if let Some((call, _)) = ending.again {
-                // Not retransmitted: it ends with the calls below, unless cancelled meanwhile.
-                if conn.proto.calls().is_waiting(call) {
-                    conn.out_call(call).memory = memory;
-                }
-                continue;
-            }
-            // Its reply had arrived; only the revocation was missing, and is done.
-            let error = ending.result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
-            self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
-        }
-        while let Some((call, token, error)) = conn.proto.lost() {
-            let error = outcome::of_closed(error, conn.out_call(call).was_sent, kind);
-            let mut memory = conn.out_call(call).memory.take();
-            let (sink, exposure, _) = conn.end_call(call);
-            if let (true, Some(index)) = (memory.is_none(), exposure) {
-                // The device holds nothing of this connection now.
-                memory = conn.requests.exposures.bring_home(index);
-            }
-            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
-        }
-        conn.requests.exposures.forget_device();
-        if let Some(pool) = conn.requests.exposed.take()
-            && let Err(error) = cx.fabric.deregister(pool.arena().id())
-        {
-            cx.error(
-                "memory that is not given back",
-                format_args!("{}: memory of a closed connection: {error}", conn.who()),
-            );
-        }
-    }
-
-    /// Parks the calls of a connection that will reconnect, if they can be retransmitted.
-    pub(super) fn interrupt<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        // Calls with a reply that await revocation end normally: the device holds nothing now.
-        for index in conn.requests.exposures.ended() {
-            self.revoked(cx, conn, index);
-        }
-        for (call, sent) in conn.proto.interrupt() {
-            let whole = bring_home(conn, call);
-            let out = conn.out_call(call);
-            if out.message.is_none() {
-                out.message = out.take_kept(cx).filter(|_| cx.connect.retransmit);
-            }
-            out.was_sent |= sent;
-            let long = out.memory.get().is_some_and(|memory| memory.call.is_some());
-            if whole && (out.message.is_some() || (long && (cx.connect.retransmit || !sent))) {
-                continue;
-            }
-            self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent });
-        }
-    }
-
-    /// Gives waiting calls a form for the terms of the new connection.
-    #[cold]
-    pub(super) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        for call in conn.proto.calls().queued() {
-            match self.form_again(cx, conn, call) {
-                Ok(()) => cx.stats.calls_retransmitted += 1,
-                Err(_) if conn.out_call(call).was_sent => {
-                    self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent: true })
-                }
-                Err(error) => self.give_up_call(cx, conn, call, error),
-            }
         }
     }
 }
 
-/// Takes back the exposed memory of a call. False if it is lost: then the call cannot be retransmitted.
-fn bring_home(conn: &mut Conn, call: CallId) -> bool {
-    let Some(index) = conn.out_call(call).exposure.take() else { return true };
-    let memory = conn.requests.exposures.bring_home(index);
-    let whole = memory.is_some();
-    conn.out_call(call).memory = memory;
-    whole
+/// Gives a new call its form. Returns the empty reply of a one-way call: allocated here, so that a shortage fails the
+/// call before any Send.
+///
+/// # Errors
+/// It cannot start.
+#[inline(always)]
+fn form_new<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &mut Conn,
+    message: &mut Buf,
+    memory: &mut ChunkMemory,
+    max_reply: usize,
+    one_way: bool,
+) -> Result<Option<Buf>, CallError> {
+    // A draining connection has no inline calls. It makes calls only while it serves some whose handlers may call back.
+    if conn.calls.inline_call == 0 && conn.stage() == Stage::Draining && conn.proto.inbound().is_empty() {
+        return Err(CallError::Closed);
+    }
+    // A chunk would need revocation, which only a reply triggers.
+    if one_way && (memory.is_some() || conn.proto.terms().version == Version::V1) {
+        return Err(Defect::NotOneWay.into());
+    }
+    form(cx, conn, message, memory, max_reply, !one_way)?;
+    if one_way { cx.alloc_for_call(0).map(Some) } else { Ok(None) }
+}
+
+/// Bytes of a call's header, with the lists of its memory.
+#[cold]
+fn header_len(conn: &Conn, memory: &ChunkMemory) -> usize {
+    conn.proto.credits().header_len(&measure(memory.get(), conn.proto.terms()).unwrap_or_default())
+}
+
+/// Binds a window for each chunk; the binds precede the Send. Returns the index of the exposure.
+#[inline(always)]
+fn expose(
+    fabric: &mut impl Fabric,
+    conn: &mut Conn,
+    call: CallId,
+    mut memory: ChunkMemory,
+) -> Result<u32, FabricError> {
+    let qp = conn.qp();
+    let (index, exposure, windows) = conn.calls.exposures.begin();
+    if let Some(buf) = memory.get_mut().and_then(|memory| memory.call.as_mut()) {
+        set_xid(buf, call);
+    }
+    while let Some((place, buf)) = memory.get_mut().and_then(Memory::take_next) {
+        let access = if let Place::Read(_) = place { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+        let len = buf.len();
+        let mem =
+            buf.lend().map_err(|_| FabricError::new(FabricErrorKind::Misuse, "memory of another thread's pool"))?;
+        let window = match windows.pop() {
+            Some(window) => window,
+            None => fabric.alloc_window(qp)?,
+        };
+        let segment =
+            Segment { handle: fabric.next_rkey(window), length: len as u32, offset: fabric.remote_address(&mem, 0) };
+        conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
+        exposure.add(window, mem, segment, place);
+    }
+    exposure.memory = memory;
+    Ok(index)
 }

@@ -10,19 +10,7 @@ use super::chunks::ChunkMemory;
 use crate::cross_thread::slot::Completer;
 use crate::fabric::ReceivedBuf;
 use crate::proto::CallError;
-use crate::shard::close_reason::CloseReasonKind;
 use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
-
-/// Error of a call whose connection has closed for good. `was_sent`: on an earlier connection.
-pub(super) fn of_closed(error: CallError, was_sent: bool, kind: CloseReasonKind) -> CallError {
-    match error {
-        CallError::ConnectionLost { .. } if was_sent => CallError::ConnectionLost { sent: true },
-        CallError::ConnectionLost { sent: false } if kind == CloseReasonKind::NotAuthenticated => {
-            CallError::NotAuthenticated
-        }
-        other => other,
-    }
-}
 
 /// Reply of a call; `Send`: any thread may keep and drop it.
 #[derive(Debug)]
@@ -156,19 +144,19 @@ impl From<FailedCall> for CallError {
     }
 }
 
-/// Bytes of a pool for untaken replies, and of its smallest buffers.
-const UNTAKEN_BYTES: usize = 1 << 20;
-const UNTAKEN_SIZE: usize = 512;
+/// Bytes of a pool for uncollected replies, and of its smallest buffers.
+const UNCOLLECTED_BYTES: usize = 1 << 20;
+const UNCOLLECTED_SIZE: usize = 512;
 
-/// Memory of replies that other threads have not taken yet. In their receives these replies would block the peer's next
-/// ones, and the peer would take this side for stalled.
+/// Memory of replies that other threads have not collected yet. In their receives these replies would block the peer's
+/// next ones, and the peer would take this side for stalled.
 #[derive(Default)]
-pub(super) struct Untaken {
+pub(super) struct UncollectedReplies {
     /// The newest pool. Earlier ones are freed with their last buffers.
     pool: Option<Pool>,
 }
 
-impl Untaken {
+impl UncollectedReplies {
     /// Moves a reply out of its receive of `receive` bytes. A longer reply, or one without memory, stays there.
     #[cold]
     pub(super) fn take(&mut self, reply: &mut Reply, receive: usize, arena: ArenaConfig) {
@@ -181,8 +169,8 @@ impl Untaken {
             pool.alloc(len)
         };
         let copy = self.pool.as_ref().and_then(alloc).or_else(|| {
-            let size = len.next_power_of_two().max(UNTAKEN_SIZE);
-            let classes = vec![Class { size, count: UNTAKEN_BYTES.div_ceil(size) }];
+            let size = len.next_power_of_two().max(UNCOLLECTED_SIZE);
+            let classes = vec![Class { size, count: UNCOLLECTED_BYTES.div_ceil(size) }];
             let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..arena };
             alloc(self.pool.insert(Pool::new(&PoolConfig { classes, arena }).ok()?))
         });

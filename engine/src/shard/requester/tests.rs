@@ -5,6 +5,7 @@ use crate::fabric::{ReceivedBuf, WorkRequest};
 use crate::proto::{Event, Received};
 use crate::shard::ConnRef;
 use crate::shard::clock::{Clock, SimulatedTime};
+use crate::shard::connection::close_reason::CloseReasonKind;
 use crate::shard::testing::{NoDevice, call, context, message, message_with_lists, open_conn, received, reply, small};
 use crate::wire::ErrorBody;
 
@@ -36,14 +37,14 @@ impl Scene {
     fn start(&mut self, token: u64, deadline: Option<Duration>, exposed: Option<usize>) -> CallId {
         let mut memory = ChunkMemory::NONE;
         if let Some(len) = exposed {
-            let buf = self.with(|requester, cx, conn| requester.alloc_for(cx, conn, len)).expect("memory");
+            let buf = self.with(|_, cx, conn| conn.calls.alloc(cx, len)).expect("memory");
             memory.get_or_new().receive.push(buf);
         }
         let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
         let message = self.cx.copy_of(&bytes).expect("a buffer");
         let request =
             CallRequest { message, memory, max_reply: 64, timeout: deadline, token, sink: Sink::Polled, procedure: 0 };
-        let call = self.requester.start(&mut self.cx, self.name, request).expect("it starts");
+        let call = self.requester.start(&mut self.cx, self.name, request, false).expect("it starts");
         self.with(|_, cx, conn| cx.post_chain(conn));
         call
     }
@@ -155,11 +156,11 @@ fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
     // No Reply chunk can be this long.
     let error = ErrorBody::ReplyResource { length_needed: 1 << 30 };
     scene.with(|requester, cx, conn| {
-        let out = &mut conn.requests.calls[conn.proto.calls().slot(call)];
-        out.kept = out.message.take();
-        let memory = out.memory.take();
+        let slot = slot_of(conn, call);
+        slot.kept = slot.message.take();
+        let memory = slot.memory.take();
         assert!(memory.is_some(), "its chunk");
-        requester.send_again(cx, conn, call, error, memory);
+        requester.refused(cx, conn, call, error, memory);
     });
     let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
     assert_eq!(ended.len(), 1);
@@ -173,9 +174,9 @@ fn exposed_memory_is_revoked_before_its_call_ends() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
-    let index = scene.with(|_, _, conn| conn.requests.calls[conn.proto.calls().slot(call)].exposure).expect("one");
+    let index = scene.with(|_, _, conn| slot_of(conn, call).exposure).expect("one");
     let (handle, offset) = scene.with(|_, _, conn| {
-        let segment = conn.exposure_of(call).expect("one").all()[0].at.target;
+        let segment = exposure_of(conn, call).expect("one").parts[0].at.target;
         (segment.handle, segment.offset)
     });
     let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
@@ -187,7 +188,7 @@ fn exposed_memory_is_revoked_before_its_call_ends() {
     assert_eq!(done.len(), 1);
     let reply = done[0].result.as_ref().expect("a reply");
     assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(200));
-    scene.with(|_, _, conn| assert!(conn.requests.expose_nothing()));
+    scene.with(|_, _, conn| assert!(conn.calls.expose_nothing()));
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn a_peer_that_has_revoked_it_itself_saves_the_revocation() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     kinds(&mut scene);
-    let handle = scene.with(|_, _, conn| conn.exposure_of(call).expect("one").all()[0].at.target.handle);
+    let handle = scene.with(|_, _, conn| exposure_of(conn, call).expect("one").parts[0].at.target.handle);
     scene.answer(&message(16, &reply(call.xid())), Some(handle));
     assert!(kinds(&mut scene).is_empty());
     assert_eq!(scene.ended(), [(3, Ok(()))]);

@@ -4,10 +4,9 @@
 
 use log::Level;
 
-use super::Requester;
 use crate::fabric::Fabric;
 use crate::service::ProcedureName;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 
 /// Nanoseconds between two checks of a connection: a second.
@@ -19,14 +18,14 @@ const FEW: usize = 64;
 
 /// Schedule of the checks.
 #[derive(Debug, Default)]
-pub(super) struct Checks {
+pub(crate) struct UnansweredCalls {
     /// Time of each part's next check, in nanoseconds.
     due: [u64; PARTS],
     /// Next part.
     part: usize,
 }
 
-impl Checks {
+impl UnansweredCalls {
     /// Takes the next part, if it is due.
     fn take_due(&mut self, now: u64) -> Option<usize> {
         let part = self.part;
@@ -37,15 +36,13 @@ impl Checks {
         self.part = (part + 1) % PARTS;
         Some(part)
     }
-}
 
-impl Requester {
     /// Logs calls without an answer, by procedure. Part of a control-plane run.
-    pub(in crate::shard) fn check_unanswered<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    pub(crate) fn check<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let now = cx.clock.read();
         let parts = if cx.conns.slots().len() <= FEW { PARTS } else { 1 };
         for _ in 0..parts {
-            let Some(part) = self.checks.take_due(now) else { return };
+            let Some(part) = self.take_due(now) else { return };
             cx.with_those(|slot| slot % PARTS == part, check);
         }
     }
@@ -64,7 +61,7 @@ fn check<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
 /// connection, because storing both with each call would slow down all calls.
 #[cold]
 fn log<F: Fabric>(cx: &mut Context<F>, conn: &Conn, procedure: u16, calls: usize) {
-    let (program, version) = conn.requests.program;
+    let (program, version) = conn.calls.program;
     let name = ProcedureName { program, version, procedure: procedure.into() };
     let line = format_args!(
         "{}: {calls} calls of {name} (the program called last on this connection) have had no answer for a second; \

@@ -411,7 +411,7 @@ fn passes_without_freed_buffers_try_few_calls() {
         while let Some(waiting) = scene.responder.admission.queue.next_candidate(&scene.cx) {
             tries += 1;
             let conn = scene.cx.conns.take(waiting.call.qp()).expect("it is there");
-            scene.cx.lend(conn, |cx, conn| scene.responder.retry(cx, conn, waiting, 0));
+            scene.cx.with_conn(conn, |cx, conn| scene.responder.retry(cx, conn, waiting, 0));
         }
         scene.responder.admission.queue.end_pass(&mut scene.cx, 0);
         tries
