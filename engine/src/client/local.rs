@@ -21,8 +21,8 @@ use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::proto::{CallError, CallId, Defect};
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, Shard,
-    SimulatedTime, Sink, check,
+    CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, CompletionTarget, ConnRef, Done, FailedCall, Memory,
+    Notice, Shard, SimulatedTime, check,
 };
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -306,9 +306,9 @@ impl<F: Fabric> LocalClient<F> {
             return self.fail(token, error, memory);
         }
         let conn = connection.0;
-        let sink = Sink::Polled;
+        let target = CompletionTarget::Polled;
         let max_reply = self.template.reply_room(max_reply);
-        let request = CallRequest { message, memory, max_reply, timeout, token, sink, procedure: procedure as u16 };
+        let request = CallRequest { message, memory, max_reply, timeout, token, target, procedure: procedure as u16 };
         if one_way {
             return self.shard.start_one_way(conn, request);
         }
@@ -317,7 +317,7 @@ impl<F: Fabric> LocalClient<F> {
 
     #[cold]
     fn fail(&mut self, token: u64, error: CallError, memory: ChunkMemory) -> Option<CallId> {
-        self.shard.fail_call(Sink::Polled, token, FailedCall::new(error, memory))
+        self.shard.fail_call(CompletionTarget::Polled, token, FailedCall::new(error, memory))
     }
 
     /// Starts a call whose arguments have to be copied.

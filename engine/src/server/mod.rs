@@ -32,7 +32,7 @@ use crate::cross_thread::block_on::block_on;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::service::{Application, Caller, LocalServices, Services, ShardSetup, Sharing};
 use crate::shard::{
-    Command, ConnRef, CutOff, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of,
+    Command, ConnRef, InterruptedWork, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of,
 };
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
@@ -371,7 +371,8 @@ impl Server {
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
-        let (stats, cut_off): (_, Vec<CutOff>) = stopped.into_iter().filter_map(|mut shard| shard.join()).unzip();
+        let (stats, interrupted): (_, Vec<InterruptedWork>) =
+            stopped.into_iter().filter_map(|mut shard| shard.join()).unzip();
         let stuck_shards = stuck.len();
         stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);
@@ -379,8 +380,8 @@ impl Server {
         match undrained + stuck_workers {
             0 => Ok(stats),
             _ => {
-                let unanswered = cut_off.iter().map(|shard| shard.calls).sum();
-                let untaken = cut_off.iter().map(|shard| shard.untaken).sum();
+                let unanswered = interrupted.iter().map(|shard| shard.calls).sum();
+                let untaken = interrupted.iter().map(|shard| shard.untaken).sum();
                 Err(Undrained { timeout, shards: undrained, unanswered, untaken, stuck_shards, stuck_workers })
             }
         }

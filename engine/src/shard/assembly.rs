@@ -14,7 +14,7 @@ use std::rc::Rc;
 use rpcrdma_mempool::Buf;
 
 use super::admission::quota::{QuotaOwner, is_scarce_for_hosts};
-use super::conn::Conn;
+use super::connection::Conn;
 use super::context::Context;
 use crate::fabric::{Fabric, QpId};
 

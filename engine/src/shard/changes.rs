@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::conn::Conn;
+use super::connection::Conn;
+use super::connection::Stage;
 use super::context::Context;
-use super::stage::Stage;
 use super::{ConnRef, ResizeError, Shard, receive_size};
 use crate::fabric::Fabric;
 use crate::proto::exchange::{ChangeError, Characteristic, Event};

@@ -42,7 +42,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) peers: Peers,
     pub(super) ready: ReadyList,
     /// Places of connections without a buffer for their messages.
-    starved: Vec<u32>,
+    parked_for_buffer: Vec<u32>,
     pub(super) receives: ReceiveBudget,
     pub(super) sizing: Sizing,
     /// Incoming continued messages, on all connections.
@@ -79,7 +79,7 @@ impl<F: Fabric> Context<F> {
             conns: ConnTable::default(),
             peers: Peers::default(),
             ready: ReadyList::new(),
-            starved: Vec::new(),
+            parked_for_buffer: Vec::new(),
             receives: ReceiveBudget::new(config.memory.receives),
             sizing: Sizing::new(config.wire.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
@@ -118,7 +118,7 @@ impl<F: Fabric> Context<F> {
                 next.prefetch_all();
             }
             if let Some(conn) = self.conns.take_slot(slot) {
-                self.lend(conn, &mut work);
+                self.with_conn(conn, &mut work);
             }
         }
     }
@@ -126,16 +126,16 @@ impl<F: Fabric> Context<F> {
     /// Lends a connection outside the table, and returns it: its user cannot lose it. A closed connection ends in the
     /// next control-plane run, due at once.
     #[inline(always)]
-    pub(super) fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
+    pub(super) fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
-        self.give_back(conn);
+        self.restore(conn);
         result
     }
 
-    /// Returns a connection, as [`lend`](Self::lend) does.
+    /// Returns a connection, as [`with_conn`](Self::with_conn) does.
     #[inline(always)]
-    pub(super) fn give_back(&mut self, conn: Box<Conn>) {
-        if !self.conns.give_back(conn) {
+    pub(super) fn restore(&mut self, conn: Box<Conn>) {
+        if !self.conns.restore(conn) {
             self.schedule.control_now();
         }
     }
@@ -175,7 +175,7 @@ impl<F: Fabric> Context<F> {
     /// Handles a counted message that cannot be sent: the counts are wrong, so the connection closes.
     #[cold]
     pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
-        if !conn.is_over() {
+        if !conn.has_ended() {
             let line = format_args!("{}: connection ended: {what} could not be sent", conn.who());
             self.error("connections that ended as something could not be sent", line);
             conn.end_for(LocalClose::Unsendable(what));
@@ -205,13 +205,13 @@ impl<F: Fabric> Context<F> {
         let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
         self.sizing.count_posted(posted);
         if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {
-            self.relieved();
+            self.resume_grants();
         }
     }
 
     /// Resumes delayed grants and replies: receives were added, or fewer are promised.
     #[cold]
-    pub(super) fn relieved(&mut self) {
+    pub(super) fn resume_grants(&mut self) {
         self.receives.relieve();
         for conn in self.conns.iter_mut() {
             self.ready.add(conn);
@@ -221,25 +221,25 @@ impl<F: Fabric> Context<F> {
     /// Marks a connection that lacks a buffer for its messages. It retries after a turn with work, which may free
     /// buffers, or in the next control-plane run. A retry in each turn would keep the shard awake.
     #[cold]
-    pub(super) fn starve(&mut self, conn: &Conn) {
-        self.starved.push(conn.qp().slot);
+    pub(super) fn park_for_buffer(&mut self, conn: &Conn) {
+        self.parked_for_buffer.push(conn.qp().slot);
         let soon = self.clock.after(Some(self.config.poll.control_interval));
         self.schedule.wake_by(soon);
     }
 
     /// Whether connections wait for a buffer.
     #[inline(always)]
-    pub(super) fn has_starved(&self) -> bool {
-        !self.starved.is_empty()
+    pub(super) fn has_parked_for_buffer(&self) -> bool {
+        !self.parked_for_buffer.is_empty()
     }
 
     /// Retries after buffers may have been freed.
     #[cold]
-    pub(super) fn feed(&mut self) {
-        for slot in std::mem::take(&mut self.starved) {
+    pub(super) fn retry_parked(&mut self) {
+        for slot in std::mem::take(&mut self.parked_for_buffer) {
             // Another connection in this place has nothing to send.
             if let Some(conn) = self.conns.take_slot(slot as usize) {
-                self.lend(conn, |cx, conn| cx.ready.add(conn));
+                self.with_conn(conn, |cx, conn| cx.ready.add(conn));
             }
         }
     }
@@ -474,7 +474,7 @@ impl<F: Fabric> Context<F> {
             return Ok(buf);
         }
         let conn = self.conns.take_ref(conn).ok_or(CallError::Closed)?;
-        self.lend(conn, |cx, conn| conn.calls.alloc(cx, len))
+        self.with_conn(conn, |cx, conn| conn.calls.alloc(cx, len))
     }
 
     /// Whether the fabric has registered this memory, for work requests of this side.

@@ -2,7 +2,7 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::conn::Conn;
+use super::connection::Conn;
 use super::context::Context;
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
@@ -115,7 +115,7 @@ impl<F: Fabric> Context<F> {
         } else {
             // It still goes before other messages.
             conn.proto.write_header(out, &Form::PART, &mut [], 0);
-            self.starve(conn);
+            self.park_for_buffer(conn);
         }
         sent
     }

@@ -82,7 +82,7 @@ impl Lifecycle {
     }
 
     /// Removes one that is set up or closed.
-    pub(super) fn arrives_no_more(&mut self, qp: QpId) {
+    pub(super) fn remove_arriving(&mut self, qp: QpId) {
         remove(&mut self.arriving, qp);
     }
 
@@ -148,7 +148,7 @@ impl<F: Fabric> Shard<F> {
     /// Closes connections that wait to reconnect.
     pub(super) fn end_parked(&mut self) {
         for conn in self.cx.conns.take_parked() {
-            self.lend(conn, |_, conn| conn.go(Stage::Closing));
+            self.with_conn(conn, |_, conn| conn.go(Stage::Closing));
         }
     }
 
@@ -275,14 +275,14 @@ impl<F: Fabric> Shard<F> {
         for (qp, reason) in std::mem::take(&mut self.life.disconnected) {
             self.with(qp, |shard, conn| {
                 // A failed request counts the fault itself.
-                shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.is_over());
+                shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.has_ended());
                 conn.end_for(reason);
             });
         }
         self.answer_requests();
         self.cx.schedule.begin();
-        if self.cx.has_starved() {
-            self.cx.feed();
+        if self.cx.has_parked_for_buffer() {
+            self.cx.retry_parked();
         }
         if self.life.draining {
             self.look_at_lingering();
@@ -340,7 +340,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Reason of the control plane for the end of a connection, after a poll. Many may end at once: one poll covers all
     /// that it reports.
-    pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
+    pub(super) fn disconnect_reason(&mut self, qp: QpId) -> Option<CloseReason> {
         let known = self.life.disconnect_reason(qp).cloned();
         let reason = known.or_else(|| reason_in(&self.events, qp)).or_else(|| {
             self.cx.fabric.poll_control(&mut self.events);
@@ -387,7 +387,7 @@ impl<F: Fabric> Shard<F> {
             }
             conn.proto.set_private_data(PrivateData::parse(private_data));
             if conn.proto.session().is_open() {
-                return shard.settled(conn);
+                return shard.open_client(conn);
             }
             conn.go(Stage::Negotiating);
             conn.negotiate_by = shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation);
@@ -398,7 +398,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Opens a client's connection after negotiation: calls may start.
     #[cold]
-    pub(super) fn settled(&mut self, conn: &mut Conn) {
+    pub(super) fn open_client(&mut self, conn: &mut Conn) {
         self.life.remove_negotiating(conn.qp());
         if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
             conn.go(Stage::Open);
@@ -430,7 +430,7 @@ impl<F: Fabric> Shard<F> {
             self.with(qp, |shard, conn| {
                 if conn.proto.session().is_open() {
                     // Its first message may be of another kind.
-                    return shard.settled(conn);
+                    return shard.open_client(conn);
                 }
                 shard.cx.schedule.wake_by(conn.negotiate_by.max(now));
                 if conn.negotiate_by <= now {
@@ -475,7 +475,7 @@ impl<F: Fabric> Shard<F> {
         self.cross_thread.publish_reason(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
         self.requester.connection_lost(&mut self.cx, &mut conn, reason.kind());
-        conn.tell_ended(&reason);
+        conn.report_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
         if let Some(accepted) = conn.accepted() {
             let (host, left) = (accepted.host(), reason.kind() == CloseReasonKind::Peer);
@@ -515,7 +515,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.stats.messages.add(conn.proto.counters());
         self.cx.receives.promise(&mut conn.promise, 0, 0);
         if self.cx.receives.ran_short() {
-            self.cx.relieved();
+            self.cx.resume_grants();
         }
     }
 
@@ -589,7 +589,7 @@ impl<F: Fabric> Shard<F> {
                         let retry_at = now + self.cx.backoff(attempts + 1);
                         self.wait_to_reconnect(conn, attempts + 1, retry_at);
                     } else {
-                        self.lend(conn, |_, conn| conn.go(Stage::Closing));
+                        self.with_conn(conn, |_, conn| conn.go(Stage::Closing));
                     }
                 }
             }
@@ -647,7 +647,7 @@ mod tests {
         life.remove_negotiating(qp(1));
         assert_eq!((&life.negotiating[..], &life.arriving[..]), (&[qp(0), qp(2)][..], &[qp(7)][..]));
         life.remove_negotiating(qp(1));
-        life.arrives_no_more(qp(7));
+        life.remove_arriving(qp(7));
         assert_eq!((life.negotiating.len(), life.arriving.len()), (2, 0), "who is gone is gone once");
     }
 

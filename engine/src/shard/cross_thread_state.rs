@@ -14,7 +14,7 @@ use super::connection::close_reason::{CloseCause, CloseReason, ClosedBecause, Lo
 use super::connection::table::ConnTable;
 use super::context::Context;
 use super::requester::{CallRequest, ChunkMemory, procedure_of};
-use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
+use super::{CallResult, CompletionTarget, ConnRef, FailedCall, Notice, ResizeError, Shard};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::cross_thread::mailbox::{Connector, Mailbox};
 use crate::cross_thread::panics::caught;
@@ -293,18 +293,18 @@ impl<F: Fabric> Shard<F> {
         let RemoteCall { conn, message, mut memory, one_way, max_reply, timeout, completer } = call;
         let bytes = message.bytes();
         let allocated = memory.get_mut().map_or(Ok(()), |chunks| chunks.allocate(|len| self.alloc_exposed(conn, len)));
-        let sink = Sink::Thread(completer);
+        let target = CompletionTarget::Thread(completer);
         let mut message = match allocated.and_then(|()| self.cx.alloc_for_call(HEADROOM_CALL + bytes.len())) {
             Ok(message) => message,
             Err(error) => {
-                self.fail_call(sink, 0, FailedCall::new(error, memory));
+                self.fail_call(target, 0, FailedCall::new(error, memory));
                 return;
             }
         };
         message.set_window(HEADROOM_CALL, bytes.len());
         message.copy_from_slice(bytes);
         let procedure = procedure_of(&message);
-        let request = CallRequest { message, memory, max_reply, timeout, token: 0, sink, procedure };
+        let request = CallRequest { message, memory, max_reply, timeout, token: 0, target, procedure };
         match one_way {
             true => self.start_one_way(conn, request),
             false => self.start_call(conn, request),

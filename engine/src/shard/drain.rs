@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::Shard;
 use super::clock::nanoseconds;
-use super::conn::Conn;
-use super::stage::Stage;
+use super::connection::Conn;
+use super::connection::Stage;
 use crate::fabric::{Fabric, QpId};
 use crate::wire::Version;
 

@@ -72,29 +72,24 @@ use admission::credit_limits::CreditLimits;
 use changes::Changes;
 use clock::Clock;
 pub use clock::SimulatedTime;
+use connection::Conn;
 pub(crate) use connection::close_reason::ClosedBecause;
 pub use connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
-// Names of modules before they moved.
-use connection as conn;
-use connection as stage;
-use connection::Conn;
-use connection::close_reason;
 use context::Context;
 use control_plane::Lifecycle;
 use cross_thread_state::{AllocQueue, CrossThreadState, OwnTask};
 pub(crate) use cross_thread_state::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
 use obligations::ObligationChecks;
-use peer_events as peers;
 pub use peer_events::{Peer, PeerEvent, PeerHook};
 pub(crate) use receive_size::ResizeCause;
 pub use receive_size::ResizeError;
 use requester::Requester;
-pub(crate) use requester::{CallRequest, ChunkMemory, Memory, Sink};
+pub(crate) use requester::{CallRequest, ChunkMemory, CompletionTarget, Memory};
 pub use requester::{CallResult, Done, FailedCall, Reply, Returned};
 use responder::Responder;
 pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
-pub(crate) use thread::{CutOff, ShardHandle, ShardThread, spawn};
+pub(crate) use thread::{InterruptedWork, ShardHandle, ShardThread, spawn};
 
 /// A connection of a shard. Stale references match no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -289,7 +284,7 @@ impl<F: Fabric> Shard<F> {
         &mut self.life.notices
     }
 
-    /// Starts a call. Its sink gets the outcome exactly once, also for an error here.
+    /// Starts a call. Its target gets the outcome exactly once, also for an error here.
     #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         self.requester.start(&mut self.cx, conn, request, false)
@@ -303,8 +298,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Ends a call that did not start.
     #[cold]
-    pub(crate) fn fail_call(&mut self, sink: Sink, token: u64, failed: FailedCall) -> Option<CallId> {
-        self.requester.fail_call(&mut self.cx, sink, token, failed)
+    pub(crate) fn fail_call(&mut self, target: CompletionTarget, token: u64, failed: FailedCall) -> Option<CallId> {
+        self.requester.fail_call(&mut self.cx, target, token, failed)
     }
 
     /// Sets the program of this side's calls on a connection, for log lines.
@@ -340,14 +335,14 @@ impl<F: Fabric> Shard<F> {
     #[inline(always)]
     fn with<T>(&mut self, qp: QpId, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take(qp)?;
-        Some(self.lend(conn, work))
+        Some(self.with_conn(conn, work))
     }
 
     /// Lends the connection with this owner's name, together with the shard. `None` without one, or while it is lent.
     #[inline(always)]
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
-        Some(self.lend(conn, work))
+        Some(self.with_conn(conn, work))
     }
 
     /// Lends each connection with a queue pair, together with the shard.
@@ -355,23 +350,23 @@ impl<F: Fabric> Shard<F> {
     fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.cx.conns.slots() {
             if let Some(conn) = self.cx.conns.take_slot(slot) {
-                self.lend(conn, &mut work);
+                self.with_conn(conn, &mut work);
             }
         }
     }
 
     /// Lends a connection outside the table, and returns it: its user cannot lose it.
     #[inline(always)]
-    fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
+    fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
-        self.give_back(conn);
+        self.restore(conn);
         result
     }
 
     /// Returns a connection to the table, and ends it if it is closed.
     #[inline(always)]
-    fn give_back(&mut self, conn: Box<Conn>) {
-        if !self.cx.conns.give_back(conn) {
+    fn restore(&mut self, conn: Box<Conn>) {
+        if !self.cx.conns.restore(conn) {
             self.end_closed();
         }
     }

@@ -17,10 +17,10 @@
 mod tests;
 
 use super::clock::nanoseconds;
-use super::close_reason::{LocalClose, Stall};
-use super::conn::Conn;
+use super::connection::Conn;
+use super::connection::Stage;
+use super::connection::close_reason::{LocalClose, ObligationKind};
 use super::context::Context;
-use super::stage::Stage;
 use crate::fabric::{Fabric, Flow};
 use crate::stats::ShardStats;
 
@@ -145,7 +145,7 @@ pub(super) struct ObligationTimers {
 
 impl ObligationTimers {
     /// Checks all: returns the longest wait, and its kind.
-    fn check(&mut self, owed: PeerObligations, interval: &Interval) -> (u64, Stall) {
+    fn check(&mut self, owed: PeerObligations, interval: &Interval) -> (u64, ObligationKind) {
         let time = |bytes: u64| {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(interval.min_rate.max(1));
             u64::try_from(nanos).unwrap_or(u64::MAX)
@@ -165,15 +165,17 @@ impl ObligationTimers {
         // An answer may be short, so bytes do not extend its deadline.
         let of_answers = Elapsed { moved: None, queued: 0, ..elapsed };
         let waits = [
-            (self.sends.check(owed.sends, owed.completed, &elapsed), Stall::Sends),
-            (self.reads.check(owed.fetches, owed.fetched, &elapsed), Stall::Reads),
-            (self.replies.check(owed.replies, owed.granted, &of_replies), Stall::Grant),
-            (self.message.check(owed.half_sent, &elapsed), Stall::Message),
-            (self.answers.check(owed.withheld, &of_answers), Stall::Answers),
+            (self.sends.check(owed.sends, owed.completed, &elapsed), ObligationKind::Sends),
+            (self.reads.check(owed.fetches, owed.fetched, &elapsed), ObligationKind::Reads),
+            (self.replies.check(owed.replies, owed.granted, &of_replies), ObligationKind::Grant),
+            (self.message.check(owed.half_sent, &elapsed), ObligationKind::Message),
+            (self.answers.check(owed.withheld, &of_answers), ObligationKind::Answers),
         ];
-        match waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends)) {
+        match waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, ObligationKind::Sends)) {
             // Each may have to wait for the other.
-            (waited, Stall::Sends) if waited > 0 && waited == waits[1].0 => (waited, Stall::SendsOrReads),
+            (waited, ObligationKind::Sends) if waited > 0 && waited == waits[1].0 => {
+                (waited, ObligationKind::SendsOrReads)
+            }
             longest => longest,
         }
     }
@@ -299,7 +301,7 @@ impl ObligationChecks {
         if conn.obligations.is_any_owed() {
             self.quiet = 0;
         }
-        if waited < timeout.max(1) || conn.is_over() {
+        if waited < timeout.max(1) || conn.has_ended() {
             return false;
         }
         cx.stats.peers_stalled += 1;

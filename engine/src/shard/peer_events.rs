@@ -111,18 +111,23 @@ impl Peers {
     }
 
     /// Reports an established connection; returns the guard that reports its end, if there is a hook.
-    pub(super) fn established(&self, qp: QpId, host: Option<IpAddr>, identity: Option<Arc<str>>) -> Option<OwedEnd> {
+    pub(super) fn established(
+        &self,
+        qp: QpId,
+        host: Option<IpAddr>,
+        identity: Option<Arc<str>>,
+    ) -> Option<CloseReport> {
         let hook = self.hook.clone()?;
         let peer = Peer { caller: Caller { shard: self.shard, qp }, host, identity };
         hook.call(PeerEvent::Established(&peer));
-        Some(OwedEnd(Arc::new(Owed { hook, peer, end: OnceLock::new() })))
+        Some(CloseReport(Arc::new(Owed { hook, peer, end: OnceLock::new() })))
     }
 }
 
 /// Guard that reports a [`PeerEvent::Ended`] to the upper layer. The connection has one, and so has each of its calls
 /// at a worker. The last drop reports: each end of a connection or shard is reported.
 #[derive(Clone, Debug)]
-pub(super) struct OwedEnd(Arc<Owed>);
+pub(super) struct CloseReport(Arc<Owed>);
 
 #[derive(Debug)]
 struct Owed {
@@ -132,7 +137,7 @@ struct Owed {
     end: OnceLock<(Option<Arc<str>>, CloseReason)>,
 }
 
-impl OwedEnd {
+impl CloseReport {
     /// Sets the close reason. Workers may still have calls of the connection.
     pub(super) fn end(self, identity: Option<Arc<str>>, reason: CloseReason) {
         // Each connection ends once.
@@ -200,14 +205,14 @@ mod tests {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(3);
-        conn.tell_ended(&LocalClose::Requested.into());
+        conn.report_ended(&LocalClose::Requested.into());
         assert!(told.take().is_empty(), "nobody knows of it");
-        conn.tell_established(&peers);
-        conn.tell_established(&peers);
+        conn.report_established(&peers);
+        conn.report_established(&peers);
         assert_eq!(told.take(), ["3 is there"]);
-        conn.tell_ended(&LocalClose::Displaced.into());
+        conn.report_ended(&LocalClose::Displaced.into());
         assert_eq!(told.take(), [format!("3: {}", LocalClose::Displaced)]);
-        conn.tell_ended(&LocalClose::Requested.into());
+        conn.report_ended(&LocalClose::Requested.into());
         drop(conn);
         assert!(told.take().is_empty(), "it is over once");
     }
@@ -217,9 +222,9 @@ mod tests {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(3);
-        conn.tell_established(&peers);
-        let calls = [conn.owed_end().cloned(), conn.owed_end().cloned()];
-        conn.tell_ended(&LocalClose::Requested.into());
+        conn.report_established(&peers);
+        let calls = [conn.close_report().cloned(), conn.close_report().cloned()];
+        conn.report_ended(&LocalClose::Requested.into());
         drop((conn, peers));
         assert_eq!(told.take(), ["3 is there"], "calls of it run, or will");
         let [one, other] = calls;
@@ -234,7 +239,7 @@ mod tests {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(7);
-        conn.tell_established(&peers);
+        conn.report_established(&peers);
         drop((conn, peers));
         assert_eq!(told.take(), ["7 is there".to_owned(), format!("7: {}", LocalClose::Stopped)]);
     }

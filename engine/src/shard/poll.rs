@@ -1,10 +1,10 @@
 //! One turn of the event loop.
 
 use super::Shard;
-use super::close_reason::{CloseCause, CloseReason, is_peer_fault};
-use super::conn::Conn;
+use super::connection::Conn;
+use super::connection::Stage;
+use super::connection::close_reason::{CloseCause, CloseReason, is_peer_fault};
 use super::continuation::{Continuation, MessageOwner, NextPart};
-use super::stage::Stage;
 use crate::config::POLL_BATCH;
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
@@ -65,7 +65,7 @@ impl<F: Fabric> Shard<F> {
             || self.cx.receives.is_low()
             || self.cx.pool.has_remote()
             || self.responder.has_waiting_work()
-            || self.cx.has_starved()
+            || self.cx.has_parked_for_buffer()
     }
 
     /// Steps 3 to 6 of a turn; `found` counts its work so far.
@@ -93,8 +93,8 @@ impl<F: Fabric> Shard<F> {
         if self.responder.has_waiting_work() {
             found += self.responder.continue_waiting(&mut self.cx);
         }
-        if self.cx.has_starved() && found != 0 {
-            self.cx.feed();
+        if self.cx.has_parked_for_buffer() && found != 0 {
+            self.cx.retry_parked();
         }
         self.end_turn(found != 0 || transmitted)
     }
@@ -159,7 +159,7 @@ impl<F: Fabric> Shard<F> {
             // once.
             self.with(first.qp, |shard, conn| {
                 shard.completed(conn, first);
-                while !conn.is_over()
+                while !conn.has_ended()
                     && rest.as_slice().first().is_some_and(|next| next.qp == conn.qp())
                     && let Some(next) = rest.next()
                 {
@@ -233,7 +233,7 @@ impl<F: Fabric> Shard<F> {
     fn why(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
         self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
         if status == Status::Flushed
-            && let Some(reason) = self.why_disconnected(qp)
+            && let Some(reason) = self.disconnect_reason(qp)
         {
             return reason;
         }
@@ -249,14 +249,14 @@ impl<F: Fabric> Shard<F> {
         for &slot in &ready {
             self.transmit_one(slot);
         }
-        self.cx.ready.give_back(ready);
+        self.cx.ready.reuse(ready);
     }
 
     /// Posts the messages of one connection.
     #[inline(never)]
     fn transmit_one(&mut self, slot: u32) {
         let Some(conn) = self.cx.conns.take_slot(slot as usize) else { return };
-        self.lend(conn, |shard, conn| {
+        self.with_conn(conn, |shard, conn| {
             conn.set_ready(false);
             if conn.stage() == Stage::Connecting {
                 return;
@@ -347,7 +347,7 @@ impl<F: Fabric> Shard<F> {
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing) -> bool {
         let end = if let Outgoing::Control { room } = out { room } else { Outgoing::SHORT };
         let Some(mut buf) = self.cx.alloc(end) else {
-            self.cx.starve(conn);
+            self.cx.park_for_buffer(conn);
             return false;
         };
         match conn.proto.write_header(out, &Form::INLINE, buf.full_mut(), end) {
@@ -410,10 +410,10 @@ mod tests {
     fn a_connection_without_a_buffer_retries_when_one_is_freed() {
         let (mut shard, _time, held) = starved();
         drop(held);
-        shard.cx.feed();
+        shard.cx.retry_parked();
         assert!(shard.poll_once());
         assert_eq!(shard.cx.fabric.take_sent().len(), 1);
-        assert!(!shard.cx.has_starved() && !shard.poll_once());
+        assert!(!shard.cx.has_parked_for_buffer() && !shard.poll_once());
     }
 
     #[test]

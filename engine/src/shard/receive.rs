@@ -1,9 +1,9 @@
 //! Dispatch of an incoming message.
 
 use super::Shard;
-use super::conn::Conn;
+use super::connection::Conn;
+use super::connection::Stage;
 use super::responder::read_contents;
-use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallError, CallId, Event, InboundId, Knob, Lists, PeerFault, Received, Rejected};
 use crate::wire::{ErrorBody, Head, WINDOWED_LEN};
@@ -120,7 +120,7 @@ impl<F: Fabric> Shard<F> {
             Event::Part { first, payload } => {
                 cx.receive_part(conn, first, payload.map(|at| message.get(at..).unwrap_or_default()));
             }
-            Event::Settled => self.settled(conn),
+            Event::Settled => self.open_client(conn),
             Event::Changed(change) => self.changes.add(cx, conn, change),
             Event::Failed { call, token, error } => {
                 let error = match error {

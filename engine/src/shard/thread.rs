@@ -71,8 +71,8 @@ pub(crate) async fn spawn<F: Fabric>(
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
                 start.complete(Ok(Unclaimed(Some(shard.cross_thread.connector()))));
-                let cut_off = shard.turn_until_stopped();
-                return Some((shard.stats(), cut_off));
+                let interrupted = shard.turn_until_stopped();
+                return Some((shard.stats(), interrupted));
             }
             Err(error) => start.complete(Err(error)),
         }
@@ -106,7 +106,7 @@ impl Drop for Unclaimed {
 
 /// What a stopped shard cut off.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CutOff {
+pub(crate) struct InterruptedWork {
     /// Calls of peers without an answer.
     pub(crate) calls: usize,
     /// Connections whose peers had not received all replies.
@@ -114,7 +114,7 @@ pub(crate) struct CutOff {
 }
 
 /// Results of a stopped shard.
-type Last = (ShardStats, CutOff);
+type Last = (ShardStats, InterruptedWork);
 
 /// Handle of a shard's thread. Dropping it stops the shard.
 pub(crate) struct ShardHandle {
@@ -198,7 +198,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Polls until stopped.
-    fn turn_until_stopped(&mut self) -> CutOff {
+    fn turn_until_stopped(&mut self) -> InterruptedWork {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         self.cx.clock.spin();
         while !self.cross_thread.stopped {
@@ -214,14 +214,14 @@ impl<F: Fabric> Shard<F> {
                 idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
         }
-        let mut cut_off = CutOff::default();
+        let mut interrupted = InterruptedWork::default();
         for conn in self.cx.conns.iter() {
-            cut_off.calls += conn.proto.inbound().len();
+            interrupted.calls += conn.proto.inbound().len();
             let fabric = &mut self.cx.fabric;
-            cut_off.untaken += usize::from(holds_sends(fabric, conn) || in_transit(fabric, conn.qp()));
+            interrupted.untaken += usize::from(holds_sends(fabric, conn) || in_transit(fabric, conn.qp()));
         }
         self.abort();
-        cut_off
+        interrupted
     }
 
     /// Sleeps until there may be work. Checks for work once more after arming.

@@ -22,10 +22,10 @@ use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{Fabric, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::shard::clock::nanoseconds;
-use crate::shard::close_reason::{LocalClose, REJECTED_CLOSED, REJECTED_NO_RECEIVES};
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
+use crate::shard::connection::Stage;
+use crate::shard::connection::close_reason::{LocalClose, REJECTED_CLOSED, REJECTED_NO_RECEIVES};
 use crate::shard::drain::silence;
-use crate::shard::stage::Stage;
 use crate::shard::{ConnRef, Notice, Shard};
 use crate::wire::private_data::PrivateData;
 
@@ -185,7 +185,7 @@ impl<F: Fabric> Shard<F> {
     pub(in crate::shard) fn accept_established(&mut self, conn: &mut Conn) {
         conn.go(Stage::Open);
         conn.refresh();
-        conn.tell_established(&self.cx.peers);
+        conn.report_established(&self.cx.peers);
         self.life.notices.push(Notice::Open(ConnRef(conn.qp())));
         // A version 1 client may stay silent.
         if self.cx.config.wire.version_1 || conn.accepted().is_none_or(|peer| !peer.is_new) {
@@ -220,7 +220,7 @@ impl<F: Fabric> Shard<F> {
     /// Marks its setup as complete.
     pub(in crate::shard) fn has_arrived(&mut self, conn: &mut Conn) {
         if conn.accepted_mut().is_some_and(|peer| std::mem::replace(&mut peer.deadline, u64::MAX) != u64::MAX) {
-            self.life.arrives_no_more(conn.qp());
+            self.life.remove_arriving(conn.qp());
         }
     }
 
@@ -244,7 +244,7 @@ impl<F: Fabric> Shard<F> {
                 return self.cx.schedule.wake_by(deadline);
             }
             // The close has removed it from the list.
-            self.life.arrives_no_more(qp);
+            self.life.remove_arriving(qp);
         }
     }
 }

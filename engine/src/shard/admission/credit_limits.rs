@@ -11,9 +11,9 @@ use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
 use crate::proto::MIN_CREDITS;
 use crate::shard::clock::nanoseconds;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
+use crate::shard::connection::Stage;
 use crate::shard::context::Context;
-use crate::shard::stage::Stage;
 use crate::wire::Version;
 
 /// Control-plane intervals between two checks of a credit limit. Each interval checks one of this many parts of the
@@ -71,7 +71,7 @@ impl CreditLimits {
     pub(in crate::shard) fn adapt<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let now = cx.clock.read();
         if cx.receives.ran_short() {
-            cx.relieved();
+            cx.resume_grants();
         }
         let due = self.take_due(now, nanoseconds(cx.config.poll.control_interval));
         let every = nanoseconds(cx.config.timeouts.keep_alive);

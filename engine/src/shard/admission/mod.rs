@@ -53,7 +53,7 @@ pub(super) mod queue;
 pub(super) mod quota;
 pub(super) mod receives;
 
-use super::conn::Conn;
+use super::connection::Conn;
 use super::context::Context;
 use crate::fabric::Fabric;
 use crate::service::{LocalProcedure, MAX_CHUNKS, ResultMemory, Unready};

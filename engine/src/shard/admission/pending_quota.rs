@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::fabric::QpId;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 
 /// Pending calls of one owner.
 #[derive(Debug, Default)]

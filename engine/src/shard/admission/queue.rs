@@ -10,7 +10,7 @@ use crate::fabric::{Fabric, QpId};
 use crate::service::Unready;
 use crate::shard::ConnRef;
 use crate::shard::clock::nanoseconds;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 
 /// Nanoseconds for which a call reserves buffers at a time.

@@ -14,7 +14,7 @@ use super::demand::{Demand, Need, unposted};
 use super::pending_quota::PendingQuota;
 use crate::fabric::host::network;
 use crate::fabric::{Fabric, QpId};
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 
 /// Divisor of the buffers: the calls that an owner may have while buffers are scarce, at least one.

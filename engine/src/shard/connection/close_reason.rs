@@ -233,7 +233,7 @@ pub enum LocalClose {
 
 /// Duty of a stalled peer while the shard holds memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stall {
+pub(crate) enum ObligationKind {
     /// Receive messages.
     Sends,
     /// Answer RDMA Reads.
@@ -248,7 +248,7 @@ pub(crate) enum Stall {
     Answers,
 }
 
-impl Stall {
+impl ObligationKind {
     /// Text of the peer's failure.
     pub(crate) fn text(self) -> &'static str {
         match self {
@@ -303,8 +303,8 @@ mod tests {
     fn a_reason_of_another_layer_keeps_its_words() {
         let fault = PeerFault::VersionChanged(1);
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
-        let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant.text()));
-        let text = Stall::Grant.text();
+        let stalled = CloseReason::from(LocalClose::ProgressTimeout(ObligationKind::Grant.text()));
+        let text = ObligationKind::Grant.text();
         assert_eq!(stalled.to_string(), format!("{text} (timeouts.progress, limits.min_rate)"));
     }
 

@@ -24,7 +24,7 @@ use super::admission::receives::Promise;
 use super::assembly::Assembling;
 use super::continuation::Continuation;
 use super::obligations::{ObligationTimers, PeerObligations};
-use super::peer_events::{OwedEnd, Peers};
+use super::peer_events::{CloseReport, Peers};
 use super::requester::OutgoingCalls;
 use super::responder::ServedCalls;
 use super::send_queue::SendQueue;
@@ -113,7 +113,7 @@ pub(super) struct Conn {
     /// The peer of an accepted connection.
     accepted: Option<PeerInfo>,
     /// Close report for the upper layer, if it knows the connection.
-    owed_end: Option<OwedEnd>,
+    close_report: Option<CloseReport>,
     /// Deadline of a client's negotiation, in nanoseconds; `u64::MAX` for none.
     pub(super) negotiate_by: u64,
     /// Messages sent when a pure grant was last delayed.
@@ -180,7 +180,7 @@ impl Conn {
             peer: None,
             host: None,
             accepted: None,
-            owed_end: None,
+            close_report: None,
             negotiate_by: u64::MAX,
             promise: Promise::default(),
             usage: CreditUsage::default(),
@@ -277,20 +277,20 @@ impl Conn {
     }
 
     /// Announces an accepted connection to the upper layer, once.
-    pub(super) fn tell_established(&mut self, peers: &Peers) {
-        if self.accepted.is_some() && self.owed_end.is_none() {
-            self.owed_end = peers.established(self.origin(), self.host(), self.peer().cloned());
+    pub(super) fn report_established(&mut self, peers: &Peers) {
+        if self.accepted.is_some() && self.close_report.is_none() {
+            self.close_report = peers.established(self.origin(), self.host(), self.peer().cloned());
         }
     }
 
     /// Close report for the upper layer, if one is due.
-    pub(super) fn owed_end(&self) -> Option<&OwedEnd> {
-        self.owed_end.as_ref()
+    pub(super) fn close_report(&self) -> Option<&CloseReport> {
+        self.close_report.as_ref()
     }
 
     /// Ends it for this reason. The upper layer gets the report once no worker has any of its calls.
-    pub(super) fn tell_ended(&mut self, reason: &CloseReason) {
-        if let Some(owed) = self.owed_end.take() {
+    pub(super) fn report_ended(&mut self, reason: &CloseReason) {
+        if let Some(owed) = self.close_report.take() {
             owed.end(self.peer().cloned(), reason.clone());
         }
     }
@@ -367,7 +367,7 @@ impl Conn {
 
     /// Whether it has to end, or to reconnect.
     #[inline]
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.close_reason.is_some()
     }
 
@@ -514,13 +514,13 @@ mod tests {
     #[test]
     fn the_first_close_reason_counts_until_reconnect() {
         let mut conn = open_conn(0, false);
-        assert!(!conn.is_over() && conn.close_reason().is_none());
+        assert!(!conn.has_ended() && conn.close_reason().is_none());
         conn.end_for(LocalClose::Requested);
         conn.end_for(LocalClose::SetupTimeout);
         assert_eq!(conn.close_reason(), Some(&LocalClose::Requested.into()));
         conn.replace_close_reason(LocalClose::NegotiationTimeout);
         assert_eq!(conn.take_close_reason(), Some(LocalClose::NegotiationTimeout.into()));
-        assert!(!conn.is_over());
+        assert!(!conn.has_ended());
     }
 
     #[test]
@@ -533,7 +533,7 @@ mod tests {
         conn.go(Stage::Reconnecting);
         conn.attach_qp(second, ConnConfig::default());
         assert_eq!((conn.qp(), conn.origin(), conn.stage()), (second, first, Stage::Connecting));
-        assert!(!conn.is_over() && conn.set_ready(true));
+        assert!(!conn.has_ended() && conn.set_ready(true));
     }
 
     #[test]

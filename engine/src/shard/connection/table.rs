@@ -11,7 +11,7 @@ use crate::shard::list::push;
 type BoxedConn = Box<Conn>;
 
 /// Table of connections. A connection is lent to one user at a time, by
-/// [`Context::lend`](crate::shard::context::Context::lend), and is then outside the table.
+/// [`Context::with_conn`](crate::shard::context::Context::with_conn), and is then outside the table.
 #[derive(Default)]
 pub(crate) struct ConnTable {
     /// By the slot of the queue pair.
@@ -81,9 +81,9 @@ impl ConnTable {
 
     /// Returns a lent connection. False if it is closed: it is lent no more, and has to be [ended](Self::take_closed).
     #[inline(always)]
-    pub(crate) fn give_back(&mut self, conn: BoxedConn) -> bool {
-        if conn.is_over() {
-            return self.give_back_closed(conn);
+    pub(crate) fn restore(&mut self, conn: BoxedConn) -> bool {
+        if conn.has_ended() {
+            return self.keep_closed(conn);
         }
         let slot = conn.qp().slot as usize;
         let before = self.slots[slot].replace(conn);
@@ -92,7 +92,7 @@ impl ConnTable {
     }
 
     #[cold]
-    fn give_back_closed(&mut self, conn: BoxedConn) -> bool {
+    fn keep_closed(&mut self, conn: BoxedConn) -> bool {
         // The table has no other place for a reconnecting connection.
         if conn.stage() == Stage::Reconnecting {
             self.park(conn);
@@ -116,7 +116,7 @@ impl ConnTable {
     /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
     /// to this list.
     pub(crate) fn park(&mut self, conn: BoxedConn) {
-        debug_assert!(conn.is_over(), "it would be put where it has no place");
+        debug_assert!(conn.has_ended(), "it would be put where it has no place");
         self.reconnecting.push(conn);
     }
 
@@ -212,7 +212,7 @@ impl ReadyList {
         if self.slots.len() == 1 { self.slots.pop() } else { None }
     }
 
-    /// Takes all. [`give_back`](Self::give_back) returns the list for reuse.
+    /// Takes all. [`reuse`](Self::reuse) returns the list for reuse.
     #[inline]
     pub(crate) fn take_all(&mut self) -> Vec<u32> {
         std::mem::replace(&mut self.slots, std::mem::take(&mut self.taken))
@@ -220,7 +220,7 @@ impl ReadyList {
 
     /// Returns the list of [`take_all`](Self::take_all).
     #[inline]
-    pub(crate) fn give_back(&mut self, mut list: Vec<u32>) {
+    pub(crate) fn reuse(&mut self, mut list: Vec<u32>) {
         list.clear();
         self.taken = list;
     }
@@ -248,7 +248,7 @@ mod tests {
         assert!(table.take(qp(3, 0)).is_none() && table.take(qp(4, 1)).is_none());
         let lent = table.take(qp(3, 1)).expect("it is there");
         assert!(table.take(qp(3, 1)).is_none() && table.take_slot(3).is_none() && table.is_empty());
-        table.give_back(lent);
+        table.restore(lent);
         assert!(table.get(ConnRef(qp(3, 1))).is_some() && table.get_mut(qp(3, 2)).is_none());
         assert_eq!((table.iter().count(), table.slots()), (1, 0..4));
     }
@@ -259,7 +259,7 @@ mod tests {
         table.insert(conn(qp(0, 7)));
         let mut lent = table.take(qp(0, 7)).expect("it is there");
         lent.end_for(LocalClose::Requested);
-        assert!(!table.give_back(lent));
+        assert!(!table.restore(lent));
         assert!(table.take(qp(0, 7)).is_none() && table.get(ConnRef(qp(0, 7))).is_none());
         assert!(table.has_closed() && !table.is_empty(), "it is not ended yet");
         assert_eq!(table.take_closed().pop().expect("the one").qp(), qp(0, 7));
@@ -279,7 +279,7 @@ mod tests {
             table.park(lost);
             assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
-            assert!(table.give_back(parked), "it is not over");
+            assert!(table.restore(parked), "it is not over");
             let mut made = table.take_parked().pop().expect("one");
             made.attach_qp(again, ConnConfig::default());
             table.insert(made);
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(all, [5, 3]);
         other.set_ready(false);
         ready.add(&mut other);
-        ready.give_back(all);
+        ready.reuse(all);
         assert_eq!(ready.take_all(), [5], "what came meanwhile");
         assert!(ready.is_empty(), "what was given back is not in it again");
     }

@@ -8,7 +8,7 @@ fn sent(sends: u32, completed: u32) -> PeerObligations {
 }
 
 /// A check on a device that reports no bytes. A receive has 3 bytes.
-fn look(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64) -> (u64, Stall) {
+fn look(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64) -> (u64, ObligationKind) {
     timers.check(owed, &Interval { nanos, flow: None, unseen: 0, receive: 3, min_rate: RATE })
 }
 
@@ -46,7 +46,7 @@ fn grants_ends_of_messages_and_reads_are_owed_too() {
     let owed = PeerObligations { replies: 3, granted: 2, half_sent: Some(1), ..PeerObligations::default() };
     look(&mut timers, owed, 1);
     assert_eq!(look(&mut timers, owed, 5).0, 5);
-    assert_eq!(look(&mut timers, PeerObligations { granted: 3, ..owed }, 5), (10, Stall::Message));
+    assert_eq!(look(&mut timers, PeerObligations { granted: 3, ..owed }, 5), (10, ObligationKind::Message));
     assert_eq!(
         look(&mut timers, PeerObligations { half_sent: Some(2), ..PeerObligations::default() }, 5).0,
         0,
@@ -54,7 +54,7 @@ fn grants_ends_of_messages_and_reads_are_owed_too() {
     );
     let reads = |fetched| PeerObligations { fetches: 3, fetched, ..PeerObligations::default() };
     look(&mut timers, reads(0), 1);
-    assert_eq!(look(&mut timers, reads(2), 5), (5, Stall::Reads), "the third is awaited");
+    assert_eq!(look(&mut timers, reads(2), 5), (5, ObligationKind::Reads), "the third is awaited");
     assert_eq!(look(&mut timers, reads(3), 5).0, 0);
     assert!(!timers.is_any_owed());
 }
@@ -65,7 +65,7 @@ fn an_answer_to_an_abandoned_call_restarts_the_wait_and_bytes_do_not() {
     let owed = |late| PeerObligations { withheld: Some(late), ..PeerObligations::default() };
     look_at(&mut timers, owed(7), 1, 0, 1000);
     assert_eq!(look_at(&mut timers, owed(7), 5, 500, 1000), 5);
-    assert_eq!(look(&mut timers, owed(7), 5), (10, Stall::Answers));
+    assert_eq!(look(&mut timers, owed(7), 5), (10, ObligationKind::Answers));
     assert!(timers.is_any_owed());
     assert_eq!(look(&mut timers, owed(8), 5).0, 0, "one was answered");
     assert_eq!(look(&mut timers, PeerObligations::default(), 5).0, 0);
@@ -77,9 +77,9 @@ fn a_grant_now_and_then_is_not_enough() {
     let mut timers = ObligationTimers::default();
     let replies = |replies, granted| PeerObligations { replies, granted, ..PeerObligations::default() };
     look(&mut timers, replies(40, 0), 1);
-    assert_eq!(look(&mut timers, replies(41, 1), 5), (2, Stall::Grant), "another one waits");
-    assert_eq!(look(&mut timers, replies(42, 2), 5), (4, Stall::Grant), "it is slower than the least rate");
-    assert_eq!(look(&mut timers, replies(42, 2), 5), (9, Stall::Grant));
+    assert_eq!(look(&mut timers, replies(41, 1), 5), (2, ObligationKind::Grant), "another one waits");
+    assert_eq!(look(&mut timers, replies(42, 2), 5), (4, ObligationKind::Grant), "it is slower than the least rate");
+    assert_eq!(look(&mut timers, replies(42, 2), 5), (9, ObligationKind::Grant));
     assert_eq!(look(&mut timers, replies(50, 40), 5).0, 0, "all of those that were there have gone");
     assert_eq!(look(&mut timers, replies(50, 50), 5).0, 0);
     assert!(!timers.is_any_owed());
@@ -112,9 +112,13 @@ fn of_sends_and_reads_that_wait_equally_neither_is_the_cause() {
     let mut timers = ObligationTimers::default();
     let owed = PeerObligations { sends: 1, fetches: 1, ..PeerObligations::default() };
     look(&mut timers, owed, 1);
-    assert_eq!(look(&mut timers, owed, 5), (5, Stall::SendsOrReads), "one of them stands behind the other");
-    assert_eq!(look(&mut timers, PeerObligations { completed: 1, ..owed }, 5), (10, Stall::Reads), "the Send has left");
-    assert_eq!(look(&mut timers, PeerObligations { fetched: 1, ..owed }, 5).1, Stall::Sends);
+    assert_eq!(look(&mut timers, owed, 5), (5, ObligationKind::SendsOrReads), "one of them stands behind the other");
+    assert_eq!(
+        look(&mut timers, PeerObligations { completed: 1, ..owed }, 5),
+        (10, ObligationKind::Reads),
+        "the Send has left"
+    );
+    assert_eq!(look(&mut timers, PeerObligations { fetched: 1, ..owed }, 5).1, ObligationKind::Sends);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rpcrdma_mempool::Buf;
 use super::chunks::ChunkMemory;
 use super::exposures::{Exposed, Exposure, Exposures, PendingOutcome, Place};
 use super::forms::{Cause, form_again};
-use super::outcome::{CallResult, FailedCall, Reply, Sink};
+use super::outcome::{CallResult, CompletionTarget, FailedCall, Reply};
 use super::{OutgoingCalls, Requester, exposure_of, free_slot, slot_of};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
@@ -85,12 +85,12 @@ impl Requester {
         message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
-        let (sink, exposure, started) = free_slot(conn, call);
+        let (target, exposure, started) = free_slot(conn, call);
         conn.calls.answered = true;
         cx.timed(started);
         match exposure {
-            None => self.deliver(cx, sink, token, read.result(message)),
-            Some(index) => self.replied_exposed(cx, conn, (index, invalidated), (sink, token), read, message),
+            None => self.deliver(cx, target, token, read.result(message)),
+            Some(index) => self.replied_exposed(cx, conn, (index, invalidated), (target, token), read, message),
         }
     }
 
@@ -101,7 +101,7 @@ impl Requester {
         cx: &mut Context<F>,
         conn: &mut Conn,
         (index, invalidated): (u32, Option<u32>),
-        (sink, token): (Sink, u64),
+        (target, token): (CompletionTarget, u64),
         read: ReadReply,
         message: ReceivedBuf,
     ) {
@@ -111,9 +111,9 @@ impl Requester {
             let recovered = conn.calls.exposures.recover(index, true, result.is_ok());
             // A closing connection waits for this.
             cx.ready.add(conn);
-            return self.end_with(cx, (sink, token), result, long, recovered);
+            return self.end_with(cx, (target, token), result, long, recovered);
         }
-        conn.calls.exposures.wait(index, Some(PendingOutcome::Ended { sink, token, result, long }));
+        conn.calls.exposures.wait(index, Some(PendingOutcome::Ended { target, token, result, long }));
     }
 
     /// Ends a call without results, once no memory is exposed.
@@ -126,8 +126,8 @@ impl Requester {
         error: CallError,
         invalidated: Option<u32>,
     ) {
-        let (sink, exposure, _) = free_slot(conn, call);
-        let outcome = PendingOutcome::Ended { sink, token, result: Err(error.into()), long: None };
+        let (target, exposure, _) = free_slot(conn, call);
+        let outcome = PendingOutcome::Ended { target, token, result: Err(error.into()), long: None };
         self.conclude(cx, conn, (exposure, invalidated), Some(outcome));
     }
 
@@ -219,7 +219,7 @@ impl Requester {
                 cx.schedule.wake_by(due);
                 self.delayed.push((due, qp, call));
             } else if let Some(conn) = cx.conns.take(qp) {
-                cx.lend(conn, |cx, conn| {
+                cx.with_conn(conn, |cx, conn| {
                     if conn.proto.calls().is_waiting(call) {
                         self.retransmit(cx, conn, call, Cause::Refused(ErrorBody::System));
                     }
@@ -339,8 +339,8 @@ impl Requester {
     ) {
         match outcome {
             None => {}
-            Some(PendingOutcome::Ended { sink, token, result, long }) => {
-                self.end_with(cx, (sink, token), result, long, (memory, whole));
+            Some(PendingOutcome::Ended { target, token, result, long }) => {
+                self.end_with(cx, (target, token), result, long, (memory, whole));
             }
             Some(PendingOutcome::Refused(call, error)) if whole => self.refused(cx, conn, call, error, memory),
             Some(PendingOutcome::Refused(call, error)) => {
@@ -354,7 +354,7 @@ impl Requester {
     fn end_with<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
-        (sink, token): (Sink, u64),
+        (target, token): (CompletionTarget, u64),
         result: CallResult,
         long: Option<u32>,
         (memory, whole): (ChunkMemory, bool),
@@ -369,7 +369,7 @@ impl Requester {
             }
             Err(failed) => Err(FailedCall::new(failed.error, memory)),
         };
-        self.deliver(cx, sink, token, result);
+        self.deliver(cx, target, token, result);
     }
 
     /// Completes a reply with its memory, `whole` if none is missing: runs the remaining checks.
@@ -434,23 +434,23 @@ impl Requester {
         let mut unsent = Vec::new();
         let mut expire = |cx: &mut Context<F>, conn: &mut Conn| {
             while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
-                let (sink, memory) = abandon(conn, call);
+                let (target, memory) = abandon(conn, call);
                 match error {
-                    CallError::TimedOut { sent: false } => unsent.push(((sink, memory), token, error)),
-                    _ => self.deliver(cx, sink, token, Err(FailedCall::new(error, memory))),
+                    CallError::TimedOut { sent: false } => unsent.push(((target, memory), token, error)),
+                    _ => self.deliver(cx, target, token, Err(FailedCall::new(error, memory))),
                 }
             }
             // The credits that they lack may be those of calls that expired with them.
             let lack =
                 if unsent.is_empty() { None } else { conn.proto.calls().lack_of_credits(conn.proto.credits(), now) };
-            for ((sink, memory), token, error) in unsent.drain(..) {
-                self.deliver(cx, sink, token, Err(FailedCall::new(lack.unwrap_or(error), memory)));
+            for ((target, memory), token, error) in unsent.drain(..) {
+                self.deliver(cx, target, token, Err(FailedCall::new(lack.unwrap_or(error), memory)));
             }
             next = next.min(conn.proto.calls().next_deadline());
         };
         cx.with_each(&mut expire);
         for conn in cx.conns.take_parked() {
-            cx.lend(conn, &mut expire);
+            cx.with_conn(conn, &mut expire);
         }
         self.next_deadline = next;
     }
@@ -458,8 +458,8 @@ impl Requester {
     /// Cancels a call. Its memory returns when the peer can no longer reach it.
     pub(crate) fn cancel<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
         if let Some((token, error)) = conn.proto.cancel(call, cx.clock.read()) {
-            let (sink, memory) = abandon(conn, call);
-            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
+            let (target, memory) = abandon(conn, call);
+            self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
         }
     }
 
@@ -471,9 +471,9 @@ impl Requester {
             let (memory, _) = conn.calls.exposures.recover(index, true, answered);
             match outcome {
                 // Its reply had arrived; only the revocation was missing, and is done.
-                Some(PendingOutcome::Ended { sink, token, result, .. }) => {
+                Some(PendingOutcome::Ended { target, token, result, .. }) => {
                     let error = result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
-                    self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
+                    self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
                 }
                 // Not retransmitted: it ends with the calls below, unless cancelled meanwhile.
                 Some(PendingOutcome::Refused(call, _)) if conn.proto.calls().is_waiting(call) => {
@@ -492,14 +492,14 @@ impl Requester {
                 }
                 other => other,
             };
-            let (sink, exposure, _) = free_slot(conn, call);
+            let (target, exposure, _) = free_slot(conn, call);
             if let (true, Some(index)) = (memory.is_none(), exposure)
                 // The device holds nothing of this connection now.
                 && let (recovered, true) = conn.calls.exposures.recover(index, true, false)
             {
                 memory = recovered;
             }
-            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
+            self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
         }
         conn.calls.exposures = Exposures::default();
         if let Some(pool) = conn.calls.exposed.take()
@@ -514,13 +514,13 @@ impl Requester {
 /// Ends a call for its caller before its reply. The slot stays in use, with its exposure, until the reply arrives or
 /// the connection closes: the peer may be about to revoke a window by Send With Invalidate, and a second revocation
 /// would break the connection.
-fn abandon(conn: &mut Conn, call: CallId) -> (Sink, ChunkMemory) {
+fn abandon(conn: &mut Conn, call: CallId) -> (CompletionTarget, ChunkMemory) {
     let slot = slot_of(conn, call);
-    let sink = std::mem::replace(&mut slot.sink, Sink::Polled);
+    let target = std::mem::replace(&mut slot.target, CompletionTarget::Polled);
     // Present unless exposed.
     let memory = slot.memory.take();
     slot.forget();
-    (sink, memory)
+    (target, memory)
 }
 
 /// Revokes the windows that the peer has not revoked. True if there are none, so that the call need not wait.

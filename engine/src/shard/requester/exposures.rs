@@ -9,7 +9,7 @@ use rpcrdma_mempool::Lent;
 
 use super::chunks::ChunkMemory;
 use super::forms::segments_of;
-use super::outcome::{CallResult, Sink};
+use super::outcome::{CallResult, CompletionTarget};
 use crate::fabric::WindowId;
 use crate::proto::{CallId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms};
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
@@ -80,7 +80,7 @@ impl Exposure {
 pub(super) enum PendingOutcome {
     /// The call has ended.
     Ended {
-        sink: Sink,
+        target: CompletionTarget,
         token: u64,
         result: CallResult,
         /// Length of the RPC reply in the Reply chunk, if it is there.
@@ -299,7 +299,7 @@ mod tests {
         let result = Err(CallError::Closed.into());
         match again {
             true => PendingOutcome::Refused(call, ErrorBody::System),
-            false => PendingOutcome::Ended { sink: Sink::Polled, token: 7, result, long: None },
+            false => PendingOutcome::Ended { target: CompletionTarget::Polled, token: 7, result, long: None },
         }
     }
 

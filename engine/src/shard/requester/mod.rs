@@ -40,7 +40,7 @@ use crate::wire::{self, Segment, Version};
 pub(crate) use chunks::{ChunkMemory, Memory};
 use exposures::{ChunkLists, Exposure, Exposures, Place};
 use forms::{form, measure, still_fits};
-pub(crate) use outcome::Sink;
+pub(crate) use outcome::CompletionTarget;
 use outcome::UncollectedReplies;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
 use unanswered::UnansweredCalls;
@@ -59,7 +59,7 @@ pub(crate) struct CallRequest {
     /// Time-out from now.
     pub(crate) timeout: Option<Duration>,
     pub(crate) token: u64,
-    pub(crate) sink: Sink,
+    pub(crate) target: CompletionTarget,
     /// Procedure number modulo 2^16, for log lines.
     pub(crate) procedure: u16,
 }
@@ -88,7 +88,7 @@ pub(super) struct OutgoingCalls {
 struct CallSlot {
     /// Whether it is in use. A polled inline call that was sent at once does not use its slot.
     used: bool,
-    sink: Sink,
+    target: CompletionTarget,
     /// The message, until sent.
     message: Option<Buf>,
     /// Its chunks until sent; then they are in `exposure`.
@@ -239,19 +239,19 @@ fn exposure_of(conn: &mut Conn, call: CallId) -> Option<&mut Exposure> {
     conn.calls.exposures.get_mut(index)
 }
 
-/// Ends the use of a call's slot: returns its sink, its exposure, its start if it is sampled.
+/// Ends the use of a call's slot: returns its target, its exposure, its start if it is sampled.
 #[inline(always)]
-fn free_slot(conn: &mut Conn, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
+fn free_slot(conn: &mut Conn, call: CallId) -> (CompletionTarget, Option<u32>, Option<u64>) {
     let slot = &mut conn.calls.slots[conn.proto.calls().slot(call)];
     if !std::mem::take(&mut slot.used) {
-        return (Sink::Polled, None, None);
+        return (CompletionTarget::Polled, None, None);
     }
     if slot.message.is_some() || slot.kept.is_some() || slot.memory.is_some() || slot.empty_reply.is_some() {
         slot.forget();
     }
     slot.copy.clear();
     slot.was_sent = false;
-    (std::mem::take(&mut slot.sink), slot.exposure.take(), slot.started.take())
+    (std::mem::take(&mut slot.target), slot.exposure.take(), slot.started.take())
 }
 
 /// Whether the peer accepts calls of this side.
@@ -324,7 +324,7 @@ impl Requester {
         self.copies.iter().chain(self.uncollected.pool())
     }
 
-    /// Starts a call. Its sink gets the outcome exactly once, also of an error here. A one-way call completes once
+    /// Starts a call. Its target gets the outcome exactly once, also of an error here. A one-way call completes once
     /// sent.
     #[inline(always)]
     pub(super) fn start<F: Fabric>(
@@ -340,11 +340,11 @@ impl Requester {
         let started = cx.sample();
         let Some(mut conn) = cx.conns.take_ref(conn) else {
             let failed = FailedCall::new(CallError::Closed, request.memory);
-            return self.fail_call(cx, request.sink, request.token, failed);
+            return self.fail_call(cx, request.target, request.token, failed);
         };
         let call = self.start_on(cx, &mut conn, request, one_way, (deadline, started));
-        // As `lend`: moving the call into a closure would double the time.
-        cx.give_back(conn);
+        // As `with_conn`: moving the call into a closure would double the time.
+        cx.restore(conn);
         call
     }
 
@@ -363,15 +363,15 @@ impl Requester {
         if !fits || one_way || cx.connect.retransmit {
             return self.start_formed(cx, conn, request, one_way, (deadline, started));
         }
-        let CallRequest { mut message, max_reply, token, sink, procedure, .. } = request;
+        let CallRequest { mut message, max_reply, token, target, procedure, .. } = request;
         cx.check_receives(conn);
         let (call, now) = match conn.proto.start_call(token, deadline, procedure, true) {
             Ok(started) => started,
-            Err(error) => return self.fail_call(cx, sink, token, error.into()),
+            Err(error) => return self.fail_call(cx, target, token, error.into()),
         };
-        if !now || started.is_some() || !matches!(sink, Sink::Polled) {
+        if !now || started.is_some() || !matches!(target, CompletionTarget::Polled) {
             let slot = slot_of(conn, call);
-            (slot.sink, slot.started, slot.max_reply) = (sink, started, max_reply);
+            (slot.target, slot.started, slot.max_reply) = (target, started, max_reply);
             conn.calls.program = program_of(&message);
         }
         if now {
@@ -396,28 +396,25 @@ impl Requester {
         one_way: bool,
         (deadline, started): (u64, Option<u64>),
     ) -> Option<CallId> {
-        let CallRequest { mut message, mut memory, max_reply, token, sink, procedure, .. } = request;
+        let CallRequest { mut message, mut memory, max_reply, token, target, procedure, .. } = request;
         cx.check_receives(conn);
         // A call of a lost connection gets its form after the reconnect.
         let reconnecting = conn.is_reconnecting() && !one_way;
         let formed = match reconnecting {
-            true => Ok(None),
+            true => Ok(()),
             false => form_new(cx, conn, &mut message, &mut memory, max_reply, one_way),
         };
-        let result = formed.and_then(|empty_reply| {
-            let at_once = !reconnecting && !one_way;
-            let (call, now) = conn.proto.start_call(token, deadline, procedure, at_once)?;
-            Ok((call, now, empty_reply))
-        });
-        let (call, now, empty_reply) = match result {
+        let at_once = !reconnecting && !one_way;
+        let result = formed.and_then(|()| conn.proto.start_call(token, deadline, procedure, at_once));
+        let (call, now) = match result {
             Ok(started) => started,
-            Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
+            Err(error) => return self.fail_call(cx, target, token, FailedCall::new(error, memory)),
         };
-        if !matches!(sink, Sink::Polled) {
+        if !matches!(target, CompletionTarget::Polled) {
             conn.calls.program = program_of(&message);
         }
         let slot = slot_of(conn, call);
-        (slot.sink, slot.started) = (sink, started);
+        (slot.target, slot.started) = (target, started);
         (slot.max_reply, slot.retries, slot.refusals) = (max_reply, 0, 0);
         if now {
             self.transmit(cx, conn, call, message, memory);
@@ -425,7 +422,15 @@ impl Requester {
                 cx.post_chain(conn);
             }
         } else {
-            (slot.message, slot.memory, slot.empty_reply) = (Some(message), memory, empty_reply);
+            (slot.message, slot.memory) = (Some(message), memory);
+            // Allocated here, so that a shortage fails a one-way call before any Send.
+            match one_way.then(|| cx.alloc_for_call(0)).transpose() {
+                Ok(empty_reply) => slot.empty_reply = empty_reply,
+                Err(error) => {
+                    self.give_up_call(cx, conn, call, error, ChunkMemory::NONE);
+                    return None;
+                }
+            }
         }
         cx.ready.add(conn);
         Some(call)
@@ -443,9 +448,9 @@ impl Requester {
         }
         self.transmit(cx, conn, call, message, memory);
         if let Some(reply) = reply {
-            let (sink, ..) = free_slot(conn, call);
+            let (target, ..) = free_slot(conn, call);
             if let Some(token) = conn.proto.give_up(call) {
-                self.deliver(cx, sink, token, Ok(Reply::empty(reply)));
+                self.deliver(cx, target, token, Ok(Reply::empty(reply)));
             }
         }
     }
@@ -543,13 +548,19 @@ impl Requester {
 
     /// Reports an outcome.
     #[inline(always)]
-    fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, mut result: CallResult) {
+    fn deliver<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        target: CompletionTarget,
+        token: u64,
+        mut result: CallResult,
+    ) {
         if result.is_err() {
             cx.stats.calls_failed += 1;
         }
-        match sink {
-            Sink::Polled => push(&mut self.done, || Done { token, result }),
-            Sink::Thread(completer) => {
+        match target {
+            CompletionTarget::Polled => push(&mut self.done, || Done { token, result }),
+            CompletionTarget::Thread(completer) => {
                 if cx.receives.are_scarce()
                     && let Ok(reply) = &mut result
                 {
@@ -565,11 +576,11 @@ impl Requester {
     pub(super) fn fail_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
-        sink: Sink,
+        target: CompletionTarget,
         token: u64,
         failed: FailedCall,
     ) -> Option<CallId> {
-        self.deliver(cx, sink, token, Err(failed));
+        self.deliver(cx, target, token, Err(failed));
         None
     }
 
@@ -584,14 +595,13 @@ impl Requester {
         memory: ChunkMemory,
     ) {
         if let Some(token) = conn.proto.give_up(call) {
-            let (sink, ..) = free_slot(conn, call);
-            self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
+            let (target, ..) = free_slot(conn, call);
+            self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
         }
     }
 }
 
-/// Gives a new call its form. Returns the empty reply of a one-way call: allocated here, so that a shortage fails the
-/// call before any Send.
+/// Gives a new call its form.
 ///
 /// # Errors
 /// It cannot start.
@@ -603,7 +613,7 @@ fn form_new<F: Fabric>(
     memory: &mut ChunkMemory,
     max_reply: usize,
     one_way: bool,
-) -> Result<Option<Buf>, CallError> {
+) -> Result<(), CallError> {
     // A draining connection has no inline calls. It makes calls only while it serves some whose handlers may call back.
     if conn.calls.inline_call == 0 && conn.stage() == Stage::Draining && conn.proto.inbound().is_empty() {
         return Err(CallError::Closed);
@@ -612,8 +622,7 @@ fn form_new<F: Fabric>(
     if one_way && (memory.is_some() || conn.proto.terms().version == Version::V1) {
         return Err(Defect::NotOneWay.into());
     }
-    form(cx, conn, message, memory, max_reply, !one_way)?;
-    if one_way { cx.alloc_for_call(0).map(Some) } else { Ok(None) }
+    form(cx, conn, message, memory, max_reply, !one_way)
 }
 
 /// Bytes of a call's header, with the lists of its memory.

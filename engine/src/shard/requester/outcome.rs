@@ -188,7 +188,7 @@ impl UncollectedReplies {
 
 /// Receiver of an outcome.
 #[derive(Debug, Default)]
-pub(crate) enum Sink {
+pub(crate) enum CompletionTarget {
     /// The shard's owner, by polling.
     #[default]
     Polled,

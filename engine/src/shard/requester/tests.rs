@@ -30,7 +30,7 @@ impl Scene {
     fn with<T>(&mut self, work: impl FnOnce(&mut Requester, &mut Context<NoDevice>, &mut Conn) -> T) -> T {
         let conn = self.cx.conns.take_ref(self.name).expect("it is there");
         let requester = &mut self.requester;
-        self.cx.lend(conn, |cx, conn| work(requester, cx, conn))
+        self.cx.with_conn(conn, |cx, conn| work(requester, cx, conn))
     }
 
     /// Starts a call; `exposed` is the length of its Write chunk.
@@ -42,8 +42,15 @@ impl Scene {
         }
         let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
         let message = self.cx.copy_of(&bytes).expect("a buffer");
-        let request =
-            CallRequest { message, memory, max_reply: 64, timeout: deadline, token, sink: Sink::Polled, procedure: 0 };
+        let request = CallRequest {
+            message,
+            memory,
+            max_reply: 64,
+            timeout: deadline,
+            token,
+            target: CompletionTarget::Polled,
+            procedure: 0,
+        };
         let call = self.requester.start(&mut self.cx, self.name, request, false).expect("it starts");
         self.with(|_, cx, conn| cx.post_chain(conn));
         call

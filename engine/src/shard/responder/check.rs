@@ -7,7 +7,7 @@ use crate::proto::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, Refusal};
 use crate::service::{Arrived, Call, Chunks, LocalProcedure, REFUSAL_LEN};
 use crate::shard::admission::demand::Deficit;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;

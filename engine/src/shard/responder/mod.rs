@@ -38,9 +38,9 @@ use super::admission::pending_quota::OwnerCalls;
 use super::admission::queue::{WaitCause, Waiting};
 use super::admission::quota::leaves_plenty;
 use super::admission::{Admission, may_not_wait};
-use super::conn::Conn;
+use super::connection::Conn;
+use super::connection::Stage;
 use super::context::Context;
-use super::stage::Stage;
 use crate::cross_thread::parker::Signal;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
@@ -405,14 +405,14 @@ impl Responder {
         self.admission.queue.begin_pass(cx, now);
         while let Some(waiting) = self.admission.queue.next_candidate(cx) {
             match cx.conns.take(waiting.call.qp()) {
-                Some(conn) => cx.lend(conn, |cx, conn| self.retry(cx, conn, waiting, now)),
+                Some(conn) => cx.with_conn(conn, |cx, conn| self.retry(cx, conn, waiting, now)),
                 None => self.replies.boxes.put_unready(waiting.call),
             }
         }
         let started = before - self.admission.queue.len();
         for Waiting { call, .. } in self.admission.queue.take_hopeless(cx, now) {
             let Some(conn) = cx.conns.take(call.qp()) else { continue };
-            cx.lend(conn, |cx, conn| {
+            cx.with_conn(conn, |cx, conn| {
                 self.refuse_without_memory(cx, conn, call);
                 cx.ready.add(conn);
             });

@@ -11,7 +11,7 @@ use crate::fabric::{Fabric, RemoteMemory, WorkRequest};
 use crate::proto::MAX_READ_SEGMENTS;
 use crate::service::{Call, CallParts, LengthMismatch, LocalProcedure, Long, MAX_CHUNKS, Ready, Refused, Unready};
 use crate::shard::admission::pacing::Reads;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::wire::Segment;
 

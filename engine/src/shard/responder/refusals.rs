@@ -9,7 +9,7 @@ use super::replies::{Replies, reply_headroom};
 use crate::fabric::Fabric;
 use crate::proto::Refusal;
 use crate::service::{Answered, Call, Refused};
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::wire::rpc::{AcceptStat, ReplyBody};
 use crate::wire::{ErrorBody, Version};

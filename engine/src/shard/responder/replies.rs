@@ -9,7 +9,7 @@ use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::service::{Call, CallParts, CallPool, LocalProcedure, ReplyMessage, Replying, Stamp};
 use crate::shard::admission::pacing::exceeds;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::shard::continuation::{Continuation, MessageOwner};
 use crate::wire::{Chunks, ErrorBody, Segment, rpc};

@@ -19,7 +19,7 @@ use crate::service::duplicate_requests::Lookup;
 use crate::service::{Answered, Call, DeferredCall, LocalProcedure, LocalServices, Ready, RunOn};
 use crate::shard::admission::pending_quota::owner_name;
 use crate::shard::clock::nanoseconds;
-use crate::shard::conn::Conn;
+use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::wire::ErrorBody;
 use crate::wire::rpc::OpaqueAuth;
@@ -101,7 +101,7 @@ impl Responder {
                 self.replies.boxes.put(call);
                 continue;
             };
-            cx.lend(conn, |cx, conn| {
+            cx.with_conn(conn, |cx, conn| {
                 let cache = self.procedures.entry(call.entry()).cached.as_ref();
                 if cache.is_some_and(|cache| cache.is_running(&call)) {
                     retry_soon(cx);
@@ -241,7 +241,7 @@ impl Responder {
                 self.release_orphan(cx, qp, result.ok());
                 continue;
             };
-            cx.lend(conn, |cx, conn| {
+            cx.with_conn(conn, |cx, conn| {
                 conn.served.at_workers -= 1;
                 self.end_pending(cx, conn, |responder, cx, conn| match result {
                     Ok(call) => responder.finish(cx, conn, call),
@@ -262,7 +262,7 @@ impl Responder {
             self.count_dropped(cx, &call);
             return self.release_orphan(cx, call.qp(), Some(call));
         };
-        cx.lend(conn, |cx, conn| {
+        cx.with_conn(conn, |cx, conn| {
             self.end_deferred(cx, conn, call);
             cx.ready.add(conn);
         });

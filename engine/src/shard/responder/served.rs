@@ -9,7 +9,7 @@ use crate::proto::Connection;
 use crate::service::{Call, Origin, Ready, Replying, Unready};
 use crate::shard::admission::pacing::Reads;
 use crate::shard::admission::pending_quota::OwnerCalls;
-use crate::shard::stage::Stage;
+use crate::shard::connection::Stage;
 use crate::wire;
 
 /// Where the pending calls of a connection come from.

@@ -6,8 +6,8 @@ use crate::cross_thread::workers::{ShardPort, WorkerPool, WorkerState};
 use crate::fabric::QpId;
 use crate::proto::InboundId;
 use crate::service::{Answered, Call, Origin, Ready, Services};
-use crate::shard::conn::Conn;
-use crate::shard::peers::OwedEnd;
+use crate::shard::connection::Conn;
+use crate::shard::peer_events::CloseReport;
 
 /// Key of a call with the workers, or waiting for them; returns in any case.
 pub(crate) struct WorkKey {
@@ -15,12 +15,12 @@ pub(crate) struct WorkKey {
     pub(super) id: InboundId,
     /// Delays the close report of the connection until no worker has any of its calls.
     #[expect(dead_code, reason = "held for its end")]
-    owed_end: Option<OwedEnd>,
+    close_report: Option<CloseReport>,
 }
 
 impl WorkKey {
     pub(super) fn of(conn: &Conn, call: &Call<Ready>) -> Self {
-        Self { qp: conn.qp(), id: call.id(), owed_end: conn.owed_end().cloned() }
+        Self { qp: conn.qp(), id: call.id(), close_report: conn.close_report().cloned() }
     }
 }
 

@@ -185,12 +185,12 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
     let mut one = scene.cx.conns.take_slot(1).expect("it is there");
     bulk(&mut scene, &mut one, 3, 1);
     assert_eq!(scene.responder.admission.queue.len(), 1, "who comes later is not held up");
-    scene.cx.conns.give_back(one);
+    scene.cx.conns.restore(one);
     assert_eq!((pass(&mut scene, 4000), scene.responder.admission.queue.len()), (0, 1));
     let mut one = scene.cx.conns.take_slot(1).expect("it is there");
     bulk(&mut scene, &mut one, 4, 1);
     assert_eq!(scene.responder.admission.queue.len(), 2, "but after a while it is again");
-    scene.cx.conns.give_back(one);
+    scene.cx.conns.restore(one);
     held.clear();
     scene.cx.fabric.take_sent();
     assert!(pass(&mut scene, 1) >= 1, "there are enough");

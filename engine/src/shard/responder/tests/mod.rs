@@ -187,7 +187,7 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
         scene.responder.collect(&mut scene.cx);
         let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
         answered.extend(scene.sent(&mut conn));
-        scene.cx.conns.give_back(conn);
+        scene.cx.conns.restore(conn);
     }
     assert_eq!(answered, [1, 2, 3, 4, 5]);
     assert_eq!(scene.responder.pending.with_workers(), 0);
