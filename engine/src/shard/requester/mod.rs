@@ -470,26 +470,27 @@ impl Requester {
         let limit = conn.proto.terms().send_inline_threshold;
         // The message has headroom for the header: few calls need a closer look.
         let header = if message.start() + message.len() > limit { header_len(conn, &memory) } else { 0 };
-        let mut exposure = None;
-        if memory.is_some() {
-            match expose(&mut cx.fabric, conn, call, memory) {
-                Ok(index) => exposure = Some(index),
+        let exposure = match memory.is_none() {
+            true => None,
+            false => match expose(&mut cx.fabric, conn, call, memory) {
+                Ok(index) => Some(index),
                 Err(error) => {
                     let line = format_args!("{}: cannot expose memory: {error}", conn.who());
                     cx.error("failures to expose memory", line);
                     return cx.unsendable(conn, "a call");
                 }
-            }
-        }
-        conn.calls.slots[conn.proto.calls().slot(call)].exposure = exposure;
+            },
+        };
+        let OutgoingCalls { slots, inline_call, inline_reply, .. } = &mut conn.calls;
+        let slot = &mut slots[conn.proto.calls().slot(call)];
+        slot.exposure = exposure;
         if header + message.len() > limit {
             let continuation = Continuation::new(MessageOwner::Call(call, exposure), message, header);
             return cx.start_continuation(conn, continuation);
         }
-        let slot = &conn.calls.slots[conn.proto.calls().slot(call)];
-        let inline_only = exposure.is_none() && conn.calls.fit_inline(message.len(), slot.max_reply);
-        if !inline_only || cx.connect.retransmit {
-            slot_of(conn, call).keep(cx, &message);
+        let is_inline = exposure.is_none() && message.len() <= *inline_call && slot.max_reply <= *inline_reply;
+        if !is_inline || cx.connect.retransmit {
+            slot.keep(cx, &message);
         }
         self.send(cx, conn, call, message, exposure);
     }
