@@ -8,7 +8,7 @@ features=
 # that mostly compute run beside it, at the lowest priority.
 schedule() {
     step format
-    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail || chosen documents || chosen schemas; then need build; fi
+    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen documents || chosen schemas; then need build; fi
     if chosen loom || chosen fuzz || chosen embed || chosen instructions; then ahead; fi
     step tests
     step tcp
@@ -18,7 +18,6 @@ schedule() {
     step semver
     step doc
     step doctests
-    step compile-fail
     step dependencies
     step sim
     step embed
@@ -158,14 +157,11 @@ executable() {
 word() { printf %q "$1"; }
 
 # ---------------------------------------------------------------------------------------------------------------------
-step_tests() { nextest tests 1200 'not binary(/compile_fail|^documents$/)' SIM_SEEDS=500; }
+step_tests() { nextest tests 1200 'not binary(documents)' SIM_SEEDS=500; }
 
 step_tcp() { nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
 step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=300; }
-
-# With the same profile as step build: CARGO_INCREMENTAL would make cargo build all test programs again.
-step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)'; }
 
 # Step vm runs the commands that need a device.
 step_documents() {
@@ -189,7 +185,7 @@ step_doc() {
 
 step_doctests() {
     # shellcheck disable=SC2086
-    tests doctests 900 cargo test --workspace $features --doc --no-fail-fast
+    RUSTDOC=$PWD/tests/rustdoc tests doctests 900 cargo test --workspace $features --doc --no-fail-fast
 }
 
 # hasten: builds the remainder of ahead with the priority of the step. With --all it builds on, for loom and fuzz.

@@ -1,5 +1,0 @@
-fn clonable<T: Clone>() {}
-
-fn main() {
-    clonable::<rpcrdma_mempool::Buf>();
-}

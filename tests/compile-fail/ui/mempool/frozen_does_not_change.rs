@@ -1,5 +1,0 @@
-fn change(mut frozen: rpcrdma_mempool::Frozen) {
-    frozen[0] = 1;
-}
-
-fn main() {}

@@ -1,5 +1,0 @@
-fn shareable<T: Sync>() {}
-
-fn main() {
-    shareable::<rpcrdma_mempool::Lent>();
-}

@@ -1,5 +1,0 @@
-fn elsewhere(lent: rpcrdma_mempool::Lent) {
-    std::thread::spawn(move || drop(lent));
-}
-
-fn main() {}

@@ -1,5 +1,0 @@
-fn elsewhere(pool: rpcrdma_mempool::Pool) {
-    std::thread::spawn(move || drop(pool));
-}
-
-fn main() {}
