@@ -161,7 +161,7 @@ step_tests() { nextest tests 1200 'not binary(documents)' SIM_SEEDS=500; }
 
 step_tcp() { nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
-step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=300; }
+step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=100; }
 
 # Step vm runs the commands that need a device.
 step_documents() {
