@@ -8,6 +8,11 @@
 // there with -EPERM once the process has had a server or client. Until it execs or ends, it keeps the connections of its
 // parent open, beyond the parent's end. Where a server or client starts, descriptors 0 to 2 that are closed become
 // /dev/null: nothing that is printed goes to a peer.
+//
+// A thread that calls this library has at least 128 KiB of stack, and is not cancelled meanwhile (pthread_cancel): the
+// process ends. Threads of servers and clients inherit the signal mask of the thread that starts them: a program that
+// takes signals by signalfd blocks them before. Without memory for the heap, such as below `ulimit -v`, the process
+// ends.
 
 #ifndef RPCRDMA_H
 #define RPCRDMA_H
@@ -244,20 +249,22 @@ typedef struct {
     const void *args;
     // Their bytes, a multiple of 4 as XDR requires.
     size_t args_len;
-    // Read chunks, in the order of their positions. All have buffers, or none.
+    // Read chunks, at most 4, in the order of their positions. All have buffers, or none.
     const rpcrdma_read_chunk *read_chunks;
     // Their number.
     size_t read_count;
-    // Write chunks, in the order of the results.
+    // Write chunks, at most 4, in the order of the results.
     const rpcrdma_write_chunk *write_chunks;
     // Their number.
     size_t write_count;
     // Bytes of inline results that there is room for; 0: what fits into one message, of which rely on 256 only. More
     // may arrive: check the length of the results.
     size_t max_reply;
-    // Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
-    // memory of its chunks until the server answers it, or the connection ends. With `limits.max_abandoned` (32) of
-    // these, or all credits, unanswered for `timeouts.progress`, the connection ends.
+    // Time-out in milliseconds; 0 or less: none. The thread that runs the connection ends the call: the application's
+    // own, for a polled server that calls back, where the time-out comes with the next poll. A call that timed out, or
+    // was cancelled, keeps its credit and the memory of its chunks until the server answers it, or the connection ends.
+    // With `limits.max_abandoned` (32) of these, or all credits, unanswered for `timeouts.progress`, the connection
+    // ends.
     int timeout;
 } rpcrdma_request;
 
@@ -758,7 +765,9 @@ rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena,
 // Detaches a polled server or client from the calling thread: `rpcrdma_attach` gives it to another one. Until then
 // only that function and `rpcrdma_free` may be used with it. The end of a thread detaches all that it has.
 //
-// A detached handle is not polled: attach it soon, as a loop polls 20 times a second.
+// A detached handle is not polled: attach it soon, as a loop polls 20 times a second. Until then its connections stand
+// still: calls and allocations through its server's clients (`rpcrdma_local_server_call_back`) wait, whatever their
+// time-outs.
 //
 // Returns 0, or -EPERM on another thread than its own; -EBUSY in its own functions: a handler of the server, or one
 // that gets the ends of the client's calls.

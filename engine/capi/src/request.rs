@@ -64,20 +64,22 @@ pub struct rpcrdma_request {
     pub args: *const c_void,
     /// Their bytes, a multiple of 4 as XDR requires.
     pub args_len: usize,
-    /// Read chunks, in the order of their positions. All have buffers, or none.
+    /// Read chunks, at most 4, in the order of their positions. All have buffers, or none.
     pub read_chunks: *const rpcrdma_read_chunk,
     /// Their number.
     pub read_count: usize,
-    /// Write chunks, in the order of the results.
+    /// Write chunks, at most 4, in the order of the results.
     pub write_chunks: *const rpcrdma_write_chunk,
     /// Their number.
     pub write_count: usize,
     /// Bytes of inline results that there is room for; 0: what fits into one message, of which rely on 256 only. More
     /// may arrive: check the length of the results.
     pub max_reply: usize,
-    /// Time-out in milliseconds; 0 or less: none. A call that timed out, or was cancelled, keeps its credit and the
-    /// memory of its chunks until the server answers it, or the connection ends. With `limits.max_abandoned` (32) of
-    /// these, or all credits, unanswered for `timeouts.progress`, the connection ends.
+    /// Time-out in milliseconds; 0 or less: none. The thread that runs the connection ends the call: the application's
+    /// own, for a polled server that calls back, where the time-out comes with the next poll. A call that timed out, or
+    /// was cancelled, keeps its credit and the memory of its chunks until the server answers it, or the connection ends.
+    /// With `limits.max_abandoned` (32) of these, or all credits, unanswered for `timeouts.progress`, the connection
+    /// ends.
     pub timeout: c_int,
 }
 

@@ -86,10 +86,10 @@ pub(crate) unsafe fn may_end(server: *mut rpcrdma_server) -> Result<(), Failure>
 /// `handle` is NULL or came from this library, and nobody uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
+    if handle.is_null() {
+        return 0;
+    }
     entry("rpcrdma_free", || {
-        if handle.is_null() {
-            return Ok(0);
-        }
         // SAFETY: the caller's promise.
         let mark = unsafe { mark_of(handle) }?;
         if mark == rpcrdma_server::MARK {

@@ -95,7 +95,9 @@ unsafe fn attach(pointer: *mut c_void) -> Result<bool, Failure> {
 /// Detaches a polled server or client from the calling thread: `rpcrdma_attach` gives it to another one. Until then
 /// only that function and `rpcrdma_free` may be used with it. The end of a thread detaches all that it has.
 ///
-/// A detached handle is not polled: attach it soon, as a loop polls 20 times a second.
+/// A detached handle is not polled: attach it soon, as a loop polls 20 times a second. Until then its connections stand
+/// still: calls and allocations through its server's clients (`rpcrdma_local_server_call_back`) wait, whatever their
+/// time-outs.
 ///
 /// Returns 0, or -EPERM on another thread than its own; -EBUSY in its own functions: a handler of the server, or one
 /// that gets the ends of the client's calls.
