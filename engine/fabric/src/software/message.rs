@@ -96,33 +96,44 @@ impl Message {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
-        let mut rest = Reader(bytes);
-        if rest.u32()? != MAGIC {
+        const SHORT: &str = "message too short";
+        let (&[m0, m1, m2, m3, v0, v1, kind, flags], body) = bytes.split_first_chunk().ok_or(SHORT)?;
+        if u32::from_le_bytes([m0, m1, m2, m3]) != MAGIC {
             return Err("wrong magic word");
         }
-        let [version_low, version_high, kind, flags] = rest.take::<4>()?;
-        if u16::from_le_bytes([version_low, version_high]) != VERSION {
+        if u16::from_le_bytes([v0, v1]) != VERSION {
             return Err("unknown version of the software fabric; run the same release on both sides");
         }
+        // The flags of each kind, the numbers of its body, and the most bytes of private data or text behind them.
         // Only connect and accept messages state whether their sender sleeps.
-        let known = if matches!(kind, 1 | 2) { MAY_SLEEP } else { 0 };
+        let (known, count, most) = match kind {
+            1 | 2 => (MAY_SLEEP, 3, MAX_PRIVATE_DATA),
+            3 | 6 => (0, 0, MAX_PRIVATE_DATA),
+            4 => (0, 4, 0),
+            5 => (0, 0, 0),
+            _ => return Err("unknown kind of message"),
+        };
         if flags & !known != 0 {
             return Err("unknown flags");
         }
-        let may_sleep = flags & MAY_SLEEP != 0;
-        let message = match kind {
-            1 => Self::Hello(rest.opening(may_sleep)?),
-            2 => Self::Accept(rest.opening(may_sleep)?),
-            3 => Self::Reject { private_data: rest.private_data()? },
-            4 => match (rest.u32()?, rest.u32()?) {
-                (id, 0) => Self::Region { id, bytes: u64::from_le_bytes(rest.take()?) },
-                _ => return Err("reserved bytes are not zero"),
-            },
-            5 => Self::Bell,
-            6 => Self::Refused { reason: String::from_utf8_lossy(&rest.private_data()?).escape_debug().to_string() },
-            _ => return Err("unknown kind of message"),
-        };
-        if rest.0.is_empty() { Ok(message) } else { Err("bytes behind the message") }
+        let (numbers, rest) = body.split_at_checked(4 * count).ok_or(SHORT)?;
+        if rest.len() > most {
+            return Err("too much private data, or bytes behind the message");
+        }
+        let numbers: ArrayVec<u32, 4> = numbers.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let private_data = rest.to_vec();
+        Ok(match (kind, &numbers[..]) {
+            (1 | 2, &[ring_bytes, max_message, windows]) => {
+                let may_sleep = flags & MAY_SLEEP != 0;
+                let opening = Opening { may_sleep, ring_bytes, max_message, windows, private_data };
+                if kind == 1 { Self::Hello(opening) } else { Self::Accept(opening) }
+            }
+            (3, _) => Self::Reject { private_data },
+            (4, &[id, 0, low, high]) => Self::Region { id, bytes: u64::from(high) << 32 | u64::from(low) },
+            (5, _) => Self::Bell,
+            (6, _) => Self::Refused { reason: String::from_utf8_lossy(rest).escape_debug().to_string() },
+            _ => return Err("reserved bytes are not zero"),
+        })
     }
 
     /// Sends, with descriptors. Fails with `AGAIN` when the peer does not read.
@@ -176,32 +187,5 @@ impl Message {
             Ok(message) => Received::Message((message, descriptors)),
             Err(why) => Received::violation(why),
         }
-    }
-}
-
-/// Takes integers off the front.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
-        let (front, rest) = self.0.split_first_chunk().ok_or("message too short")?;
-        self.0 = rest;
-        Ok(*front)
-    }
-
-    fn u32(&mut self) -> Result<u32, &'static str> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn opening(&mut self, may_sleep: bool) -> Result<Opening, &'static str> {
-        let (ring_bytes, max_message, windows) = (self.u32()?, self.u32()?, self.u32()?);
-        Ok(Opening { may_sleep, ring_bytes, max_message, windows, private_data: self.private_data()? })
-    }
-
-    fn private_data(&mut self) -> Result<Vec<u8>, &'static str> {
-        if self.0.len() > MAX_PRIVATE_DATA {
-            return Err("too much private data");
-        }
-        Ok(std::mem::take(&mut self.0).to_vec())
     }
 }
