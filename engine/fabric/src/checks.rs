@@ -4,12 +4,16 @@
 
 use rpcrdma_mempool::ArenaId;
 
-use crate::{FabricError, Source};
+use crate::keys::Keys;
+use crate::{Access, Capabilities, ConnectParams, FabricError, QpId, Source, WorkRequest};
 
 /// Memory that a work request may not name.
 pub(crate) const FOREIGN: &str = "memory that is not registered with this fabric";
 /// Bytes that are not the buffer's.
 const BOUNDS: &str = "bytes outside of the buffer";
+
+/// Most windows per side and queue pair: a steering tag has 16 bits of index to spare.
+pub(crate) const MAX_WINDOWS: usize = 1 << 16;
 
 /// Checks a field of a fabric's configuration; `rule` states the allowed values.
 pub(crate) fn field(fabric: &str, ok: bool, field: &str, got: usize, rule: &str) -> Result<(), FabricError> {
@@ -42,5 +46,60 @@ impl Source {
             Self::Lent(lent) => (lent.arena(), lent.len()),
             Self::Frozen(frozen) => (frozen.arena(), frozen.len()),
         }
+    }
+}
+
+impl WorkRequest {
+    /// Checks a new request of a queue pair as the driver of a device does. `permits` tells whether an arena is
+    /// registered with these rights. A bind or an invalidation counts as posted in `keys`.
+    #[inline]
+    pub(crate) fn check(
+        &self,
+        qp: QpId,
+        keys: &mut Keys,
+        max_message: usize,
+        permits: impl Fn(ArenaId, Access) -> bool,
+    ) -> Result<(), &'static str> {
+        let require = |holds: bool, wrong: &'static str| if holds { Ok(()) } else { Err(wrong) };
+        match self {
+            Self::Send { buf, .. } => {
+                require(buf.len() <= max_message, "a message longer than max_message of the two sides")?;
+                known(permits(buf.arena(), Access::LOCAL))
+            }
+            Self::Write { src, offset, len, .. } => {
+                let (arena, all) = src.extent();
+                known(permits(arena, Access::LOCAL)).and_then(|()| inside(*offset, *len, all))
+            }
+            Self::Read { dst, offset, len, .. } => {
+                known(permits(dst.arena(), Access::LOCAL)).and_then(|()| inside(*offset, *len, dst.len()))
+            }
+            Self::Bind { window, mem, offset, len, access } => {
+                require(permits(mem.arena(), *access), "memory that is not registered with these rights")?;
+                inside_some(*offset, *len, mem.len())?;
+                require(*access != Access::LOCAL, "a window without rights")?;
+                let is_free = window.qp == qp && keys.post_bind(window.index);
+                require(is_free, "a window that is not free, or of another queue pair")
+            }
+            Self::LocalInvalidate { window } => {
+                let is_bound = window.qp == qp && keys.post_invalidate(window.index);
+                require(is_bound, "a window that is not bound, or of another queue pair")
+            }
+        }
+    }
+}
+
+impl Capabilities {
+    /// Checks the parameters of a new queue pair of a fabric over sockets.
+    pub(crate) fn check_params(&self, params: &ConnectParams) -> Result<(), FabricError> {
+        for (what, got, most) in [
+            ("bytes of private data", params.private_data.len(), self.max_connect_private_data),
+            ("send_queue_depth", params.send_queue_depth as usize, self.max_send_wr as usize),
+            ("windows", params.windows as usize, MAX_WINDOWS),
+        ] {
+            if got > most {
+                return Err(FabricError::misuse(format!("{what}: {got}; at most {most}")));
+            }
+        }
+        Ok(())
     }
 }

@@ -157,7 +157,7 @@ impl IwarpFabric {
     }
 
     pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        setup::check_params(params)?;
+        self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let request = requested.request(&params.private_data);
         let progress = self.common.open(to)?;
@@ -168,7 +168,7 @@ impl IwarpFabric {
     }
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        setup::check_params(params)?;
+        self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let request = self.connections.take_request(request)?;
         let Some(frame) = request.incoming.frame else { return Err(FabricError::misuse("an incomplete request")) };

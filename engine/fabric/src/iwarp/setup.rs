@@ -8,7 +8,7 @@
 
 use super::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
 use super::wire::{Enhanced, Fault, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, fpdu_len};
-use crate::{ConnectParams, FabricError};
+use crate::ConnectParams;
 
 /// Identification of this engine, behind the private data. Upper layers that read theirs from the front, as in RFC
 /// 8797, do not see it.
@@ -24,8 +24,6 @@ const NOT_ENHANCED: Enhanced =
 pub(super) const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - 4 - MARK.len();
 /// Work requests that a send queue may have.
 pub(super) const MAX_SEND_WR: u32 = 1 << 16;
-/// Most windows per side and queue pair: an STag has 16 bits of index to spare.
-const MAX_WINDOWS: u32 = 1 << 16;
 
 /// The negotiated terms of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,20 +171,6 @@ pub(super) fn max_ulpdu(size: FpduSize, is_ours: bool, segment: usize) -> usize 
     // Without the length, the CRC, and the pad, which is empty.
     let longest = longest - (fpdu_len(2) - 2);
     longest.clamp(LEAST_ULPDU, MAX_ULPDU)
-}
-
-/// Checks the parameters of a new queue pair.
-pub(super) fn check_params(params: &ConnectParams) -> Result<(), FabricError> {
-    for (what, got, most) in [
-        ("bytes of private data", params.private_data.len(), PRIVATE_DATA),
-        ("send_queue_depth", params.send_queue_depth as usize, MAX_SEND_WR as usize),
-        ("windows", params.windows as usize, MAX_WINDOWS as usize),
-    ] {
-        if got > most {
-            return Err(FabricError::misuse(format!("{what}: {got}; at most {most}")));
-        }
-    }
-    Ok(())
 }
 
 /// The private data of the sender's upper layer.

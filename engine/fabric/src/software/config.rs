@@ -6,8 +6,6 @@ use crate::{FabricError, checks};
 
 /// Smallest and largest ring that either side of a connection agrees to, in bytes.
 pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 4096..=1 << 24;
-/// Most windows per side and queue pair: a steering tag has 16 bits of index to spare.
-pub(super) const MAX_WINDOWS: usize = 1 << 16;
 
 with_defaults! {
     /// Configuration of a [`SoftwareFabric`](super::SoftwareFabric). Every field has a default that suits a shard of a

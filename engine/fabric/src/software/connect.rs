@@ -12,12 +12,13 @@ use rustix::net::Shutdown;
 use super::SoftwareFabric;
 use super::address::{self, Peer, SoftwareListener};
 use super::common::Common;
-use super::config::{MAX_WINDOWS, RING_BYTES};
+use super::config::RING_BYTES;
 use super::memory::{Layout, Side};
 use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Opening};
 use super::qp::{SoftwareQp, State};
 use super::region::{self, ExposedMemory, Places};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
+use crate::checks::MAX_WINDOWS;
 use crate::connection_manager::{
     Answer, ConnectProgress, ConnectionManager, Control, Handshake, ManagedFabric, Received, Request, TICK, Token,
 };
@@ -162,28 +163,27 @@ pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), F
 }
 
 impl SoftwareFabric {
-    /// The opening message of this side, with its window table: the table's descriptor and bytes.
-    fn open_side(
+    /// Adds a queue pair over this memory. The peer's table of windows has `peer_table` bytes, if it is known. Returns
+    /// this side's opening message, and the descriptor of its table, too.
+    fn add_qp(
         &mut self,
+        params: &ConnectParams,
         layout: Layout,
         max_message: u32,
-        params: &ConnectParams,
-    ) -> Result<(Opening, OwnWindows, OwnedFd, u64), FabricError> {
-        let ConnectParams { private_data, windows, send_queue_depth, .. } = params;
-        if private_data.len() > MAX_PRIVATE_DATA {
-            let got = private_data.len();
-            return Err(FabricError::misuse(format!("{got} bytes of private data; at most {MAX_PRIVATE_DATA} fit")));
-        }
-        let max = self.capabilities.max_send_wr;
-        if *send_queue_depth > max {
-            return Err(FabricError::misuse(format!("send_queue_depth {send_queue_depth}; at most {max}")));
-        }
+        (ring, peer_table, places): (PeerMapping, usize, Places),
+    ) -> Result<(QpId, Opening, OwnedFd), FabricError> {
+        self.capabilities.check_params(params)?;
+        let ConnectParams { private_data, windows, .. } = params;
         let bytes = table_bytes(*windows).map_err(FabricError::misuse)?;
-        let (mapping, fd) = make(bytes, "rpcrdma-windows")?;
+        let (table, fd) = make(bytes, "rpcrdma-windows")?;
+        let own = OwnWindows::new(table, *windows, self.connections.randoms.next());
+        let exposed = ExposedMemory::new((layout.bytes() + bytes + peer_table) as u64, places);
+        let ring = layout.rings(ring).map_err(FabricError::peer)?;
+        let id = self.table.insert(|id| SoftwareQp::new(id, layout, ring, own, params, max_message, exposed));
         let (may_sleep, private_data) = (self.common.config.may_sleep, private_data.clone());
         let opening =
             Opening { may_sleep, ring_bytes: layout.ring_bytes, max_message, windows: *windows, private_data };
-        Ok((opening, OwnWindows::new(mapping, *windows, self.connections.randoms.next()), fd, bytes as u64))
+        Ok((id, opening, fd))
     }
 
     pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
@@ -192,42 +192,33 @@ impl SoftwareFabric {
         let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
         let places = places.map_err(|why| FabricError::system("mmap", why))?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
-        let (opening, windows, table_fd, table_bytes) = self.open_side(layout, max_message, params)?;
-        let exposed = ExposedMemory::new(layout.bytes() as u64 + table_bytes, places);
-        let ring = layout.rings(ring).map_err(FabricError::misuse)?;
-        // Last, so that the opening follows at once: the acceptor soon closes a silent connection.
-        let progress = address::connect(to)?;
-        let id = self.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, exposed));
+        let (id, opening, table_fd) = self.add_qp(params, layout, max_message, (ring, 0, places))?;
         let hello = Some((Message::Hello(opening), [ring_fd, table_fd]));
-        self.connections.dial(&mut self.common, id, (to, progress), hello).map(|()| id).inspect_err(|_| {
-            self.table.remove(id);
-        })
+        // Last, so that the opening follows at once: the acceptor soon closes a silent connection.
+        let progress = address::connect(to);
+        let dialed = progress.and_then(|p| self.connections.dial(&mut self.common, id, (to, p), hello));
+        dialed.map(|()| id).inspect_err(|_| drop(self.table.remove(id)))
     }
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let Request { socket, incoming, count, .. } = self.connections.take_request(request)?;
-        let Some(offer) = incoming else { return Err(FabricError::misuse("an incomplete request")) };
-        let Offer { hello, ring, table: peer_table, places } = offer;
+        let Some(Offer { hello, ring, table, places }) = incoming else {
+            return Err(FabricError::misuse("an incomplete request"));
+        };
         let config = &self.common.config;
         // Of longer rings only our length is used.
         let ring_bytes = hello.ring_bytes.min(config.ring_bytes as u32);
         let layout = Layout { side: Side::Acceptor, ring_bytes };
         let max_message = hello.max_message.min(config.max_message as u32);
-        let opened = self.open_side(layout, max_message, params);
-        let (opening, windows, table, table_bytes) = opened.inspect_err(|error| {
+        let added = self.add_qp(params, layout, max_message, (ring, table.len(), places));
+        let (id, opening, own_table) = added.inspect_err(|error| {
             Common::send_refusal(socket.as_fd(), error.to_string());
         })?;
-        let mapped = layout.bytes() as u64 + table_bytes + peer_table.len() as u64;
-        let exposed = ExposedMemory::new(mapped, places);
-        let ring = layout.rings(ring).map_err(FabricError::peer)?;
-        let id = self.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, exposed));
-        let sent = Message::Accept(opening).send(socket.as_fd(), &[table.as_fd()]);
+        let sent = Message::Accept(opening).send(socket.as_fd(), &[own_table.as_fd()]);
         let sent = sent.map_err(|e| FabricError::closed(format!("sendmsg(Accept): {e}")));
-        let peer_windows = PeerWindows::new(peer_table, hello.windows);
-        if let Err(error) = sent.and_then(|()| self.connect_qp(id, socket, peer_windows, hello.may_sleep)) {
-            self.table.remove(id);
-            return Err(error);
-        }
+        let peer_windows = PeerWindows::new(table, hello.windows);
+        let connected = sent.and_then(|()| self.connect_qp(id, socket, peer_windows, hello.may_sleep));
+        connected.inspect_err(|_| drop(self.table.remove(id)))?;
         self.table.find(id)?.count = Some(count);
         self.common.control.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
         Ok(id)

@@ -67,6 +67,14 @@ impl Regions {
         Ok(())
     }
 
+    /// Whether a work request may use memory of this arena with these rights.
+    pub(super) fn permits(&self, arena: ArenaId, access: Access) -> bool {
+        match access {
+            Access::LOCAL => self.contains(arena),
+            access => self.get(arena).is_some_and(|region| region.access.permits(access)),
+        }
+    }
+
     /// Whether memory of this arena may be used in work requests. On the path of every message.
     #[inline]
     pub(super) fn contains(&self, arena: ArenaId) -> bool {
@@ -181,14 +189,12 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub(super) struct PeerMemory {
     by_inode: HashMap<(u64, u64), Weak<Mapping>>,
-    /// Number of entries that triggers a search for dead ones.
-    prune_at: usize,
     pub(super) budget: &'static Budget,
 }
 
 impl PeerMemory {
     pub(super) fn new(budget: &'static Budget) -> Self {
-        Self { by_inode: HashMap::new(), prune_at: 16, budget }
+        Self { by_inode: HashMap::new(), budget }
     }
 
     /// Maps a peer's memory of exactly `bytes`; checks that it cannot shrink.
@@ -201,10 +207,7 @@ impl PeerMemory {
         if let Some(mapping) = self.by_inode.get(&key).and_then(Weak::upgrade) {
             return Ok(mapping);
         }
-        if self.by_inode.len() >= self.prune_at {
-            self.by_inode.retain(|_, mapping| mapping.strong_count() > 0);
-            self.prune_at = 2 * self.by_inode.len() + 16;
-        }
+        self.by_inode.retain(|_, mapping| mapping.strong_count() > 0);
         let place = self.budget.take(1)?;
         let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
         // Only our own user and root get this far: they could kill us in other ways than by taking hugetlb pages back.

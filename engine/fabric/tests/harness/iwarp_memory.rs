@@ -461,14 +461,14 @@ impl Fabric for MemoryFabric {
     }
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        setup::check_params(params)?;
+        self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let end = End::visit(address, "this thread", requested.request(&params.private_data))?;
         Ok(self.add(params, State::Connecting(requested), end).id)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        setup::check_params(params)?;
+        self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let request = self.request(request).filter(|request| !request.end.is_left());
         let gone = || FabricError::peer("it has given up its connect request");

@@ -27,16 +27,13 @@ use std::fmt;
 use rpcrdma_mempool::ArenaId;
 
 use self::outbound::Outbound;
-use self::placement::{Completed, Placement, Violation};
+use self::placement::{Placement, Violation};
 use self::windows::Windows;
 use super::setup::Negotiated;
 use super::sys::ReceiveTarget;
 use super::wire::{Fault, SegmentReader, Step, Terminate};
 use crate::receives::Receives;
-use crate::{
-    Access, Completion, ConnectParams, Disconnect, FabricError, FabricStats, Flow, PostError, Posting, QpId, Status,
-    WindowId,
-};
+use crate::{Access, Completion, ConnectParams, Disconnect, FabricError, FabricStats, Flow, QpId, Status, WindowId};
 
 /// Least bytes for a direct read to one place. A system call costs as much as copying a few KiB.
 const DIRECT: usize = 8 << 10;
@@ -171,30 +168,13 @@ impl RdmapStream {
         self.reader = SegmentReader::new(agreed.crc);
         self.placement.max_message = max_message;
         self.placement.ird = agreed.ird.into();
-        self.outbound.begin(agreed, waits, max_ulpdu, max_message);
+        self.outbound.begin(agreed, waits, max_ulpdu);
     }
 
     pub(super) fn alloc_window(&mut self) -> Result<WindowId, FabricError> {
         let (qp, limit) = (self.id, self.windows.keys.limit());
         let index = self.windows.add().ok_or_else(|| FabricError::all_windows(qp, limit))?;
         Ok(WindowId { qp, index })
-    }
-
-    /// Posts from the front of `chain` up to the queue's room.
-    pub(super) fn post(&mut self, shared: &mut SharedResources, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        self.outbound.post(&mut self.windows, shared, self.id, chain)
-    }
-
-    /// Encodes output into the send buffer, about as much as one write takes.
-    #[inline]
-    pub(super) fn produce(&mut self) -> Result<(), Failure> {
-        self.outbound.produce(&mut self.windows, &mut self.placement)
-    }
-
-    /// Appends the completions of finished requests.
-    #[inline]
-    pub(super) fn reap(&mut self, done: &mut impl Extend<Completion>) {
-        self.outbound.reap(self.id, self.placement.reads_done, done);
     }
 
     /// Numbers that change with the progress of waiting requests: bytes that the peer has taken, bytes received, and
@@ -247,25 +227,27 @@ impl RdmapStream {
             if out.len() >= end {
                 break InputStatus::CompletionsFull;
             }
-            let completed = if let Some((opcode, len)) = self.placement.waiting {
+            let placed = if let Some((opcode, len)) = self.placement.waiting {
                 let Some(buf) = self.own_receives.as_mut().unwrap_or(&mut shared.receives).pop() else {
                     self.count_poll_without_receive(&mut shared.stats)?;
                     break InputStatus::NoReceive;
                 };
                 self.rnr_polls = 0;
-                self.placement.begin_message(opcode, len, buf).map(|()| Completed::Nothing)
+                self.placement.begin_message(opcode, len, buf)
             } else {
                 match self.reader.step(input) {
                     Ok(None) => break InputStatus::Consumed,
                     Ok(Some(Step::Segment { segment, len })) => {
                         self.outbound.open = true;
-                        self.placement.begin_segment(&self.windows, segment, len).map(|()| Completed::Nothing)
+                        self.placement.begin_segment(&self.windows, segment, len)
                     }
-                    Ok(Some(Step::Payload(bytes))) => {
-                        self.placement.place(&self.windows, bytes).map(|()| Completed::Nothing)
-                    }
+                    Ok(Some(Step::Payload(bytes))) => self.placement.place(&self.windows, bytes),
                     Ok(Some(Step::End)) => {
-                        self.placement.end_segment(&mut self.windows, self.id, self.outbound.buffer.sent())
+                        let sent = self.outbound.buffer.sent();
+                        match self.placement.end_segment(&mut self.windows, self.id, sent, out) {
+                            Ok(Some(terminate)) => return Err(terminate_failure(&terminate)),
+                            ended => ended.map(drop),
+                        }
                     }
                     Err(error) => {
                         shared.stats.peer_violations += 1;
@@ -273,12 +255,7 @@ impl RdmapStream {
                     }
                 }
             };
-            match completed {
-                Ok(Completed::Nothing) => {}
-                Ok(Completed::Message(arrival)) => out.push(arrival.into()),
-                Ok(Completed::Terminate(message)) => return Err(terminate_failure(&message)),
-                Err(violation) => return Err(self.report(&mut shared.stats, out, violation)),
-            }
+            placed.map_err(|violation| self.report(&mut shared.stats, out, violation))?;
         };
         self.received += (before - input.len()) as u64;
         Ok(status)
@@ -339,16 +316,6 @@ impl RdmapStream {
     pub(super) fn peer_closed(&self) -> Failure {
         let partial = if self.is_between() { "" } else { " amid a message" };
         Failure::new(Status::Flushed, Disconnect::Peer, format!("the peer closed the connection{partial}"))
-    }
-
-    /// Ends the connection: completes all posted requests, the oldest unfinished one with `status`.
-    pub(super) fn flush(&mut self, status: Status, done: &mut impl Extend<Completion>) {
-        self.reap(done);
-        self.outbound.flush(self.id, status, done);
-        let partial = std::mem::take(&mut self.placement).message.map(|message| message.buf);
-        let bufs = partial.into_iter().chain(self.own_receives.iter_mut().flat_map(Receives::drain));
-        done.extend(bufs.map(|buf| Completion::failed_receive(self.id, Status::Flushed, buf)));
-        self.windows.clear();
     }
 }
 

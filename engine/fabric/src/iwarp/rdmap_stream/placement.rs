@@ -13,7 +13,7 @@ use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
 };
 use crate::keys::Revoked;
-use crate::{Arrival, QpId, ReceivedBuf, Status};
+use crate::{Arrival, Completion, QpId, ReceivedBuf, Status};
 
 /// Longest Terminate message that is accepted (RFC 5040 §4.8 defines at most 52 bytes).
 const TERMINATE: usize = 64;
@@ -75,14 +75,6 @@ enum Target {
     /// A Read Request: its bytes so far.
     ReadRequest(Vec<u8>),
     /// A Terminate: its bytes so far.
-    Terminate(Vec<u8>),
-}
-
-/// What a whole segment completes for the owner of the stream.
-pub(super) enum Completed {
-    Nothing,
-    Message(Arrival),
-    /// The peer has ended the stream by this Terminate.
     Terminate(Vec<u8>),
 }
 
@@ -270,26 +262,33 @@ impl Placement {
         }
     }
 
-    /// Handles the end of a segment, which is whole and correct. The stream has sent all before `sent`.
+    /// Handles the end of a segment, which is whole and correct. Appends the message that it completes, or returns the
+    /// peer's Terminate. The stream has sent all before `sent`.
     #[inline]
-    pub(super) fn end_segment(&mut self, windows: &mut Windows, id: QpId, sent: u64) -> Result<Completed, Violation> {
+    pub(super) fn end_segment(
+        &mut self,
+        windows: &mut Windows,
+        id: QpId,
+        sent: u64,
+        out: &mut Vec<Completion>,
+    ) -> Result<Option<Vec<u8>>, Violation> {
         match std::mem::take(&mut self.target) {
-            Target::Receive if self.last => return self.deliver(windows, id, sent),
+            Target::Receive if self.last => out.extend(self.deliver(windows, id, sent)?.map(Completion::from)),
             Target::Read if self.last => {
                 self.reads.pop_front();
                 self.reads_done += 1;
             }
             Target::ReadRequest(message) => self.accept_read(windows, &message)?,
-            Target::Terminate(message) => return Ok(Completed::Terminate(message)),
+            Target::Terminate(message) => return Ok(Some(message)),
             _ => {}
         }
-        Ok(Completed::Nothing)
+        Ok(None)
     }
 
     #[inline]
-    fn deliver(&mut self, windows: &mut Windows, id: QpId, sent: u64) -> Result<Completed, Violation> {
+    fn deliver(&mut self, windows: &mut Windows, id: QpId, sent: u64) -> Result<Option<Arrival>, Violation> {
         let Some(PartialReceive { buf, len, opcode: Message::Send { invalidate, .. } }) = self.message.take() else {
-            return Ok(Completed::Nothing);
+            return Ok(None);
         };
         if let Some(stag) = invalidate
             && windows.revoke_key(stag, sent) != Revoked::Done
@@ -299,7 +298,7 @@ impl Placement {
             return Err(Violation { receive, ..Violation::new(Fault::CannotInvalidate, what) });
         }
         self.send_msn = self.send_msn.wrapping_add(1);
-        Ok(Completed::Message(Arrival { qp: id, buf: ReceivedBuf::new(buf, len), invalidated: invalidate }))
+        Ok(Some(Arrival { qp: id, buf: ReceivedBuf::new(buf, len), invalidated: invalidate }))
     }
 
     /// Queues a Read of the peer for its answer.

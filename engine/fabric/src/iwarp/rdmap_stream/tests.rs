@@ -7,7 +7,7 @@ use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 use super::*;
 use crate::iwarp::wire::{Opcode as Message, Place, ReadRequest, Segment, fpdu_len};
-use crate::{Opcode, RemoteMemory, Source, WindowId, WorkRequest};
+use crate::{Opcode, Posting, RemoteMemory, Source, WindowId, WorkRequest};
 
 const RECEIVE: usize = 4096;
 

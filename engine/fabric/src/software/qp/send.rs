@@ -5,7 +5,6 @@ use rustix::io::Errno;
 
 use super::retire::Retire;
 use super::{FALSE_HEAD, SoftwareQp, State, VIOLATION};
-use crate::checks;
 use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
 use crate::software::common::Common;
@@ -14,8 +13,7 @@ use crate::software::region::Regions;
 use crate::software::ring::Header;
 use crate::software::window::Exposure;
 use crate::{
-    Access, Completion, Disconnect, FabricErrorKind, Opcode, PostError, Posting, RemoteMemory, Source, Status,
-    WorkRequest,
+    Completion, Disconnect, FabricErrorKind, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
 };
 
 /// Bytes copied per queue pair and post or poll, for fairness.
@@ -75,7 +73,9 @@ impl SoftwareQp {
                 result = Err(PostError::QueueFull);
                 break;
             }
-            if let Err(why) = self.check(common, &posting.wr) {
+            let permits = |arena, access| common.regions.permits(arena, access);
+            let checked = posting.wr.check(self.id, &mut self.windows.keys, self.max_message as usize, permits);
+            if let Err(why) = checked {
                 result = Err(PostError::Invalid(why));
                 break;
             }
@@ -120,7 +120,9 @@ impl SoftwareQp {
     #[inline(always)]
     fn send_now(&mut self, common: &mut Common, posting: &Posting) -> bool {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else { return false };
-        let refused = self.retire.len() >= self.depth || self.check_send(common, buf).is_err();
+        let refused = self.retire.len() >= self.depth
+            || buf.len() > self.max_message as usize
+            || !common.regions.contains(buf.arena());
         if refused || !self.tx.has_room(buf.len() as u32) || !self.send(buf, invalidate) {
             return false;
         }
@@ -161,45 +163,6 @@ impl SoftwareQp {
         common.stats.doorbells += 1;
         if self.peer_may_sleep && self.bell(self.lines.peer_bell).take() {
             self.wake_peer();
-        }
-    }
-
-    #[inline]
-    fn check_send(&self, common: &Common, buf: &Buf) -> Result<(), &'static str> {
-        if buf.len() > self.max_message as usize {
-            return Err("a message longer than max_message of the two sides");
-        }
-        checks::known(common.regions.contains(buf.arena()))
-    }
-
-    /// Checks a new request as a NIC's driver does.
-    fn check(&mut self, common: &Common, wr: &WorkRequest) -> Result<(), &'static str> {
-        let local = |arena: ArenaId, offset: usize, len: usize, all: usize| {
-            checks::known(common.regions.contains(arena)).and_then(|()| checks::inside(offset, len, all))
-        };
-        match wr {
-            WorkRequest::Send { buf, .. } => self.check_send(common, buf),
-            WorkRequest::Write { src, offset, len, .. } => {
-                let (arena, all) = src.extent();
-                local(arena, *offset, *len, all)
-            }
-            WorkRequest::Read { dst, offset, len, .. } => local(dst.arena(), *offset, *len, dst.len()),
-            WorkRequest::Bind { window, mem, offset, len, access } => {
-                let region = common.regions.get(mem.arena());
-                if !region.is_some_and(|r| r.access.permits(*access) && r.exposable().is_some()) {
-                    return Err("memory that is not registered with these rights");
-                }
-                checks::inside_some(*offset, *len, mem.len())?;
-                if *access == Access::LOCAL {
-                    return Err("a window without rights");
-                }
-                let is_free = window.qp == self.id && self.windows.keys.post_bind(window.index);
-                is_free.then_some(()).ok_or("a window that is not free, or of another queue pair")
-            }
-            WorkRequest::LocalInvalidate { window } => {
-                let is_bound = window.qp == self.id && self.windows.keys.post_invalidate(window.index);
-                is_bound.then_some(()).ok_or("a window that is not bound, or of another queue pair")
-            }
         }
     }
 
