@@ -53,10 +53,10 @@ impl WorkRequest {
     /// Checks a new request of a queue pair as the driver of a device does. `permits` tells whether an arena is
     /// registered with these rights. A bind or an invalidation counts as posted in `keys`.
     #[inline]
-    pub(crate) fn check(
+    pub(crate) fn check<T>(
         &self,
         qp: QpId,
-        keys: &mut Keys,
+        keys: &mut Keys<T>,
         max_message: usize,
         permits: impl Fn(ArenaId, Access) -> bool,
     ) -> Result<(), &'static str> {

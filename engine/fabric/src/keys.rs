@@ -7,6 +7,8 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use crate::{FabricError, QpId, WindowId};
+
 /// Index bits within a key's upper 24, for up to `limit` windows.
 fn index_bits(limit: u32) -> u32 {
     limit.next_power_of_two().trailing_zeros()
@@ -33,16 +35,16 @@ pub(crate) enum Revoked {
     NotBound,
 }
 
-/// The keys of all windows of one side of a queue pair.
+/// The windows of one side of a queue pair: their keys, and what is bound to each.
 #[derive(Debug)]
-pub(crate) struct Keys {
+pub(crate) struct Keys<T> {
     limit: u32,
     random: u32,
-    windows: Vec<Key>,
+    windows: Vec<Key<T>>,
 }
 
 #[derive(Debug)]
-struct Key {
+struct Key<T> {
     /// Key of the last executed bind.
     current: u32,
     /// Key of the last posted bind; may be ahead of `current`.
@@ -50,32 +52,29 @@ struct Key {
     /// Whether the window will be bound once everything posted is carried out.
     posted_bound: bool,
     /// The current key is valid.
-    bound: bool,
+    valid: bool,
+    /// What the last bind exposes, until its revocation has ended.
+    bound: Option<T>,
 }
 
-impl Keys {
+impl<T> Keys<T> {
     /// Keys of unbound windows, at most `limit`. `random` makes them hard to guess.
     pub(crate) fn new(limit: u32, random: u32) -> Self {
         Self { limit, random, windows: Vec::new() }
     }
 
-    /// Limit of windows.
-    pub(crate) fn limit(&self) -> u32 {
-        self.limit
-    }
-
-    /// Makes a window, within the limit.
-    pub(crate) fn add(&mut self) -> Option<u32> {
+    /// Makes a window of this queue pair, within the limit.
+    pub(crate) fn alloc(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let index = self.windows.len() as u32;
         if index >= self.limit {
-            return None;
+            return Err(FabricError::all_windows(qp, self.limit));
         }
         let bits = index_bits(self.limit);
         let high = self.random >> 8 >> bits << bits;
         // The generation starts anywhere, so that the first key is as hard to guess as the others.
         let rkey = (high | index) << 8 | self.random.rotate_left(index) & 0xff;
-        self.windows.push(Key { current: rkey, posted: rkey, posted_bound: false, bound: false });
-        Some(index)
+        self.windows.push(Key { current: rkey, posted: rkey, posted_bound: false, valid: false, bound: None });
+        Ok(WindowId { qp, index })
     }
 
     /// The key that the next posted bind makes valid.
@@ -97,34 +96,65 @@ impl Keys {
         true
     }
 
-    /// Records that a posted bind is carried out; returns the key that is valid by that.
-    pub(crate) fn bound(&mut self, index: u32) -> Option<u32> {
-        let key = self.windows.get_mut(index as usize)?;
+    /// Carries out a posted bind; returns the key that is valid by that. `None` if something is still bound.
+    #[inline]
+    pub(crate) fn bind(&mut self, index: u32, what: T) -> Option<u32> {
+        let key = self.windows.get_mut(index as usize).filter(|key| key.bound.is_none())?;
         key.current = following(key.current);
-        key.bound = true;
+        (key.valid, key.bound) = (true, Some(what));
         Some(key.current)
     }
 
-    /// Records that the window is unbound; returns the key that is invalid by that.
-    pub(crate) fn revoked(&mut self, index: u32) -> Option<u32> {
-        let key = self.windows.get_mut(index as usize)?;
-        key.bound = false;
-        Some(key.current)
+    /// Revokes a window by index: its key is invalid from now on. `ends` gets index, key and what is bound, makes the
+    /// key invalid for the peer, and tells whether the memory is unused. Otherwise the window is busy: repeat the call.
+    pub(crate) fn revoke(&mut self, index: u32, ends: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
+        let Some(key) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
+        let Some(bound) = &key.bound else { return Revoked::NotBound };
+        key.valid = false;
+        if !ends(index, key.current, bound) {
+            return Revoked::Busy;
+        }
+        key.bound = None;
+        Revoked::Done
     }
 
-    /// Records that the peer has requested the invalidation, so that none of ours follows. A bind that was posted after
-    /// it stays.
-    pub(crate) fn invalidated(&mut self, index: u32) {
+    /// Revokes a window by its key, at the request of a peer's message. None of our invalidations follows, and a bind
+    /// that was posted after it stays.
+    pub(crate) fn revoke_key(&mut self, rkey: u32, ends: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
+        let Some(index) = self.index(rkey) else { return Revoked::NotBound };
         if let Some(key) = self.windows.get_mut(index as usize) {
             key.posted_bound = key.posted != key.current && key.posted_bound;
         }
+        self.revoke(index, ends)
+    }
+
+    /// Revokes all windows as [`revoke`](Self::revoke) does. False if any is busy: repeat the call.
+    pub(crate) fn revoke_all(&mut self, ends: impl Fn(u32, u32, &T) -> bool) -> bool {
+        (0..self.windows.len() as u32).filter(|&index| self.revoke(index, &ends) == Revoked::Busy).count() == 0
+    }
+
+    /// What is bound under this valid key.
+    #[inline]
+    pub(crate) fn find(&self, rkey: u32) -> Option<&T> {
+        self.windows.get(self.index(rkey)? as usize)?.bound.as_ref()
+    }
+
+    /// What is bound under this valid key, to change it.
+    pub(crate) fn find_mut(&mut self, rkey: u32) -> Option<&mut T> {
+        let index = self.index(rkey)?;
+        self.windows.get_mut(index as usize)?.bound.as_mut()
+    }
+
+    /// All that is bound, revocations that have not ended included.
+    pub(crate) fn bound(&self) -> impl Iterator<Item = &T> {
+        self.windows.iter().filter_map(|key| key.bound.as_ref())
     }
 
     /// The window with this valid key.
     #[inline]
-    pub(crate) fn find(&self, rkey: u32) -> Option<u32> {
+    fn index(&self, rkey: u32) -> Option<u32> {
         let index = index_of(rkey, self.limit.max(1));
-        self.windows.get(index as usize).filter(|key| key.bound && key.current == rkey).map(|_| index)
+        self.windows.get(index as usize).filter(|key| key.valid && key.current == rkey).map(|_| index)
     }
 }
 
@@ -153,8 +183,9 @@ mod tests {
     #[test]
     fn stags_are_spread_over_their_range() {
         let key = |random| {
-            let mut keys = Keys::new(8, random);
-            keys.add().and_then(|index| keys.next(index)).expect("a window")
+            let mut keys = Keys::<()>::new(8, random);
+            let window = keys.alloc(QpId::NONE).expect("a window");
+            keys.next(window.index).expect("a key")
         };
         let index = 8..8 + index_bits(8);
         for bit in (0..32).filter(|bit| !index.contains(bit)) {

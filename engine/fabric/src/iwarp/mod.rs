@@ -319,7 +319,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        self.table.find(qp)?.rdmap.alloc_window()
+        self.table.find(qp)?.rdmap.windows.keys.alloc(qp)
     }
 
     #[inline]

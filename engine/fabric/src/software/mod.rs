@@ -322,9 +322,7 @@ impl Fabric for SoftwareFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let windows = &mut self.table.find(qp)?.windows;
-        let index = windows.add().ok_or_else(|| FabricError::all_windows(qp, windows.keys.limit()))?;
-        Ok(WindowId { qp, index })
+        self.table.find(qp)?.windows.keys.alloc(qp)
     }
 
     #[inline]

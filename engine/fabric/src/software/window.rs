@@ -40,9 +40,8 @@ const WRITE: u64 = 1 << 33;
 #[derive(Debug)]
 pub(super) struct OwnWindows {
     table: PeerMapping,
-    pub(super) keys: Keys,
-    /// Exposed memory by window, while the peer can reach it.
-    windows: Vec<Option<Lent>>,
+    /// The keys, with the exposed memory while the peer can reach it.
+    pub(super) keys: Keys<Lent>,
 }
 
 /// What a bind exposes: the fields of a window's entry beside its key.
@@ -57,55 +56,42 @@ pub(super) struct Exposure {
 impl OwnWindows {
     /// Windows in a zeroed table. `random` makes their keys hard to guess.
     pub(super) fn new(table: PeerMapping, limit: u32, random: u32) -> Self {
-        Self { table, keys: Keys::new(limit, random), windows: Vec::new() }
-    }
-
-    /// Makes a window, within the limit.
-    pub(super) fn add(&mut self) -> Option<u32> {
-        let index = self.keys.add()?;
-        self.windows.push(None);
-        Some(index)
+        Self { table, keys: Keys::new(limit, random) }
     }
 
     /// Binds a window to memory. False if the window is still bound.
     #[inline]
     pub(super) fn bind(&mut self, index: u32, mem: &Lent, exposure: Exposure) -> bool {
-        let Some(window @ None) = self.windows.get_mut(index as usize) else { return false };
         let Some(entry) = Entry::of(&self.table, index as usize) else { return false };
-        let Some(rkey) = self.keys.bound(index) else { return false };
-        *window = Some(mem.clone());
+        let Some(rkey) = self.keys.bind(index, mem.clone()) else { return false };
         entry.bind(rkey, exposure);
         true
     }
 
     /// Revokes a window by index, for an invalidation of our own. Repeat it while it returns `Busy`.
     pub(super) fn revoke(&mut self, index: u32) -> Revoked {
-        let Some(window @ Some(_)) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
-        let Some(entry) = Entry::of(&self.table, index as usize) else { return Revoked::NotBound };
-        let Some(rkey) = self.keys.revoked(index) else { return Revoked::NotBound };
-        if !entry.revoke(rkey) {
-            return Revoked::Busy;
-        }
-        *window = None;
-        Revoked::Done
+        self.keys.revoke(index, revoke_in(&self.table))
     }
 
     /// Revokes a window by key, at the request of a peer's message.
     pub(super) fn revoke_key(&mut self, rkey: u32) -> Revoked {
-        let Some(index) = self.keys.find(rkey) else { return Revoked::NotBound };
-        self.keys.invalidated(index);
-        self.revoke(index)
+        self.keys.revoke_key(rkey, revoke_in(&self.table))
     }
 
     /// Whether memory of this arena is exposed right now.
     pub(super) fn exposes(&self, arena: ArenaId) -> bool {
-        self.windows.iter().flatten().any(|mem| mem.arena() == arena)
+        self.keys.bound().any(|mem| mem.arena() == arena)
     }
 
     /// Revokes all windows. True if the peer is in no copy; otherwise call it again.
     pub(super) fn revoke_all(&mut self) -> bool {
-        (0..self.windows.len() as u32).filter(|&index| self.revoke(index) == Revoked::Busy).count() == 0
+        self.keys.revoke_all(revoke_in(&self.table))
     }
+}
+
+/// Revokes a key in the table; true if the peer is in no copy.
+fn revoke_in(table: &PeerMapping) -> impl Fn(u32, u32, &Lent) -> bool {
+    |index, rkey, _| Entry::of(table, index as usize).is_none_or(|entry| entry.revoke(rkey))
 }
 
 /// The windows of the peer's side.

@@ -537,7 +537,7 @@ impl Fabric for MemoryFabric {
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
-        self.table.get(qp).ok_or_else(unknown)?.rdmap.alloc_window()
+        self.table.get(qp).ok_or_else(unknown)?.rdmap.windows.keys.alloc(qp)
     }
 
     fn next_rkey(&self, window: WindowId) -> u32 {

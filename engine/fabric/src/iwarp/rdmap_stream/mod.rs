@@ -33,7 +33,7 @@ use super::setup::Negotiated;
 use super::sys::ReceiveTarget;
 use super::wire::{Fault, SegmentReader, Step, Terminate};
 use crate::receives::Receives;
-use crate::{Access, Completion, ConnectParams, Disconnect, FabricError, FabricStats, Flow, QpId, Status, WindowId};
+use crate::{Access, Completion, ConnectParams, Disconnect, FabricError, FabricStats, Flow, QpId, Status};
 
 /// Least bytes for a direct read to one place. A system call costs as much as copying a few KiB.
 const DIRECT: usize = 8 << 10;
@@ -169,12 +169,6 @@ impl RdmapStream {
         self.placement.max_message = max_message;
         self.placement.ird = agreed.ird.into();
         self.outbound.begin(agreed, waits, max_ulpdu);
-    }
-
-    pub(super) fn alloc_window(&mut self) -> Result<WindowId, FabricError> {
-        let (qp, limit) = (self.id, self.windows.keys.limit());
-        let index = self.windows.add().ok_or_else(|| FabricError::all_windows(qp, limit))?;
-        Ok(WindowId { qp, index })
     }
 
     /// Numbers that change with the progress of waiting requests: bytes that the peer has taken, bytes received, and

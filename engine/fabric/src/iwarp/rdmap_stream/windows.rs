@@ -12,7 +12,7 @@ use crate::keys::{Keys, Revoked};
 
 /// The memory that a window exposes.
 #[derive(Debug)]
-struct ExposedRange {
+pub(in crate::iwarp) struct ExposedRange {
     mem: Lent,
     /// The peer's name of the first exposed byte: its offset in the arena.
     address: u64,
@@ -25,58 +25,32 @@ struct ExposedRange {
 /// The windows of our side of one queue pair.
 #[derive(Debug)]
 pub(in crate::iwarp) struct Windows {
-    pub(in crate::iwarp) keys: Keys,
-    exposures: Vec<Option<ExposedRange>>,
+    pub(in crate::iwarp) keys: Keys<ExposedRange>,
 }
 
 impl Windows {
     /// No windows. `random` makes their STags hard to guess.
     pub(super) fn new(limit: u32, random: u32) -> Self {
-        Self { keys: Keys::new(limit, random), exposures: Vec::new() }
-    }
-
-    /// Makes a window, within the limit.
-    pub(super) fn add(&mut self) -> Option<u32> {
-        let index = self.keys.add()?;
-        self.exposures.push(None);
-        Some(index)
+        Self { keys: Keys::new(limit, random) }
     }
 
     /// Executes a bind of an unbound window: exposes `len` bytes of `mem` from `offset` on.
     pub(super) fn bind(&mut self, index: u32, mem: Lent, offset: usize, len: usize, access: Access) {
-        let Some(place @ None) = self.exposures.get_mut(index as usize) else {
-            return debug_assert!(false, "a bind was posted for a window that is bound");
-        };
         let address = (mem.offset() + offset) as u64;
-        *place = Some(ExposedRange { mem, address, len: len as u64, access, busy_until: 0 });
-        self.keys.bound(index);
+        let range = ExposedRange { mem, address, len: len as u64, access, busy_until: 0 };
+        let bound = self.keys.bind(index, range);
+        debug_assert!(bound.is_some(), "a bind was posted for a window that is bound");
     }
 
     /// Revokes a window by index, for a local invalidation. The stream has sent all before `sent`. Repeat the call
     /// while it returns `Busy`: the peer can read or write nothing more of the window meanwhile.
     pub(super) fn revoke(&mut self, index: u32, sent: u64) -> Revoked {
-        match self.exposures.get_mut(index as usize) {
-            Some(Some(exposure)) if exposure.busy_until > sent => {
-                exposure.access = Access::LOCAL;
-                Revoked::Busy
-            }
-            Some(place @ Some(_)) => {
-                *place = None;
-                self.keys.revoked(index);
-                Revoked::Done
-            }
-            _ => Revoked::NotBound,
-        }
+        self.keys.revoke(index, |_, _, exposure| exposure.busy_until <= sent)
     }
 
     /// Revokes a window by its STag, at the request of a peer's message.
     pub(super) fn revoke_key(&mut self, stag: u32, sent: u64) -> Revoked {
-        let Some(index) = self.keys.find(stag) else { return Revoked::NotBound };
-        let revoked = self.revoke(index, sent);
-        if revoked == Revoked::Done {
-            self.keys.invalidated(index);
-        }
-        revoked
+        self.keys.revoke_key(stag, |_, _, exposure| exposure.busy_until <= sent)
     }
 
     /// The memory of `len` bytes at `address` of this STag, and their offset in it.
@@ -89,8 +63,7 @@ impl Windows {
         } else {
             [Fault::InvalidStag, Fault::Bounds, Fault::OffsetWrap]
         };
-        let exposure = self.keys.find(stag).and_then(|index| self.exposures.get(index as usize)?.as_ref());
-        let exposure = exposure.ok_or(invalid)?;
+        let exposure = self.keys.find(stag).ok_or(invalid)?;
         address.checked_add(len).ok_or(wrap)?;
         let skip = address.checked_sub(exposure.address).ok_or(bounds)?;
         exposure.len.checked_sub(skip).filter(|left| len <= *left).ok_or(bounds)?;
@@ -101,20 +74,18 @@ impl Windows {
 
     /// Keeps the window's memory until the stream has sent all bytes before this position.
     pub(super) fn keep_until(&mut self, stag: u32, position: u64) {
-        if let Some(index) = self.keys.find(stag)
-            && let Some(Some(exposure)) = self.exposures.get_mut(index as usize)
-        {
+        if let Some(exposure) = self.keys.find_mut(stag) {
             exposure.busy_until = position;
         }
     }
 
     /// Whether memory of this arena is exposed right now.
     pub(in crate::iwarp) fn exposes(&self, arena: ArenaId) -> bool {
-        self.exposures.iter().flatten().any(|exposure| exposure.mem.arena() == arena)
+        self.keys.bound().any(|exposure| exposure.mem.arena() == arena)
     }
 
     /// Ends the stream: no memory is reachable from here on.
     pub(super) fn clear(&mut self) {
-        self.exposures.fill_with(|| None);
+        self.keys.revoke_all(|_, _, _| true);
     }
 }
