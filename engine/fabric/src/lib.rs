@@ -29,6 +29,7 @@
 //! | `checks` | checks of work requests, common to all fabrics |
 //! | `arrival` | a lone message from a poll |
 //! | `received`, `receives` | buffers with received data; a queue of posted ones |
+//! | `registrations` | registered arenas of the fabrics over sockets |
 //! | [`host`] | `HOST:PORT` addresses |
 //! | `keys` | the keys of memory windows |
 //! | `table` | queue pairs, by slot and generation |
@@ -79,6 +80,7 @@ pub mod path;
 mod reaper;
 mod received;
 mod receives;
+mod registrations;
 mod sleeper;
 pub mod socket_file;
 pub mod software;

@@ -265,7 +265,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        self.common.shared.arenas.add(arena.id(), access)
+        self.common.shared.arenas.add(arena.id(), access, || Ok(()))
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {

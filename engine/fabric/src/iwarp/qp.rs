@@ -141,9 +141,9 @@ impl IwarpQp {
         matches!(self.state, QpState::Up | QpState::Closing)
     }
 
-    /// The token of its socket for epoll: the slot, and the low bits of its generation.
+    /// The token of its socket for epoll: the slot.
     fn token(&self) -> EventData {
-        EventData::new_u64(u64::from(self.rdmap.id.generation) << 32 | u64::from(self.rdmap.id.slot))
+        EventData::new_u64(self.rdmap.id.slot.into())
     }
 
     /// Establishes the connection; `early` arrived after the peer's frame. A responder waits for the first message.
@@ -192,8 +192,7 @@ impl IwarpQp {
             QpState::Connecting => Err(PostError::NotConnected),
             QpState::Error => {
                 common.shared.stats.posts += chain.len() as u64;
-                let flushed = |p: Posting| Completion::ended(self.rdmap.id, p.wr_id, p.wr.opcode(), Status::Flushed);
-                common.ready.extend(chain.drain(..).map(flushed));
+                common.ready.extend(chain.drain(..).map(|posting| posting.flushed(self.rdmap.id)));
                 Ok(())
             }
         }
@@ -447,38 +446,33 @@ impl IwarpQp {
         if self.stall.check(self.rdmap.progress(unacknowledged), now, limit) < limit {
             return true;
         }
-        let failure = if has_unacknowledged {
-            stall_failure("the peer takes nothing of what was sent", limit)
-        } else if self.rdmap.waits_for_receive() {
+        let failure = if !has_unacknowledged && self.rdmap.waits_for_receive() {
             self.rdmap.no_receive(format_args!("iwarp.retry_timeout, {limit:?}"))
         } else {
-            stall_failure("the peer does not send the rest of a message, or the answer to a Read", limit)
+            let what = match has_unacknowledged {
+                true => "takes nothing of what was sent",
+                false => "does not send the rest of a message, or the answer to a Read",
+            };
+            let reason = format!("the peer {what}: longer than iwarp.retry_timeout, {limit:?}");
+            Failure::new(Status::RetryExceeded, Disconnect::Failure, reason)
         };
         self.fail(common, failure);
         false
     }
 }
 
-/// The failure for a peer without progress.
-#[cold]
-fn stall_failure(what: &str, limit: Duration) -> Failure {
-    let reason = format!("{what}: longer than iwarp.retry_timeout, {limit:?}");
-    Failure::new(Status::RetryExceeded, Disconnect::Failure, reason)
-}
-
 /// The failure for a socket error.
 #[cold]
 fn socket_failure(error: Errno) -> Failure {
-    let (cause, status) = match error {
-        Errno::CONNRESET | Errno::PIPE => (Disconnect::Peer, Status::Flushed),
-        _ => (Disconnect::Failure, Status::RetryExceeded),
-    };
-    let reason = match error {
-        Errno::CONNRESET => "the peer reset the connection".to_owned(),
+    let lost = || format!("the connection is lost: {error}");
+    let (status, cause, reason) = match error {
+        Errno::CONNRESET => (Status::Flushed, Disconnect::Peer, "the peer reset the connection".to_owned()),
+        Errno::PIPE => (Status::Flushed, Disconnect::Peer, lost()),
         Errno::TIMEDOUT => {
-            "TCP had no answer from the peer for iwarp.retry_timeout, or none to iwarp.keep_alive".to_owned()
+            let reason = "TCP had no answer from the peer for iwarp.retry_timeout, or none to iwarp.keep_alive";
+            (Status::RetryExceeded, Disconnect::Failure, reason.to_owned())
         }
-        error => format!("the connection is lost: {error}"),
+        _ => (Status::RetryExceeded, Disconnect::Failure, lost()),
     };
     Failure::new(status, cause, reason)
 }

@@ -9,15 +9,14 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
-use super::SoftwareFabric;
 use super::address::{self, Peer, SoftwareListener};
-use super::common::Common;
 use super::config::RING_BYTES;
 use super::memory::{Layout, Side};
 use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Opening};
 use super::qp::{SoftwareQp, State};
 use super::region::{self, ExposedMemory, Places};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
+use super::{Common, SoftwareFabric};
 use crate::checks::MAX_WINDOWS;
 use crate::connection_manager::{
     Answer, ConnectProgress, ConnectionManager, Control, Handshake, ManagedFabric, Received, Request, TICK, Token,

@@ -28,7 +28,6 @@
 #![forbid(unsafe_code)]
 
 mod address;
-mod common;
 mod config;
 mod connect;
 mod doorbell;
@@ -56,11 +55,10 @@ use rustix::net::Shutdown;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::SoftwareListener;
-use self::common::Common;
 pub use self::config::SoftwareConfig;
 use self::message::Message;
 use self::qp::{Polled, SoftwareQp, State};
-use self::region::{PROCESS, PeerMemory, Regions};
+use self::region::{PROCESS, PeerMemory, Region, Regions};
 use self::window::OwnWindows;
 use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Received};
 use super::forward::over_sockets;
@@ -80,6 +78,24 @@ const COLD_POLLS_OF_BUSY: usize = 16;
 /// Prefetch distances: queue pairs ahead of the polled one, and messages ahead.
 const FAR_AHEAD: usize = 8;
 const AHEAD: usize = 4;
+
+/// State shared by all queue pairs of a fabric.
+#[derive(Debug)]
+pub(crate) struct Common {
+    config: SoftwareConfig,
+    /// The shared receive queue.
+    receives: Receives,
+    /// Completions that are due already, such as flushed ones.
+    ready: VecDeque<Completion>,
+    control: Control,
+    stats: FabricStats,
+    regions: Regions,
+    /// Number of the next region at peers.
+    next_region: u32,
+    peer_memory: PeerMemory,
+    /// A bell rang since `arm`.
+    rung: bool,
+}
 
 /// A destroyed queue pair during a copy of its peer. Its memory is not reusable yet.
 #[derive(Debug)]
@@ -146,6 +162,7 @@ impl SoftwareFabric {
                 control: Control::default(),
                 stats: FabricStats::default(),
                 regions: Regions::default(),
+                next_region: 0,
                 peer_memory: PeerMemory::new(&PROCESS),
                 rung: false,
                 config,
@@ -259,7 +276,10 @@ impl Fabric for SoftwareFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        self.common.regions.add(arena, access)
+        let Common { regions, next_region, .. } = &mut self.common;
+        regions.add(arena.id(), access, || Region::new(arena, access, *next_region))?;
+        *next_region = next_region.wrapping_add(1);
+        Ok(())
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {

@@ -6,19 +6,18 @@ use std::rc::{Rc, Weak};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rpcrdma_mempool::{Arena, ArenaId, PeerMapping};
+use rpcrdma_mempool::{Arena, PeerMapping};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::SoftwareConfig;
 use crate::error::failed;
 use crate::reaper::Reaper;
+use crate::registrations::Registrations;
 use crate::{Access, FabricError};
 
-/// One registered arena.
+/// What a fabric keeps of a registered arena.
 #[derive(Debug)]
 pub(super) struct Region {
-    arena: ArenaId,
-    pub(super) access: Access,
     bytes: u64,
     /// Its number at peers.
     pub(super) id: u32,
@@ -26,75 +25,22 @@ pub(super) struct Region {
     descriptor: Option<OwnedFd>,
 }
 
-impl Region {
-    /// Descriptor and size, to expose the memory to a peer.
-    pub(super) fn exposable(&self) -> Option<(BorrowedFd<'_>, u64)> {
-        self.descriptor.as_ref().map(|d| (d.as_fd(), self.bytes))
-    }
-}
-
 /// A fabric's registrations.
-#[derive(Debug, Default)]
-pub(super) struct Regions {
-    /// The first registered arena: a shard's own, with nearly all messages.
-    first: Option<ArenaId>,
-    /// Sorted by arena: each connection may add one.
-    list: Vec<Region>,
-    next_id: u32,
-}
+pub(super) type Regions = Registrations<Region>;
 
-impl Regions {
-    pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        let Err(at) = self.find(arena.id()) else {
-            return Err(FabricError::misuse(format!("{:?} is registered already", arena.id())));
-        };
+impl Region {
+    pub(super) fn new(arena: &Arena, access: Access, id: u32) -> Result<Self, FabricError> {
         let mut descriptor = None;
         if access != Access::LOCAL {
             let fd = arena.fd().ok_or_else(|| FabricError::not_exposable(arena.id()))?.try_clone_to_owned();
             descriptor = Some(fd.map_err(|e| failed("dup of an arena's descriptor", e))?);
         }
-        let id = self.next_id;
-        self.next_id = self.next_id.wrapping_add(1);
-        self.first.get_or_insert(arena.id());
-        self.list.insert(at, Region { arena: arena.id(), access, bytes: arena.len() as u64, id, descriptor });
-        Ok(())
+        Ok(Self { bytes: arena.len() as u64, id, descriptor })
     }
 
-    pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        let at = self.find(arena).map_err(|_| FabricError::misuse(format!("{arena:?} is not registered")))?;
-        self.list.remove(at);
-        self.first.take_if(|first| *first == arena);
-        Ok(())
-    }
-
-    /// Whether a work request may use memory of this arena with these rights.
-    pub(super) fn permits(&self, arena: ArenaId, access: Access) -> bool {
-        match access {
-            Access::LOCAL => self.contains(arena),
-            access => self.get(arena).is_some_and(|region| region.access.permits(access)),
-        }
-    }
-
-    /// Whether memory of this arena may be used in work requests. On the path of every message.
-    #[inline]
-    pub(super) fn contains(&self, arena: ArenaId) -> bool {
-        self.first == Some(arena) || self.contains_other(arena)
-    }
-
-    #[inline(never)]
-    fn contains_other(&self, arena: ArenaId) -> bool {
-        self.find(arena).is_ok()
-    }
-
-    #[inline]
-    pub(super) fn get(&self, arena: ArenaId) -> Option<&Region> {
-        self.find(arena).ok().and_then(|at| self.list.get(at))
-    }
-
-    /// Place of the arena, or the place to insert it.
-    #[inline]
-    fn find(&self, arena: ArenaId) -> Result<usize, usize> {
-        self.list.binary_search_by_key(&arena, |r| r.arena)
+    /// Descriptor and size, to expose the memory to a peer.
+    pub(super) fn exposable(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.descriptor.as_ref().map(|d| (d.as_fd(), self.bytes))
     }
 }
 

@@ -135,7 +135,7 @@ impl<'p, 'd> Story<'p, 'd> {
         let agreed = Negotiated { crc, ord: 2, ird: 2, rtr: false, is_ours: true };
         stream.begin(&agreed, waits, max_ulpdu, scale * RECEIVE);
         let mut arenas = Arenas::default();
-        arenas.add(pool.arena().id(), Access::REMOTE).expect("it is new");
+        arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("it is new");
         let shared = SharedResources { arenas, receives: Receives::new(4), stats: FabricStats::default() };
         Self {
             input,

@@ -428,7 +428,7 @@ impl Fabric for MemoryFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        self.common.shared.arenas.add(arena.id(), access)
+        self.common.shared.arenas.add(arena.id(), access, || Ok(()))
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {

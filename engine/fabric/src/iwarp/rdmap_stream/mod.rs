@@ -24,8 +24,6 @@ mod windows;
 
 use std::fmt;
 
-use rpcrdma_mempool::ArenaId;
-
 use self::outbound::Outbound;
 use self::placement::{Placement, Violation};
 use self::windows::Windows;
@@ -33,44 +31,16 @@ use super::setup::Negotiated;
 use super::sys::ReceiveTarget;
 use super::wire::{Fault, SegmentReader, Step, Terminate};
 use crate::receives::Receives;
-use crate::{Access, Completion, ConnectParams, Disconnect, FabricError, FabricStats, Flow, QpId, Status};
+use crate::registrations::Registrations;
+use crate::{Completion, ConnectParams, Disconnect, FabricStats, Flow, QpId, Status};
 
 /// Least bytes for a direct read to one place. A system call costs as much as copying a few KiB.
 const DIRECT: usize = 8 << 10;
 /// Polls per retry of a message without a Receive.
 const RNR_POLLS: u32 = 1024;
 
-/// Arenas for work requests, and the rights that peers may get.
-#[derive(Debug, Default)]
-pub(super) struct Arenas(Vec<(ArenaId, Access)>);
-
-impl Arenas {
-    pub(super) fn add(&mut self, arena: ArenaId, access: Access) -> Result<(), FabricError> {
-        if self.contains(arena) {
-            return Err(FabricError::misuse(format!("{arena:?} is registered already")));
-        }
-        self.0.push((arena, access));
-        Ok(())
-    }
-
-    pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        let at = self.0.iter().position(|(known, _)| *known == arena);
-        let at = at.ok_or_else(|| FabricError::misuse(format!("{arena:?} is not registered")))?;
-        self.0.remove(at);
-        Ok(())
-    }
-
-    /// Whether memory of this arena may be used in work requests. It is asked for every message.
-    #[inline]
-    pub(super) fn contains(&self, arena: ArenaId) -> bool {
-        self.permits(arena, Access::LOCAL)
-    }
-
-    /// Whether peers may get this access to an arena.
-    fn permits(&self, arena: ArenaId, access: Access) -> bool {
-        self.0.iter().any(|(known, most)| *known == arena && most.permits(access))
-    }
-}
+/// Registered arenas, of which only the rights matter.
+pub(super) type Arenas = Registrations<()>;
 
 /// What the streams of a fabric share.
 #[derive(Debug)]

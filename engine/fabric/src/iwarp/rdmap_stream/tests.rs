@@ -7,7 +7,7 @@ use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 use super::*;
 use crate::iwarp::wire::{Opcode as Message, Place, ReadRequest, Segment, fpdu_len};
-use crate::{Opcode, Posting, RemoteMemory, Source, WindowId, WorkRequest};
+use crate::{Access, Opcode, Posting, RemoteMemory, Source, WindowId, WorkRequest};
 
 const RECEIVE: usize = 4096;
 
@@ -39,7 +39,7 @@ impl Side {
         let classes = vec![Class { size: RECEIVE, count: 128 }, Class { size: 64 << 10, count: 16 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
         let mut arenas = Arenas::default();
-        arenas.add(pool.arena().id(), Access::REMOTE).expect("it is new");
+        arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("it is new");
         let shared = SharedResources { arenas, receives: Receives::new(64), stats: FabricStats::default() };
         let params = ConnectParams { send_queue_depth: 64, windows: 8, rnr_retry, ..ConnectParams::default() };
         let id = QpId { slot: 3, generation: 1 };

@@ -17,7 +17,7 @@ use rpcrdma_mempool::{ArenaId, Buf, PeerRings, prefetch};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use self::retire::RetireQueue;
-use super::common::Common;
+use super::Common;
 use super::config::RING_BYTES;
 use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Lines, Word};

@@ -7,7 +7,7 @@ use super::retire::Retire;
 use super::{FALSE_HEAD, SoftwareQp, State, VIOLATION};
 use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
-use crate::software::common::Common;
+use crate::software::Common;
 use crate::software::message::Message;
 use crate::software::region::Regions;
 use crate::software::ring::Header;

@@ -1,6 +1,6 @@
 //! Exposed memory of both sides: mappings, windows, endless copies.
 
-use super::super::region::Regions;
+use super::super::region::{Region, Regions};
 use super::*;
 
 /// Many regions, each of which is a mapping: the process has a limit of mappings.
@@ -70,8 +70,9 @@ fn registered_arenas_are_found() {
     for (id, &at) in order.iter().enumerate() {
         let arena = &arenas[at];
         assert!(!regions.contains(arena.id()) && regions.get(arena.id()).is_none());
-        regions.add(arena, Access::LOCAL).expect("registered");
-        assert!(regions.add(arena, Access::LOCAL).is_err(), "registered twice");
+        let mut add = || regions.add(arena.id(), Access::LOCAL, || Region::new(arena, Access::LOCAL, id as u32));
+        add().expect("registered");
+        assert!(add().is_err(), "registered twice");
         assert!(order[..=id].iter().all(|&known| regions.contains(arenas[known].id())));
         assert_eq!(regions.get(arena.id()).map(|region| region.id), Some(id as u32));
     }
