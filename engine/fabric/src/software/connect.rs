@@ -13,7 +13,7 @@ use super::address::{self, Peer, SoftwareListener};
 use super::config::RING_BYTES;
 use super::memory::{Layout, Side};
 use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Opening};
-use super::qp::{SoftwareQp, State};
+use super::qp::{PEER_CLOSED, SoftwareQp, State};
 use super::region::{self, ExposedMemory, Places};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
 use super::{Common, SoftwareFabric};
@@ -316,7 +316,7 @@ impl ManagedFabric for SoftwareFabric {
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
         let Some(qp) = self.table.at(slot) else { return false };
         let late = qp.deadline.is_some_and(|d| d <= now);
-        match qp.state {
+        let (cause, reason, status) = match qp.state {
             State::Connecting => return false,
             State::Up => {
                 let limit = self.common.config.retry_timeout;
@@ -325,7 +325,7 @@ impl ManagedFabric for SoftwareFabric {
                     return waited.is_some();
                 }
                 let reason = format!("the peer takes no sent message for longer than {limit:?} (retry_timeout)");
-                qp.fail(&mut self.common, Disconnect::Failure, reason, Some(Status::RnrRetryExceeded));
+                (Disconnect::Failure, reason, Some(Status::RnrRetryExceeded))
             }
             State::Closing => {
                 if qp.pending.is_empty()
@@ -334,21 +334,16 @@ impl ManagedFabric for SoftwareFabric {
                     // The peer sees the end of the connection behind all published messages.
                     let _ = rustix::net::shutdown(socket, Shutdown::Write);
                 }
-                let honest = qp.acknowledge_reported();
-                let done = qp.pending.is_empty() && qp.tx.is_idle();
-                if !done && !late && honest {
+                let is_honest = qp.acknowledge_reported();
+                if is_honest && !late && !(qp.pending.is_empty() && qp.tx.is_idle()) {
                     return true;
                 }
-                qp.fail(&mut self.common, Disconnect::Local, "disconnected".to_owned(), None);
+                (Disconnect::Local, "disconnected".to_owned(), None)
             }
-            State::Draining => {
-                if !late && qp.rx.peek(&qp.ring.rx()) != 0 {
-                    return true;
-                }
-                qp.fail(&mut self.common, Disconnect::Peer, "the peer closed the connection".to_owned(), None);
-            }
-            State::Error => {}
-        }
+            State::Draining if !late && qp.rx.peek(&qp.ring.rx()) != 0 => return true,
+            State::Draining | State::Error => (Disconnect::Peer, PEER_CLOSED.to_owned(), None),
+        };
+        qp.fail(&mut self.common, cause, reason, status);
         // It is in error now.
         if let Some(socket) = qp.socket() {
             let _ = rustix::net::shutdown(socket, Shutdown::Write);

@@ -131,7 +131,7 @@ fn records_arrive(mut bytes: u32, records: u64) {
                 assert!(tx.acknowledge(other.report().acquire()), "a head that cannot be");
                 thread::yield_now();
             }
-            assert!(tx.push(&Ring(&other, bytes), Header::message(8, None, i), &(i + 100).to_le_bytes()));
+            assert!(tx.push(&Ring(&other, bytes), &(i + 100).to_le_bytes(), || Header::message(8, None, i)));
         }
     });
     let mut rx = Consumer::new(bytes, RING, 8);
@@ -172,7 +172,7 @@ fn doorbell() {
             let mut rings = 0;
             let mut tx = Producer::new(RING, RING);
             for _ in 0..2 {
-                assert!(tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]));
+                assert!(tx.push(&Ring(&other, RING), &[], || Header::message(0, None, 0)));
                 rings += u32::from(other.bell().take());
             }
             rings
@@ -203,7 +203,7 @@ fn doorbell_of_reports() {
                 other.report().publish(64);
                 let for_report = other.bell().take_if_anything();
                 let mut tx = Producer::new(RING, RING);
-                assert!(tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]));
+                assert!(tx.push(&Ring(&other, RING), &[], || Header::message(0, None, 0)));
                 (for_report, other.bell().take())
             });
             memory.bell().set(waits);

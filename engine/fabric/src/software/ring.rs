@@ -28,8 +28,8 @@ pub(super) const HEADER: usize = 16;
 /// The first is 0 while there is no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
-    first: u64,
-    second: u64,
+    pub(super) first: u64,
+    pub(super) second: u64,
 }
 
 impl Header {
@@ -50,12 +50,6 @@ impl Header {
     /// A marker: from here on the ring has `bytes` bytes.
     fn growth(bytes: u32) -> Self {
         Self { first: Self::GROWTH | Self::PRESENT, second: u64::from(bytes) }
-    }
-
-    /// The two words as they lie in memory.
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn words(self) -> (u64, u64) {
-        (self.first, self.second)
     }
 
     /// Payload bytes.
@@ -139,11 +133,6 @@ impl Producer {
         self.acked
     }
 
-    /// Bytes that the consumer has not taken.
-    pub(super) fn unacked(&self) -> u64 {
-        self.sent - self.acked
-    }
-
     /// Whether the consumer has taken everything before `position`.
     #[inline]
     pub(super) fn is_acked(&self, position: u64) -> bool {
@@ -169,33 +158,22 @@ impl Producer {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
     }
 
-    /// Writes the payload of the next record. The caller has checked [`has_room`](Self::has_room). False, and nothing
-    /// is written, if the payload exceeds the ring.
-    #[inline]
+    /// Writes and publishes a record. The caller has checked [`has_room`](Self::has_room), and `header` makes the header
+    /// once the payload is written. False, and nothing is written, if the payload exceeds the ring.
+    // Always: the only caller of the fabric sends each message.
+    #[inline(always)]
     #[must_use = "false means that nothing was written"]
-    pub(super) fn write(&self, memory: &impl RingMemory, payload: &[u8]) -> bool {
-        memory.write(self.sent + HEADER as u64, payload)
-    }
-
-    /// Publishes the record of a [written](Self::write) payload of the header's length.
-    #[inline]
-    pub(super) fn publish(&mut self, memory: &impl RingMemory, header: Header) {
-        let at = self.sent;
+    pub(super) fn push(&mut self, memory: &impl RingMemory, payload: &[u8], header: impl FnOnce() -> Header) -> bool {
+        if !memory.write(self.sent + HEADER as u64, payload) {
+            return false;
+        }
+        let (header, at) = (header(), self.sent);
         self.sent += record_bytes(header.len());
         memory.word(self.sent).set(0);
         memory.word(at + 8).set(header.second);
         // Pairs with the load in `Consumer::peek`: a reader of the word also sees the record and the zero behind it.
         memory.word(at).publish(header.first);
-    }
-
-    /// Writes and publishes a record.
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) -> bool {
-        let written = self.write(memory, payload);
-        if written {
-            self.publish(memory, header);
-        }
-        written
+        true
     }
 
     /// The ring size that makes room for this payload; `None` at the maximum. The last step is from a quarter or less,
@@ -266,7 +244,7 @@ impl Consumer {
     /// The first word of the next record's header, or 0.
     #[inline]
     pub(super) fn peek(&self, memory: &impl RingMemory) -> u64 {
-        // Pairs with the publication in `Producer::publish`.
+        // Pairs with the publication in `Producer::push`.
         memory.word(self.head).acquire()
     }
 
@@ -366,7 +344,7 @@ mod tests {
             }
             let room = self.tx.has_room(len);
             if room {
-                assert!(self.tx.push(&self.rings[0].tx(), Header::message(len, None, 0), payload));
+                assert!(self.tx.push(&self.rings[0].tx(), payload, || Header::message(len, None, 0)));
             }
             room
         }

@@ -126,8 +126,7 @@ impl Peer {
         }
         let room = self.producer.has_room(len);
         if honest && room {
-            let header = Header::message(len, invalidate, head);
-            return self.producer.push(&self.rings.tx(), header, payload);
+            return self.producer.push(&self.rings.tx(), payload, || Header::message(len, invalidate, head));
         }
         false
     }
@@ -159,7 +158,7 @@ impl SoftwareFabric {
 
 fn announce(rings: &PeerRings, producer: &Producer, len: u32, head: u64) {
     let (ring, at) = (rings.tx(), producer.sent());
-    let (first, second) = Header::message(len, None, head).words();
+    let Header { first, second } = Header::message(len, None, head);
     ring.word(at + 8).set(second);
     ring.word(at).publish(first);
 }

@@ -46,8 +46,8 @@ const RNR_POLLS: u32 = 1024;
 const IDLE_POLLS: u32 = 4096;
 /// Prefetched lines of the next record: the lines of a short one.
 const NEXT_LINES: u64 = 3;
-/// The end of a connection whose peer violates the protocol, in front of what it did.
-const VIOLATION: &str = "the peer violated the fabric's protocol";
+/// The reason of an end by the peer.
+pub(super) const PEER_CLOSED: &str = "the peer closed the connection";
 /// Reports of a receiver that does not take a record: it has no Receive, or the record is invalid.
 const NOT_READY: u64 = 1;
 const INVALID_REQUEST: u64 = 2;
@@ -279,7 +279,7 @@ impl SoftwareQp {
     #[inline(never)]
     pub(crate) fn violation(&mut self, common: &mut Common, what: &str) {
         common.stats.peer_violations += 1;
-        self.fail(common, Disconnect::Violation, format!("{VIOLATION}: {what}"), None);
+        self.fail(common, Disconnect::Violation, format!("the peer violated the fabric's protocol: {what}"), None);
     }
 
     /// Ends the connection and flushes posted requests. The first message that the peer has not taken ends with
@@ -376,7 +376,7 @@ impl SoftwareQp {
     /// See [`Fabric::flow`](crate::Fabric::flow). Reads move at once, by this side's own copies.
     pub(crate) fn flow(&self) -> Flow {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
-        Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.unacked() + pending as u64 }
+        Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.sent() - self.tx.acked() + pending as u64 }
     }
 
     /// A value that changes with the progress of waiting requests.

@@ -4,7 +4,7 @@ use rpcrdma_mempool::{ArenaId, Buf, PeerMapping};
 use rustix::io::Errno;
 
 use super::retire::Retire;
-use super::{FALSE_HEAD, SoftwareQp, State, VIOLATION};
+use super::{FALSE_HEAD, PEER_CLOSED, SoftwareQp, State};
 use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
 use crate::software::Common;
@@ -12,9 +12,7 @@ use crate::software::message::Message;
 use crate::software::region::Regions;
 use crate::software::ring::Header;
 use crate::software::window::Exposure;
-use crate::{
-    Completion, Disconnect, FabricErrorKind, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest,
-};
+use crate::{Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes copied per queue pair and post or poll, for fairness.
 const COPY_BUDGET: usize = 1 << 20;
@@ -223,14 +221,9 @@ impl SoftwareQp {
     /// Writes a message into the ring. False without room.
     #[inline(always)]
     fn send(&mut self, buf: &Buf, invalidate: &Option<u32>) -> bool {
-        let ring = self.ring.tx();
+        let Self { ring, tx, rx, .. } = self;
         // The copy is a call: values for later are read after it.
-        if !self.tx.write(&ring, buf) {
-            return false;
-        }
-        let header = Header::message(buf.len() as u32, *invalidate, self.rx.report());
-        self.tx.publish(&ring, header);
-        true
+        tx.push(&ring.tx(), buf, || Header::message(buf.len() as u32, *invalidate, rx.report()))
     }
 
     /// Enlarges the sending ring for such a message. False at the maximum.
@@ -272,9 +265,7 @@ impl SoftwareQp {
         if self.exposed.get(claim.region).is_none()
             && let Err(error) = self.read_socket(common)
         {
-            let by_peer = error.kind() == FabricErrorKind::Peer;
-            let why = if by_peer { format!("{VIOLATION}: {}", error.detail()) } else { error.to_string() };
-            let line = format_args!("{:?}: {why}", self.id);
+            let line = format_args!("{:?}: {error}", self.id);
             common.control.log.warn("connections whose peer's memory is unknown", line);
         }
         let slice = (*len).min(*budget);
@@ -345,7 +336,7 @@ impl SoftwareQp {
         {
             if !r.status.is_ok() {
                 let (cause, reason) = match r.status {
-                    Status::Flushed => (Disconnect::Peer, "the peer closed the connection".to_owned()),
+                    Status::Flushed => (Disconnect::Peer, PEER_CLOSED.to_owned()),
                     status => (Disconnect::Failure, format!("{:?} {:#x} failed: {status:?}", r.opcode, r.wr_id)),
                 };
                 self.fail(common, cause, reason, None);

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn record_headers_that_cannot_be() {
     let mut cluster = Cluster::new("headers");
-    let valid = Header::message(8, None, 0).words().0;
+    let valid = Header::message(8, None, 0).first;
     let mut random = 12345u64;
     for i in 0..120u64 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -44,7 +44,7 @@ fn records_longer_than_the_ring_show_nothing_of_others() {
         cluster.check();
         let violations = cluster.server.stats().peer_violations;
         let (hostile, qp) = cluster.hostile_peer();
-        let (first, second) = Header::message(len, None, 0).words();
+        let Header { first, second } = Header::message(len, None, 0);
         word(&hostile.ring, hostile.at() + 8).set(second);
         word(&hostile.ring, hostile.at()).publish(first);
         cluster.ends(qp);
@@ -203,7 +203,7 @@ fn scribbling() {
                 }
                 // And a record now and then that can be.
                 let mut tx = layout.producer();
-                assert!(tx.push(&ring.tx(), Header::message(100, None, 0), &[1; 100]));
+                assert!(tx.push(&ring.tx(), &[1; 100], || Header::message(100, None, 0)));
             }
             drop(socket);
         });
