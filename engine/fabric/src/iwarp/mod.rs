@@ -76,10 +76,11 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 pub use self::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
 pub use self::listener::IwarpListener;
 use self::qp::{FabricState, IDLE, IwarpQp, QpState, SCRATCH};
-use self::rdmap_stream::{Failure, SharedResources};
+use self::rdmap_stream::{Arenas, Failure, SharedResources};
 use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Token};
 use super::error::failed;
 use super::forward::over_sockets;
+use super::receives::Receives;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
@@ -123,7 +124,11 @@ impl IwarpFabric {
         Ok(Self {
             connections,
             common: FabricState {
-                shared: SharedResources::new(config.shared_receives),
+                shared: SharedResources {
+                    arenas: Arenas::default(),
+                    receives: Receives::new(config.shared_receives),
+                    stats: FabricStats::default(),
+                },
                 ready: VecDeque::with_capacity(64),
                 control: Control::default(),
                 sockets,
@@ -244,7 +249,7 @@ fn capabilities(config: &IwarpConfig) -> Capabilities {
     Capabilities {
         scheme: IwarpFabric::SCHEME,
         device: "iWARP over TCP (user space)".to_owned(),
-        max_send_wr: setup::MAX_SEND_WR,
+        max_send_wr: 1 << 16,
         max_recv_wr: config.shared_receives as u32,
         max_message: config.max_message as u32,
         max_connect_private_data: setup::PRIVATE_DATA,

@@ -22,8 +22,6 @@ const NOT_ENHANCED: Enhanced =
     Enhanced { ird: 1, ord: NOT_NEGOTIATED, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
 /// Bytes of private data that are left to the upper layer.
 pub(super) const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - 4 - MARK.len();
-/// Work requests that a send queue may have.
-pub(super) const MAX_SEND_WR: u32 = 1 << 16;
 
 /// The negotiated terms of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

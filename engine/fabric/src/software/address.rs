@@ -43,11 +43,11 @@ impl SoftwareListener {
 
     /// Binds and listens with this admission check.
     pub(super) fn bind_for(address: &FabricAddress, admit: Admit) -> Result<Self, FabricError> {
-        let place = Place::parse(address)?;
+        let (at, file) = parse(address)?;
         let socket = new_socket()?;
-        let file = place.file.map(|path| SocketFile::listen(socket.as_fd(), &path, BACKLOG)).transpose()?;
+        let file = file.map(|path| SocketFile::listen(socket.as_fd(), &path, BACKLOG)).transpose()?;
         if file.is_none() {
-            let bound = rustix::net::bind(&socket, &place.socket);
+            let bound = rustix::net::bind(&socket, &at);
             bound.and_then(|()| rustix::net::listen(&socket, BACKLOG)).map_err(|e| bind_error(&address.0, e))?;
         }
         Ok(Self(Arc::new(Bound { admit, socket, file, balancer: Arc::default() })))
@@ -88,41 +88,34 @@ impl fmt::Display for Peer {
 /// Identifies the other end, or refuses its process.
 type Admit = fn(BorrowedFd<'_>) -> Result<Peer, String>;
 
-/// A parsed address.
-struct Place {
-    socket: SocketAddrUnix,
-    file: Option<PathBuf>,
-}
-
-impl Place {
-    fn parse(address: &FabricAddress) -> Result<Self, FabricError> {
-        let name = address.0.as_str();
-        let bad = |detail: &str| FabricError::address(name, detail);
-        if name.is_empty() {
-            return Err(bad("empty: give a name (soft:NAME) or the path of a socket file (soft:/run/…/NAME)"));
-        }
-        if name.bytes().any(|b| b == 0 || b.is_ascii_control()) {
-            return Err(bad("control characters are not allowed in a name"));
-        }
-        if name.ends_with('/') {
-            return Err(bad("a socket file needs a name behind the last '/'"));
-        }
-        let too_long = |_| bad("too long: Unix socket names end at 107 bytes, prefix and user id included");
-        if name.contains('/') {
-            let socket = SocketAddrUnix::new(name).map_err(too_long)?;
-            return Ok(Self { socket, file: Some(PathBuf::from(name)) });
-        }
-        let full = format!("rpcrdma/{}/{name}", rustix::process::geteuid().as_raw());
-        let socket = SocketAddrUnix::new_abstract_name(full.as_bytes()).map_err(too_long)?;
-        Ok(Self { socket, file: None })
+/// Parses an address: that of the socket, and its file, if it has one.
+fn parse(address: &FabricAddress) -> Result<(SocketAddrUnix, Option<PathBuf>), FabricError> {
+    let name = address.0.as_str();
+    let bad = |detail: &str| FabricError::address(name, detail);
+    if name.is_empty() {
+        return Err(bad("empty: give a name (soft:NAME) or the path of a socket file (soft:/run/…/NAME)"));
     }
+    if name.bytes().any(|b| b == 0 || b.is_ascii_control()) {
+        return Err(bad("control characters are not allowed in a name"));
+    }
+    if name.ends_with('/') {
+        return Err(bad("a socket file needs a name behind the last '/'"));
+    }
+    let too_long = |_| bad("too long: Unix socket names end at 107 bytes, prefix and user id included");
+    if name.contains('/') {
+        let socket = SocketAddrUnix::new(name).map_err(too_long)?;
+        return Ok((socket, Some(PathBuf::from(name))));
+    }
+    let full = format!("rpcrdma/{}/{name}", rustix::process::geteuid().as_raw());
+    let socket = SocketAddrUnix::new_abstract_name(full.as_bytes()).map_err(too_long)?;
+    Ok((socket, None))
 }
 
 /// Connects, if the listener's queue has room.
 pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, FabricError> {
-    let place = Place::parse(address)?;
+    let (at, file) = parse(address)?;
     let socket = new_socket()?;
-    let error = match rustix::net::connect(&socket, &place.socket) {
+    let error = match rustix::net::connect(&socket, &at) {
         Ok(()) => match check_peer(socket.as_fd()) {
             Ok(_) => return Ok(ConnectProgress::Connected(socket)),
             Err(detail) => return Err(FabricError::unreachable(&address.0, detail)),
@@ -130,7 +123,7 @@ pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, Fabric
         Err(Errno::AGAIN | Errno::INTR) => return Ok(ConnectProgress::QueueFull),
         Err(error) => error,
     };
-    let detail = match (error, place.file.as_deref().and_then(no_socket)) {
+    let detail = match (error, file.as_deref().and_then(no_socket)) {
         (Errno::CONNREFUSED, Some(what)) => format!("there is {what}, no socket; check the name"),
         (Errno::CONNREFUSED | Errno::NOENT, _) => {
             format!("connect: {error}; start the server, or check its name and user")

@@ -171,14 +171,12 @@ impl Message {
                 _ => foreign = true,
             }
         }
-        // The kernel drops what it cannot install without any other sign. With too little space it installs as many as
-        // fit.
-        if got.flags.contains(ReturnFlags::CTRUNC) && !foreign && descriptors.len() < MAX_DESCRIPTORS {
-            // The message is lost.
-            return Received::Failed(failed("recvmsg of a message with descriptors", Errno::MFILE));
-        }
         if got.flags.contains(ReturnFlags::CTRUNC) || foreign {
-            return Received::violation("unexpected control data");
+            // The kernel drops what it cannot install without any other sign, and the message is lost. With too little
+            // space it installs as many as fit.
+            let is_our_limit = !foreign && descriptors.len() < MAX_DESCRIPTORS;
+            let lost = || Received::Failed(failed("recvmsg of a message with descriptors", Errno::MFILE));
+            return if is_our_limit { lost() } else { Received::violation("unexpected control data") };
         }
         if got.bytes == 0 {
             return Received::Closed;

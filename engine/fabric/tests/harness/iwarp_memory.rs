@@ -17,12 +17,13 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use super::rdmap_stream::{Failure, InputStatus, RdmapStream, SharedResources};
+use super::rdmap_stream::{Arenas, Failure, InputStatus, RdmapStream, SharedResources};
 use super::setup::{self, Negotiated, RequestedParameters};
 use super::wire::Setup;
 use super::{IwarpConfig, capabilities};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember, ConnectionCount};
 use crate::error::failed;
+use crate::receives::Receives;
 use crate::table::Table;
 use crate::testing::random::Xorshift;
 use crate::{
@@ -362,7 +363,11 @@ impl MemoryFabric {
             bell: Arc::new(bell.map_err(|e| failed("eventfd", e))?),
             capabilities: capabilities(&config),
             common: Common {
-                shared: SharedResources::new(config.shared_receives),
+                shared: SharedResources {
+                    arenas: Arenas::default(),
+                    receives: Receives::new(config.shared_receives),
+                    stats: FabricStats::default(),
+                },
                 ready: VecDeque::new(),
                 events: VecDeque::new(),
                 random: Xorshift::new(seed),

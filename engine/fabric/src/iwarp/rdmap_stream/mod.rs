@@ -51,13 +51,6 @@ pub(super) struct SharedResources {
     pub(super) stats: FabricStats,
 }
 
-impl SharedResources {
-    /// No registrations, and room for `receives` posted Receives.
-    pub(super) fn new(receives: usize) -> Self {
-        Self { arenas: Arenas::default(), receives: Receives::new(receives), stats: FabricStats::default() }
-    }
-}
-
 /// Reason for the end of a connection.
 #[derive(Debug)]
 pub(super) struct Failure {
@@ -159,7 +152,7 @@ impl RdmapStream {
 
     /// Whether no message and no segment is partly received.
     fn is_between(&self) -> bool {
-        self.reader.is_between() && !self.placement.has_partial_message()
+        self.reader.is_between() && self.placement.waiting.is_none() && self.placement.message.is_none()
     }
 
     /// Whether the rest of a message, or an answer to a Read, is outstanding.

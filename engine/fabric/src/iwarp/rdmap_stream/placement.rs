@@ -102,11 +102,6 @@ fn require(holds: bool, fault: Fault, what: fmt::Arguments<'_>) -> Result<(), Vi
 }
 
 impl Placement {
-    /// Whether a message is partly received.
-    pub(super) fn has_partial_message(&self) -> bool {
-        self.waiting.is_some() || self.message.is_some()
-    }
-
     /// Bytes of unanswered Reads, ours and the peer's.
     pub(super) fn queued(&self) -> u64 {
         let own: usize = self.reads.iter().map(|read| read.len - read.received).sum();
