@@ -139,12 +139,6 @@ impl<T> Keys<T> {
         self.windows.get(self.index(rkey)? as usize)?.bound.as_ref()
     }
 
-    /// What is bound under this valid key, to change it.
-    pub(crate) fn find_mut(&mut self, rkey: u32) -> Option<&mut T> {
-        let index = self.index(rkey)?;
-        self.windows.get_mut(index as usize)?.bound.as_mut()
-    }
-
     /// All that is bound, revocations that have not ended included.
     pub(crate) fn bound(&self) -> impl Iterator<Item = &T> {
         self.windows.iter().filter_map(|key| key.bound.as_ref())

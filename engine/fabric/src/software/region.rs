@@ -1,7 +1,6 @@
 //! Registered memory: our own, and that exposed by peers.
 
 use std::collections::HashMap;
-use std::ops::Deref;
 use std::rc::{Rc, Weak};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -104,32 +103,11 @@ impl Drop for Places {
     }
 }
 
-/// Mapped memory of a peer. Only `drop` takes it: the memory is unmapped first, then its place is free.
-#[derive(Debug)]
-pub(super) struct Mapping(Option<(PeerMapping, Places)>);
+/// Mapped memory of a peer, and its place: unmapped first, then free.
+pub(super) type Mapping = (PeerMapping, Places);
 
 /// Unmaps long mappings, so that no shard waits for it. When many wait, shards unmap themselves.
-static UNMAPPER: Reaper<(PeerMapping, Places)> = Reaper::new("rpcrdma-unmap", 8, 256);
-
-impl Deref for Mapping {
-    type Target = PeerMapping;
-
-    #[inline]
-    fn deref(&self) -> &PeerMapping {
-        &self.0.as_ref().expect("present until dropped").0
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.len() > LONG
-            && !UNMAPPER.is_full()
-            && let Some(mapping) = self.0.take()
-        {
-            UNMAPPER.dispose(mapping);
-        }
-    }
-}
+static UNMAPPER: Reaper<Mapping> = Reaper::new("rpcrdma-unmap", 8, 256);
 
 /// All mapped memory of peers. Connections that expose the same memory share one mapping.
 #[derive(Debug)]
@@ -158,7 +136,7 @@ impl PeerMemory {
         let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
         // Only our own user and root get this far: they could kill us in other ways than by taking hugetlb pages back.
         let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
-        let mapping = Rc::new(Mapping(Some((mapping, place))));
+        let mapping = Rc::new((mapping, place));
         self.by_inode.insert(key, Rc::downgrade(&mapping));
         Ok(mapping)
     }
@@ -219,7 +197,17 @@ impl ExposedMemory {
     }
 
     #[inline]
-    pub(super) fn get(&self, id: u32) -> Option<&Rc<Mapping>> {
-        self.list.iter().find(|(i, _)| *i == id).map(|(_, m)| m)
+    pub(super) fn get(&self, id: u32) -> Option<&PeerMapping> {
+        self.list.iter().find(|(known, _)| *known == id).map(|(_, mapping)| &mapping.0)
+    }
+}
+
+impl Drop for ExposedMemory {
+    fn drop(&mut self) {
+        // Those that no other connection uses.
+        let unused = self.list.drain(..).filter_map(|(_, mapping)| Rc::into_inner(mapping));
+        for mapping in unused.filter(|(memory, _)| memory.len() > LONG && !UNMAPPER.is_full()) {
+            UNMAPPER.dispose(mapping);
+        }
     }
 }

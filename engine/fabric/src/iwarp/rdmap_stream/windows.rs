@@ -4,6 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
+
 use rpcrdma_mempool::{ArenaId, Lent};
 
 use crate::Access;
@@ -19,7 +21,7 @@ pub(in crate::iwarp) struct ExposedRange {
     len: u64,
     access: Access,
     /// The stream position after the last byte that is sent from here.
-    busy_until: u64,
+    busy_until: Cell<u64>,
 }
 
 /// The windows of our side of one queue pair.
@@ -37,7 +39,7 @@ impl Windows {
     /// Executes a bind of an unbound window: exposes `len` bytes of `mem` from `offset` on.
     pub(super) fn bind(&mut self, index: u32, mem: Lent, offset: usize, len: usize, access: Access) {
         let address = (mem.offset() + offset) as u64;
-        let range = ExposedRange { mem, address, len: len as u64, access, busy_until: 0 };
+        let range = ExposedRange { mem, address, len: len as u64, access, busy_until: Cell::new(0) };
         let bound = self.keys.bind(index, range);
         debug_assert!(bound.is_some(), "a bind was posted for a window that is bound");
     }
@@ -45,12 +47,12 @@ impl Windows {
     /// Revokes a window by index, for a local invalidation. The stream has sent all before `sent`. Repeat the call
     /// while it returns `Busy`: the peer can read or write nothing more of the window meanwhile.
     pub(super) fn revoke(&mut self, index: u32, sent: u64) -> Revoked {
-        self.keys.revoke(index, |_, _, exposure| exposure.busy_until <= sent)
+        self.keys.revoke(index, |_, _, exposure| exposure.busy_until.get() <= sent)
     }
 
     /// Revokes a window by its STag, at the request of a peer's message.
     pub(super) fn revoke_key(&mut self, stag: u32, sent: u64) -> Revoked {
-        self.keys.revoke_key(stag, |_, _, exposure| exposure.busy_until <= sent)
+        self.keys.revoke_key(stag, |_, _, exposure| exposure.busy_until.get() <= sent)
     }
 
     /// The memory of `len` bytes at `address` of this STag, and their offset in it.
@@ -73,10 +75,8 @@ impl Windows {
     }
 
     /// Keeps the window's memory until the stream has sent all bytes before this position.
-    pub(super) fn keep_until(&mut self, stag: u32, position: u64) {
-        if let Some(exposure) = self.keys.find_mut(stag) {
-            exposure.busy_until = position;
-        }
+    pub(super) fn keep_until(&self, stag: u32, position: u64) {
+        self.keys.find(stag).inspect(|exposure| exposure.busy_until.set(position));
     }
 
     /// Whether memory of this arena is exposed right now.

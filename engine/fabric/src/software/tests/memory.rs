@@ -1,6 +1,6 @@
 //! Exposed memory of both sides: mappings, windows, endless copies.
 
-use super::super::region::{Region, Regions};
+use super::super::region::{ExposedMemory, Region, Regions};
 use super::*;
 
 /// Many regions, each of which is a mapping: the process has a limit of mappings.
@@ -94,9 +94,12 @@ fn long_memory_gives_its_place_back() {
     let mut memory = PeerMemory::new(budget);
     let long = sealed(LEN);
     let show = || long.fd().try_clone_to_owned().expect("a descriptor");
-    let first = memory.map(show(), LEN as u64).expect("mapped");
-    let second = memory.map(show(), LEN as u64).expect("mapped");
-    assert_eq!((first.len(), budget.left()), (LEN, 3), "one mapping for both");
+    let [first, second] = [(); 2].map(|()| {
+        let mut exposed = ExposedMemory::new(0, budget.take(0).expect("no place"));
+        let added = exposed.add(&mut memory, 0, show(), LEN as u64, &SoftwareConfig::default());
+        added.map(|()| exposed).expect("mapped")
+    });
+    assert_eq!((first.get(0).map(PeerMapping::len), budget.left()), (Some(LEN), 3), "one mapping for both");
     drop(first);
     assert_eq!(budget.left(), 3);
     drop(second);
