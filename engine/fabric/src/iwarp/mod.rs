@@ -274,7 +274,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        if self.table.iter().any(|qp| qp.rdmap.windows.exposes(arena)) {
+        if self.table.iter().any(|qp| qp.rdmap.windows.bound().any(|range| range.mem.arena() == arena)) {
             return Err(FabricError::still_bound(arena));
         }
         self.common.shared.arenas.remove(arena)
@@ -324,12 +324,12 @@ impl Fabric for IwarpFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        self.table.find(qp)?.rdmap.windows.keys.alloc(qp)
+        self.table.find(qp)?.rdmap.windows.alloc(qp)
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.keys.next(window.index)).unwrap_or(0)
+        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.next(window.index)).unwrap_or(0)
     }
 
     fn fence_receives(&mut self) {

@@ -363,9 +363,9 @@ impl<'p, 'd> Story<'p, 'd> {
         let Ok(mem) = buf.lend() else { return };
         let window = u32::from(with & 3);
         while self.windows <= window {
-            self.windows = self.stream.windows.keys.alloc(ID).expect("a window").index + 1;
+            self.windows = self.stream.windows.alloc(ID).expect("a window").index + 1;
         }
-        let Some(rkey) = self.stream.windows.keys.next(window) else { return };
+        let Some(rkey) = self.stream.windows.next(window) else { return };
         let access = if writable { Access { remote_read: false, ..Access::REMOTE } } else { Access::REMOTE_READ };
         let name = WindowId { qp: ID, index: window };
         let before = self.next;

@@ -437,7 +437,7 @@ impl Fabric for MemoryFabric {
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        if self.table.iter().any(|qp| qp.rdmap.windows.exposes(arena)) {
+        if self.table.iter().any(|qp| qp.rdmap.windows.bound().any(|range| range.mem.arena() == arena)) {
             return Err(FabricError::still_bound(arena));
         }
         self.common.shared.arenas.remove(arena)
@@ -542,11 +542,11 @@ impl Fabric for MemoryFabric {
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
-        self.table.get(qp).ok_or_else(unknown)?.rdmap.windows.keys.alloc(qp)
+        self.table.get(qp).ok_or_else(unknown)?.rdmap.windows.alloc(qp)
     }
 
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.keys.next(window.index)).unwrap_or(0)
+        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.next(window.index)).unwrap_or(0)
     }
 
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {

@@ -8,6 +8,7 @@ use rpcrdma_mempool::Buf;
 
 use super::placement::OwnRead;
 use super::send_buffer::{Payload, STAGE, SendBuffer};
+use super::windows::ExposedRange;
 use super::{Failure, RdmapStream, SharedResources};
 use crate::iwarp::setup::Negotiated;
 use crate::iwarp::wire::{
@@ -161,7 +162,7 @@ impl RdmapStream {
         shared: &mut SharedResources,
         chain: &mut Vec<Posting>,
     ) -> Result<(), PostError> {
-        let (outbound, keys, max_message) = (&mut self.outbound, &mut self.windows.keys, self.placement.max_message);
+        let (outbound, keys, max_message) = (&mut self.outbound, &mut self.windows, self.placement.max_message);
         let mut posted = 0;
         let result = chain.iter().try_for_each(|posting| {
             if outbound.unfinished.len() + outbound.pending.len() + posted >= outbound.depth {
@@ -210,7 +211,8 @@ impl RdmapStream {
             Some(WorkRequest::Read { .. }) => reads >= self.outbound.ord,
             // The peer may have been faster: then the window is not bound.
             Some(WorkRequest::LocalInvalidate { window }) => {
-                self.windows.revoke(window.index, self.outbound.buffer.sent()) == Revoked::Busy
+                let sent = self.outbound.buffer.sent();
+                self.windows.revoke(window.index, ExposedRange::is_free(sent)) == Revoked::Busy
             }
             Some(WorkRequest::Write { .. } | WorkRequest::Bind { .. }) => false,
         }
@@ -229,14 +231,14 @@ impl RdmapStream {
         } else {
             // The window may have been revoked since the request was accepted.
             let address = request.source_offset + u64::from(done);
-            let found = self.windows.find(request.source_stag, address, len.into(), false);
-            let (mem, offset) = found.map_err(|fault| {
+            let found = ExposedRange::find(&self.windows, request.source_stag, address, len.into(), false);
+            let (range, offset) = found.map_err(|fault| {
                 let terminate = Terminate::new(Fault::InvalidStag, None, Some(&request.encode()));
                 Failure::violation(terminate, format_args!("the peer revoked memory that it reads from: {fault}"))
             })?;
-            let source = Source::Lent(mem.clone());
+            let source = Source::Lent(range.mem.clone());
             outbound.push(Message::ReadResponse, last, place, Payload::Memory(&source, offset, len as usize));
-            self.windows.keep_until(request.source_stag, outbound.buffer.end());
+            range.busy_until.set(outbound.buffer.end());
         }
         outbound.partial_answer = if last { 0 } else { done + len };
         if last {
@@ -274,7 +276,8 @@ impl RdmapStream {
                 self.placement.reads.push_back(OwnRead { stag: outbound.read_stag, dst, offset, len, received: 0 });
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
-                self.windows.bind(window.index, mem, offset, len, access);
+                let bound = self.windows.bind(window.index, ExposedRange::new(mem, offset, len, access));
+                debug_assert!(bound.is_some(), "a bind was posted for a window that is bound");
             }
             // It has been carried out by `is_next_blocked`.
             WorkRequest::LocalInvalidate { .. } => {}
@@ -313,6 +316,6 @@ impl RdmapStream {
         let partial = std::mem::take(placement).message.map(|message| message.buf);
         let bufs = partial.into_iter().chain(own_receives.iter_mut().flat_map(Receives::drain));
         done.extend(bufs.map(|buf| Completion::failed_receive(*id, Status::Flushed, buf)));
-        windows.clear();
+        windows.revoke_all(|_, _, _| true);
     }
 }

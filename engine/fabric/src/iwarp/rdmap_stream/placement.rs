@@ -7,7 +7,7 @@ use std::fmt;
 
 use rpcrdma_mempool::{Buf, Lent};
 
-use super::windows::Windows;
+use super::windows::{ExposedRange, Windows};
 use crate::iwarp::sys::ReceiveTarget;
 use crate::iwarp::wire::{
     Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
@@ -222,10 +222,10 @@ impl Placement {
             }
             Target::Window { stag, address } => {
                 // It may have been revoked since the segment began.
-                let found = windows.find(*stag, *address, len as u64, true);
+                let found = ExposedRange::find(windows, *stag, *address, len as u64, true);
                 let refused = |fault| Violation::new(fault, format_args!("a Write is refused: {fault}"));
-                let (mem, offset) = found.map_err(refused)?;
-                Some(ReceiveTarget::Lent(mem, offset, len))
+                let (range, offset) = found.map_err(refused)?;
+                Some(ReceiveTarget::Lent(&range.mem, offset, len))
             }
             Target::Read => {
                 self.reads.front().map(|read| ReceiveTarget::Lent(&read.dst, read.offset + read.received, len))
@@ -286,7 +286,7 @@ impl Placement {
             return Ok(None);
         };
         if let Some(stag) = invalidate
-            && windows.revoke_key(stag, sent) != Revoked::Done
+            && windows.revoke_key(stag, ExposedRange::is_free(sent)) != Revoked::Done
         {
             let what = "the peer invalidates an STag that is not bound here, or that it reads from";
             let receive = Some((buf, Status::RemoteInvalidRequest));
@@ -304,8 +304,9 @@ impl Placement {
         self.read_msn = self.read_msn.wrapping_add(1);
         let what = format_args!("more than {} Reads at a time", self.ird);
         require(self.requests.len() < self.ird, Fault::NoBuffer, what)?;
+        let ReadRequest { source_stag, source_offset, len, .. } = request;
         if request.len != 0
-            && let Err(fault) = windows.find(request.source_stag, request.source_offset, request.len.into(), false)
+            && let Err(fault) = ExposedRange::find(windows, source_stag, source_offset, len.into(), false)
         {
             let violation = Violation::new(fault, format_args!("a Read is refused: {fault}"));
             return Err(Violation { read: Some(*bytes), ..violation });

@@ -78,8 +78,8 @@ impl Side {
     }
 
     fn expose_part(&mut self, mem: &Lent, part: Range<usize>, access: Access) -> (WindowId, RemoteMemory) {
-        let window = self.stream.windows.keys.alloc(self.stream.id).expect("a window");
-        let rkey = self.stream.windows.keys.next(window.index).expect("a key");
+        let window = self.stream.windows.alloc(self.stream.id).expect("a window");
+        let rkey = self.stream.windows.next(window.index).expect("a key");
         let (offset, len) = (part.start, part.len());
         let remote = RemoteMemory { rkey, address: (mem.offset() + offset) as u64 };
         self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset, len, access });
