@@ -133,12 +133,6 @@ impl Producer {
         self.acked
     }
 
-    /// Whether the consumer has taken everything before `position`.
-    #[inline]
-    pub(super) fn is_acked(&self, position: u64) -> bool {
-        position <= self.acked
-    }
-
     /// Whether everything that was published has been taken.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {

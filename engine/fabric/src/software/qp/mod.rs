@@ -271,7 +271,7 @@ impl SoftwareQp {
 
     /// Whether acknowledgements are due at intervals, in either direction.
     fn owes_acknowledgements(&self) -> bool {
-        !self.retire.is_empty() || self.rx.unreported() != 0
+        self.retire.len() != 0 || self.rx.unreported() != 0
     }
 
     /// Ends the connection because the peer violates the protocol.
@@ -302,8 +302,8 @@ impl SoftwareQp {
         self.chores = true;
         common.control.attention.push(self.id.slot);
         // Requests that the peer has taken succeed. The refused one gets its cause.
-        while let Some(r) = self.retire.pop() {
-            let status = if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
+        while let Some(r) = self.retire.pop(u64::MAX) {
+            let status = if r.end <= self.tx.acked() { r.status } else { refused.take().unwrap_or(Status::Flushed) };
             if r.signalled || !status.is_ok() {
                 common.ready.push_back(Completion::ended(self.id, r.wr_id, r.opcode, status));
             }

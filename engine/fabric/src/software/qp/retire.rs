@@ -47,11 +47,6 @@ impl RetireQueue {
         self.entered - self.left
     }
 
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Whether any request needs a completion.
     #[inline]
     pub(super) fn has_reported(&self) -> bool {
@@ -100,16 +95,13 @@ impl RetireQueue {
         }
     }
 
-    pub(super) fn front(&self) -> Option<&Retire> {
-        if self.is_empty() { None } else { self.get(self.left) }
-    }
-
-    pub(super) fn pop(&mut self) -> Option<Retire> {
-        let front = *self.front()?;
-        if front.is_reported() {
+    /// Removes the first request, if it ends at this position or before.
+    pub(super) fn pop(&mut self, until: u64) -> Option<Retire> {
+        let first = *self.get(self.left).filter(|first| self.left != self.entered && first.end <= until)?;
+        if first.is_reported() {
             self.reported.pop_front();
         }
         self.left += 1;
-        Some(front)
+        Some(first)
     }
 }

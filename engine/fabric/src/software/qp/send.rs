@@ -332,7 +332,7 @@ impl SoftwareQp {
             }
         }
         while let Some(&r) = self.retire.first_reported()
-            && self.tx.is_acked(r.end)
+            && r.end <= self.tx.acked()
         {
             if !r.status.is_ok() {
                 let (cause, reason) = match r.status {
@@ -349,12 +349,7 @@ impl SoftwareQp {
             self.retire.pop_reported();
         }
         // Unsignaled requests leave with a signaled one, while there is room for more.
-        while self.is_half_full()
-            && let Some(r) = self.retire.front()
-            && self.tx.is_acked(r.end)
-        {
-            self.retire.pop();
-        }
+        while self.is_half_full() && self.retire.pop(self.tx.acked()).is_some() {}
         true
     }
 }
