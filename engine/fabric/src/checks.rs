@@ -20,12 +20,6 @@ pub(crate) fn field(fabric: &str, ok: bool, field: &str, got: usize, rule: &str)
     if ok { Ok(()) } else { Err(FabricError::misuse(format!("{fabric} fabric: {field} = {got}: {rule}"))) }
 }
 
-/// Checks that a work request names registered memory.
-#[inline]
-pub(crate) fn known(registered: bool) -> Result<(), &'static str> {
-    if registered { Ok(()) } else { Err(FOREIGN) }
-}
-
 /// Checks that a buffer of `all` bytes has `len` bytes from `offset` on.
 #[inline]
 pub(crate) fn inside(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
@@ -50,8 +44,10 @@ impl Source {
 }
 
 impl WorkRequest {
-    /// Checks a new request of a queue pair as the driver of a device does. `permits` tells whether an arena is
-    /// registered with these rights. A bind or an invalidation counts as posted in `keys`.
+    /// Checks a new request as the driver of a device does.
+    ///
+    /// `permits` tells whether an arena is registered with these rights. A bind or an invalidation counts as posted in
+    /// `keys`, which are those of the queue pair.
     #[inline]
     pub(crate) fn check<T>(
         &self,
@@ -61,18 +57,17 @@ impl WorkRequest {
         permits: impl Fn(ArenaId, Access) -> bool,
     ) -> Result<(), &'static str> {
         let require = |holds: bool, wrong: &'static str| if holds { Ok(()) } else { Err(wrong) };
+        let known = |arena| require(permits(arena, Access::LOCAL), FOREIGN);
         match self {
             Self::Send { buf, .. } => {
                 require(buf.len() <= max_message, "a message longer than max_message of the two sides")?;
-                known(permits(buf.arena(), Access::LOCAL))
+                known(buf.arena())
             }
             Self::Write { src, offset, len, .. } => {
                 let (arena, all) = src.extent();
-                known(permits(arena, Access::LOCAL)).and_then(|()| inside(*offset, *len, all))
+                known(arena).and_then(|()| inside(*offset, *len, all))
             }
-            Self::Read { dst, offset, len, .. } => {
-                known(permits(dst.arena(), Access::LOCAL)).and_then(|()| inside(*offset, *len, dst.len()))
-            }
+            Self::Read { dst, offset, len, .. } => known(dst.arena()).and_then(|()| inside(*offset, *len, dst.len())),
             Self::Bind { window, mem, offset, len, access } => {
                 require(permits(mem.arena(), *access), "memory that is not registered with these rights")?;
                 inside_some(*offset, *len, mem.len())?;

@@ -105,8 +105,10 @@ impl<T> Keys<T> {
         Some(key.current)
     }
 
-    /// Revokes a window by index: its key is invalid from now on. `ends` gets index, key and what is bound, makes the
-    /// key invalid for the peer, and tells whether the memory is unused. Otherwise the window is busy: repeat the call.
+    /// Revokes a window by index: its key is invalid from now on.
+    ///
+    /// `ends` gets index, key and what is bound. It makes the key invalid for the peer, and tells whether the memory is
+    /// unused by now. Otherwise the window is busy: repeat the call.
     pub(crate) fn revoke(&mut self, index: u32, ends: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
         let Some(key) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
         let Some(bound) = &key.bound else { return Revoked::NotBound };

@@ -6,7 +6,9 @@ use rpcrdma_mempool::ArenaId;
 
 use crate::{Access, FabricError};
 
-/// Arenas for work requests, with the rights that peers may get, and what else the fabric keeps of each.
+/// Registered arenas, with the rights that peers may get.
+///
+/// `T` is what else the fabric keeps of each.
 #[derive(Debug)]
 pub(crate) struct Registrations<T> {
     /// The first registered arena: a shard's own, with nearly all messages.
@@ -44,7 +46,7 @@ impl<T> Registrations<T> {
         Ok(())
     }
 
-    /// Whether a work request may use memory of this arena with these rights.
+    /// Whether work requests may use this arena's memory with these rights.
     #[inline]
     pub(crate) fn permits(&self, arena: ArenaId, access: Access) -> bool {
         match access {
