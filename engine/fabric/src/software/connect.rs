@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 use super::address::{self, Peer, SoftwareListener};
-use super::config::RING_BYTES;
 use super::memory::{Layout, Side};
 use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Opening};
 use super::qp::{PEER_CLOSED, SoftwareQp, State};
@@ -44,14 +43,9 @@ pub(crate) struct Offer {
 
 impl Offer {
     fn check(common: &Common, hello: Opening, fds: Descriptors) -> Result<Self, String> {
-        let Opening { ring_bytes, max_message, windows, .. } = hello;
+        hello.check_sizes(u32::MAX, u32::MAX)?;
+        let Opening { ring_bytes, windows, .. } = hello;
         let [ring, table] = fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
-        if !ring_bytes.is_power_of_two() || !RING_BYTES.contains(&(ring_bytes as usize)) {
-            return Err(format!("rings of {ring_bytes} bytes"));
-        }
-        if max_message == 0 || max_message > ring_bytes / 2 {
-            return Err(format!("messages of {max_message} bytes in rings of {ring_bytes}"));
-        }
         let (all, table_bytes) = (Layout { side: Side::Acceptor, ring_bytes }.bytes(), table_bytes(windows)?);
         let (mapped, most) = ((all + table_bytes) as u64, common.config.max_mapped_per_peer);
         if mapped > most {
@@ -255,15 +249,13 @@ impl ManagedFabric for SoftwareFabric {
         _hello: Hello,
         (opening, mut fds): (Opening, Descriptors),
     ) -> Result<Vec<u8>, FabricError> {
-        let Opening { may_sleep, ring_bytes, max_message, windows, private_data } = opening;
         let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
             return Err(FabricError::peer("an answer without its descriptor"));
         };
-        let table = table_bytes(windows).and_then(|bytes| region::map(fd, bytes)).map_err(FabricError::peer)?;
-        let qp = self.table.find(id)?;
-        qp.set_sizes(ring_bytes, max_message).map_err(FabricError::peer)?;
-        self.connect_qp(id, socket, PeerWindows::new(table, windows), may_sleep)?;
-        Ok(private_data)
+        let table = table_bytes(opening.windows).and_then(|bytes| region::map(fd, bytes)).map_err(FabricError::peer)?;
+        self.table.find(id)?.set_sizes(&opening).map_err(FabricError::peer)?;
+        self.connect_qp(id, socket, PeerWindows::new(table, opening.windows), opening.may_sleep)?;
+        Ok(opening.private_data)
     }
 
     fn fail_dial(&mut self, id: QpId, socket: Option<OwnedFd>) {

@@ -23,6 +23,7 @@ use rustix::net::{
     SendFlags,
 };
 
+use super::config::RING_BYTES;
 use crate::connection_manager::Received;
 use crate::error::failed;
 
@@ -65,6 +66,19 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
+    /// Checks the sizes, of which the largest permitted ones are given.
+    pub(super) fn check_sizes(&self, largest_ring: u32, longest_message: u32) -> Result<(), String> {
+        let Self { ring_bytes, max_message, .. } = *self;
+        let is_size = ring_bytes.is_power_of_two() && RING_BYTES.contains(&(ring_bytes as usize));
+        if !is_size || ring_bytes > largest_ring {
+            return Err(format!("it has rings of {ring_bytes} bytes"));
+        }
+        if !(1..=longest_message.min(ring_bytes / 2)).contains(&max_message) {
+            return Err(format!("it has messages of {max_message} bytes in rings of {ring_bytes}"));
+        }
+        Ok(())
+    }
+
     fn flags(&self) -> u8 {
         u8::from(self.may_sleep) * MAY_SLEEP
     }

@@ -18,10 +18,9 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use self::retire::RetireQueue;
 use super::Common;
-use super::config::RING_BYTES;
 use super::doorbell::{Doorbell, Waits};
 use super::memory::{Layout, Lines, Word};
-use super::message::Message;
+use super::message::{Message, Opening};
 use super::region::ExposedMemory;
 use super::ring::{Consumer, Header, LINE, Producer};
 use super::window::{OwnWindows, PeerWindows};
@@ -336,19 +335,15 @@ impl SoftwareQp {
     ///
     /// # Errors
     /// The acceptor answers with other sizes than were offered.
-    pub(crate) fn set_sizes(&mut self, ring_bytes: u32, max_message: u32) -> Result<(), String> {
-        if !RING_BYTES.contains(&(ring_bytes as usize)) || ring_bytes > self.layout.ring_bytes {
-            return Err(format!("it answers with rings of {ring_bytes} bytes"));
-        }
-        if !(1..=self.max_message.min(ring_bytes / 2)).contains(&max_message) {
-            return Err(format!("it answers with messages of {max_message} bytes"));
-        }
+    pub(crate) fn set_sizes(&mut self, answer: &Opening) -> Result<(), String> {
+        answer.check_sizes(self.layout.ring_bytes, self.max_message)?;
+        let &Opening { ring_bytes, max_message, .. } = answer;
         self.max_message = max_message;
         self.layout.ring_bytes = ring_bytes;
         (self.rx, self.tx) = (self.layout.consumer(max_message), self.layout.producer());
         let first = self.layout.first_bytes() as usize;
         let laid = self.ring.lay_tx(self.layout.tx_ring(), first) && self.ring.lay_rx(self.layout.rx_ring(), first);
-        laid.then_some(()).ok_or_else(|| format!("it answers with rings of {ring_bytes} bytes"))
+        laid.then_some(()).ok_or_else(|| format!("rings of {ring_bytes} bytes do not fit their memory"))
     }
 
     /// Prefetches a message's memory, well before the poll.
