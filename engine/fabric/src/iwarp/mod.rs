@@ -155,7 +155,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Polls hot connections in turn, until there is no room for completions.
+    /// Polls hot connections in turn, until there is no room for completions. Idle ones are not hot any more.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.hot.len() {
@@ -231,16 +231,6 @@ impl IwarpFabric {
             qp.last_active = self.common.polls;
             self.hot.push_back(slot);
         }
-    }
-
-    /// Removes idle queue pairs from many hot ones.
-    #[cold]
-    fn drop_idle(&mut self) {
-        self.hot.retain(|&slot| {
-            let Some(qp) = self.table.at(slot) else { return false };
-            qp.hot = qp.is_active(&self.common);
-            qp.hot
-        });
     }
 }
 
@@ -374,10 +364,9 @@ impl Fabric for IwarpFabric {
         if replace(&mut self.polls_all, false) || has_many_hot || polls_idle {
             self.poll_ready(out, end, has_many_hot);
         }
-        if !has_many_hot {
+        // Of many, the idle ones are dropped now and then.
+        if !has_many_hot || self.common.polls.is_multiple_of(IDLE) {
             self.poll_hot(out, end);
-        } else if self.common.polls.is_multiple_of(IDLE) {
-            self.drop_idle();
         }
         if !self.common.ready.is_empty() {
             Completion::hand_out(&mut self.common.ready, out, end);

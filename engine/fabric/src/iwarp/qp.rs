@@ -86,8 +86,6 @@ pub(super) struct IwarpQp {
     check_at: u64,
     /// A send has failed, so this side sends nothing more. Earlier data of the peer is still read.
     send_failed: bool,
-    /// The events that epoll watches.
-    interest: EventFlags,
     /// The poll in which something was found last.
     pub(super) last_active: u64,
     /// Whether each poll checks it.
@@ -119,7 +117,6 @@ impl IwarpQp {
             times_sends: false,
             check_at: UNCHECKED,
             send_failed: false,
-            interest: EventFlags::IN,
             last_active: 0,
             hot: false,
             unread: false,
@@ -163,7 +160,7 @@ impl IwarpQp {
         self.state = QpState::Up;
         let token = self.token();
         let stream = self.stream.insert(ByteStream { socket });
-        epoll::add(sockets, &stream.socket, token, self.interest).map_err(|error| failed("epoll_ctl", error))
+        epoll::add(sockets, &stream.socket, token, EventFlags::IN).map_err(|error| failed("epoll_ctl", error))
     }
 
     /// Sets the epoll interest: output if room is awaited, and input unless it has to wait. Its end counts even then.
@@ -172,11 +169,9 @@ impl IwarpQp {
         wanted.set(EventFlags::IN, !self.stalled);
         wanted.set(EventFlags::RDHUP, self.stalled && self.deadline.is_none());
         wanted.set(EventFlags::OUT, self.blocked);
-        if wanted != self.interest
-            && let Some(socket) = self.socket()
-            && epoll::modify(&common.sockets, socket, self.token(), wanted).is_ok()
-        {
-            self.interest = wanted;
+        if let Some(socket) = self.socket() {
+            // It was added, and is open.
+            let _ = epoll::modify(&common.sockets, socket, self.token(), wanted);
         }
     }
 
