@@ -152,8 +152,10 @@ impl Producer {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
     }
 
-    /// Writes and publishes a record. The caller has checked [`has_room`](Self::has_room), and `header` makes the header
-    /// once the payload is written. False, and nothing is written, if the payload exceeds the ring.
+    /// Writes and publishes a record.
+    ///
+    /// The caller has checked [`has_room`](Self::has_room). `header` makes the header once the payload is written.
+    /// False, and nothing is written, if the payload exceeds the ring.
     // Always: the only caller of the fabric sends each message.
     #[inline(always)]
     #[must_use = "false means that nothing was written"]
