@@ -118,7 +118,7 @@ impl CompletionState {
             }
             qp = self.table.at(self.last.1);
         } else if let Some(qp) = &mut qp {
-            buf = qp.queues.received(done, received);
+            buf = qp.queues.receives.as_mut().and_then(|table| table.complete(done, received));
         }
         // A completion of a destroyed queue names no buffer.
         let Some(buf) = buf else { return };

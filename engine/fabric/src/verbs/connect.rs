@@ -7,21 +7,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_sys::ibv_qp_state;
+use rdma_sys::{ibv_qp_state, rdma_cm_event_type as kinds};
 
 use super::complete::CompletionState;
 use super::drain::{Draining, ErrorState, drain};
 use super::listener::Listening;
 use super::qp::{QpState, VerbsQp};
 use super::sleep::EventSource;
-use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
+use super::sys::{self, AsyncEvent, CmEvent, CmId, EventChannel, POLL_BATCH};
 use super::work_queues::WorkQueues;
 use super::{VerbsFabric, explain, path, reaper, sleep, wr_id};
 use crate::accept_balancer::{Accepted, ConnectionCount};
-use crate::host;
-use crate::{
-    Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId,
-};
+use crate::{Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, RequestId};
 
 /// Maximum events of one kind per pass, for fairness.
 const MAX_EVENTS: usize = 256;
@@ -42,103 +39,24 @@ const REJECTED_NO_SERVICE: i32 = 8;
 
 /// An unanswered connect request.
 pub(super) struct PendingRequest {
-    number: u64,
     pub(super) cm: CmId,
-    responder_resources: u16,
-    initiator_depth: u16,
-    count: ConnectionCount,
+    pub(super) responder_resources: u16,
+    pub(super) initiator_depth: u16,
+    pub(super) count: ConnectionCount,
 }
 
-fn milliseconds(time: Duration) -> i32 {
+pub(super) fn milliseconds(time: Duration) -> i32 {
     time.as_millis().clamp(1, i32::MAX as u128) as i32
 }
 
 impl VerbsFabric {
-    pub(super) fn start_connect(
-        &mut self,
-        address: &FabricAddress,
-        params: &ConnectParams,
-    ) -> Result<QpId, FabricError> {
-        let (named, rest) = host::split_device(address)?;
-        self.config.check_named(address, named.as_ref(), &self.device.choice.device)?;
-        let to = host::resolve(&rest)?;
-        if reaper::is_behind() {
-            let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
-            return Err(FabricError::system("rdma_create_id", detail));
-        }
-        self.objects()?;
-        let from = self.device.source(&self.config);
-        if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
-            let detail = format!("the GID that was chosen is {from}, which is of another family");
-            return Err(FabricError::address(&address.0, detail));
-        }
-        if let Some(mtu) = self.config.path.path_mtu.filter(|_| self.device.is_infiniband) {
-            let why = "on InfiniBand the subnet manager says it, for each partition; only servers bound it";
-            return Err(FabricError::misuse(format!("path_mtu = {mtu}: {why}")));
-        }
-        let channel = Arc::clone(&self.device.channel);
-        let id = self.create_qp(params, CONNECT_DATA, QpState::Connecting, |slot| {
-            CmId::new(&channel, slot as usize).map_err(|e| explain::open_error("rdma_create_id", &e))
-        })?;
-        let timeout = milliseconds(self.config.resolve_timeout);
-        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
-            qp.open(self.device.choice.port)?;
-            self.config.path.tos.map_or(Ok(()), |tos| qp.cm.set_tos(tos))?;
-            qp.cm.resolve_address(from, to, timeout)
-        });
-        if let Err(error) = result {
-            self.destroy(id);
-            return Err(self.unreachable(address.0.clone(), format!("rdma_resolve_addr: {error}")));
-        }
-        Ok(id)
-    }
-
-    pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let gone = || FabricError::misuse(format!("{request:?} is unknown, or the peer has given it up"));
-        let request = self.take_request(request.0).ok_or_else(gone)?;
-        let PendingRequest { mut cm, responder_resources, initiator_depth, count, .. } = request;
-        let mut params = params.clone();
-        params.responder_resources = params.responder_resources.min(responder_resources);
-        params.initiator_depth = params.initiator_depth.min(initiator_depth);
-        let possible = self.objects().and_then(|_| self.check_device(&cm)).and_then(|()| self.check_mtu(&cm));
-        if let Err(error) = possible {
-            reaper::dispose(cm);
-            return Err(error);
-        }
-        let id = self.create_qp(&params, ACCEPT_DATA, QpState::Accepting, |slot| {
-            cm.set_cookie(slot as usize);
-            Ok(cm)
-        })?;
-        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
-            qp.count = Some(count);
-            qp.start(&self.config, self.device.is_infiniband)?;
-            qp.cm.accept(&qp.parameters(&self.config))
-        });
-        if let Err(error) = result {
-            self.destroy(id);
-            return Err(FabricError::system("rdma_accept", error));
-        }
-        Ok(id)
-    }
-
-    pub(super) fn reject_request(&mut self, request: RequestId, private_data: &[u8]) {
-        let Some(PendingRequest { cm, .. }) = self.take_request(request.0) else { return };
-        reject(&cm, &private_data[..private_data.len().min(REJECT_DATA)]);
-        reaper::dispose(cm);
-    }
-
-    fn take_request(&mut self, number: u64) -> Option<PendingRequest> {
-        let at = self.requests.iter().position(|request| request.number == number)?;
-        Some(self.requests.swap_remove(at))
-    }
-
-    /// Creates a queue pair. `max_data` bounds the private data. `identify` creates the identifier for its slot.
-    fn create_qp(
+    /// Creates a queue pair with its identifier. `max_data` bounds the private data.
+    pub(super) fn create_qp(
         &mut self,
         params: &ConnectParams,
         max_data: usize,
         state: QpState,
-        identify: impl FnOnce(u32) -> Result<CmId, FabricError>,
+        mut cm: CmId,
     ) -> Result<QpId, FabricError> {
         let limits = &self.device.capabilities;
         let (max_inline_data, reads) = (limits.max_inline_data, u32::from(limits.max_read_depth));
@@ -156,12 +74,13 @@ impl VerbsFabric {
         }
         let objects = self.objects()?;
         let (pd, cq) = (Rc::clone(&objects.pd), Rc::clone(&objects.cq));
+        let reports_last_receive = self.device.quirks.reports_last_receive && params.own_receive_queue.is_none();
         let CompletionState { table, shared, by_number, .. } = &mut self.completion;
         table.try_insert(|id| {
             if id.slot >= wr_id::MAX_QPS - 1 {
                 return Err(FabricError::misuse(format!("a fabric has at most {} queue pairs", wr_id::MAX_QPS - 1)));
             }
-            let cm = identify(id.slot)?;
+            cm.set_cookie(id.slot as usize);
             let queues = WorkQueues::new(id, &pd, &cq, shared.queue(), params, max_inline_data).map_err(|e| {
                 explain::pin_error(format!("ibv_create_qp with {sends} sends, {receives} own Receives"), &e)
             })?;
@@ -173,18 +92,17 @@ impl VerbsFabric {
                 cm,
                 params: params.clone(),
                 deadline: None,
-                failure: None,
-                end_report: None,
+                end: None,
+                ended_at: 0,
                 is_early: false,
-                was_ready: false,
-                last_receive_reached: false,
+                error_state: ErrorState { reports_last_receive, ..ErrorState::default() },
                 count: None,
             })
         })
     }
 
     /// Checks that the connection manager chose the opened device.
-    fn check_device(&self, cm: &CmId) -> Result<(), FabricError> {
+    pub(super) fn check_device(&self, cm: &CmId) -> Result<(), FabricError> {
         let (found, opened) = (cm.device(), &self.device.choice.device);
         if found.as_ref() == Some(opened) {
             return Ok(());
@@ -197,7 +115,7 @@ impl VerbsFabric {
     }
 
     /// Refuses a request whose path MTU, valid in both directions, exceeds the local one.
-    fn check_mtu(&self, cm: &CmId) -> Result<(), FabricError> {
+    pub(super) fn check_mtu(&self, cm: &CmId) -> Result<(), FabricError> {
         let Some(most) = self.config.path.path_mtu else { return Ok(()) };
         let attributes = cm.qp_attributes(ibv_qp_state::IBV_QPS_RTR);
         let attributes = attributes.map_err(|e| FabricError::system("rdma_init_qp_attr", e))?;
@@ -212,9 +130,9 @@ impl VerbsFabric {
     }
 
     /// Error for an unreachable address. Names the device.
-    fn unreachable(&self, address: String, why: String) -> FabricError {
+    pub(super) fn unreachable(&self, address: &str, why: &str) -> FabricError {
         let detail = format!("{why}; this fabric is on {}", self.device.capabilities.device);
-        FabricError::unreachable(&address, detail)
+        FabricError::unreachable(address, detail)
     }
 
     /// Processes events of the connection manager and the device.
@@ -257,45 +175,50 @@ impl VerbsFabric {
     }
 
     fn connection_event(&mut self, event: CmEvent) {
-        if event.kind == CmEventKind::ConnectRequest {
+        if event.kind == kinds::RDMA_CM_EVENT_CONNECT_REQUEST {
             let member = self.listener.as_ref().and_then(|listening| listening.member.as_ref());
             let accepted = member.and_then(|member| member.assign(event, MAX_HANDED_OVER));
             return accepted.into_iter().for_each(|request| self.add_request(request));
         }
         match event.cookie {
             reaper::NOBODY => return,
-            WATCH if event.kind == CmEventKind::DeviceRemoval => return self.device_lost(DeviceEvent::Removed),
+            WATCH if event.kind == kinds::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                return self.device_lost(DeviceEvent::Removed);
+            }
             WATCH => return,
             // The peer gave up before the answer.
             cookie if cookie & REQUEST != 0 => {
-                let gone = self.take_request((cookie & !REQUEST) as u64);
+                let gone = self.requests.remove(&((cookie & !REQUEST) as u64));
                 return gone.into_iter().for_each(|request| reaper::dispose(request.cm));
             }
             _ => {}
         }
         let Some(qp) = self.completion.table.at(event.cookie as u32) else { return };
         let id = qp.id;
-        log::trace!("{id:?}: {:?} {}", event.kind, event.status);
+        log::trace!("{id:?}: {} {}", event.name(), event.status);
         match (event.kind, qp.state) {
-            (CmEventKind::AddressResolved, QpState::Connecting) => {
-                let path = &self.config.path;
+            (kinds::RDMA_CM_EVENT_ADDR_RESOLVED, QpState::Connecting) => {
+                let config = &self.config.path;
                 // A configured path needs no resolution.
-                let resolved = match (path.path_mtu, qp.cm.own_address(), qp.cm.peer_address()) {
-                    (Some(mtu), Some(from), Some(to)) => qp.cm.set_path(&path::record(from.ip(), to.ip(), mtu, path)),
+                let resolved = match (config.path_mtu, qp.cm.own_address(), qp.cm.peer_address()) {
+                    (Some(mtu), Some(from), Some(to)) => {
+                        let code = path::mtu_code(mtu) as u8;
+                        qp.cm.set_path(sys::path_record(from.ip(), to.ip(), code, config))
+                    }
                     _ => qp.cm.resolve_route(milliseconds(self.config.resolve_timeout)),
                 };
                 if let Some(Err(error)) = self.completion.table.peek(id).map(|qp| self.check_device(&qp.cm)) {
                     self.fail_connect(id, error);
                 } else if let Err(error) = resolved {
-                    self.fail_unreachable(id, format!("rdma_resolve_route: {error}"));
+                    self.fail_unreachable(id, &format!("rdma_resolve_route: {error}"));
                 }
             }
-            (CmEventKind::RouteResolved, QpState::Connecting) => {
-                if let Err(error) = qp.cm.connect(&qp.parameters(&self.config)) {
-                    self.fail_unreachable(id, format!("rdma_connect: {error}"));
+            (kinds::RDMA_CM_EVENT_ROUTE_RESOLVED, QpState::Connecting) => {
+                if let Err(error) = qp.cm.connect(&qp.params.private_data, qp.parameters(&self.config)) {
+                    self.fail_unreachable(id, &format!("rdma_connect: {error}"));
                 }
             }
-            (CmEventKind::ConnectResponse, QpState::Connecting) => {
+            (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, QpState::Connecting) => {
                 let started = qp.start(&self.config, self.device.is_infiniband);
                 match started.and_then(|()| qp.cm.establish()) {
                     Ok(()) => self.report_established(id, event.private_data),
@@ -303,23 +226,38 @@ impl VerbsFabric {
                 }
             }
             // The client gave up meanwhile. The reject informs the acceptor.
-            (CmEventKind::ConnectResponse, QpState::Failed) => reject(&qp.cm, &[]),
-            (CmEventKind::Established, QpState::Accepting) => self.report_established(id, Vec::new()),
-            (CmEventKind::Rejected, QpState::Connecting) => self.report_rejected(id, event),
-            (kind, QpState::Connecting) if is_final(kind) => {
-                self.fail_unreachable(id, format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())));
-            }
+            (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, QpState::Failed) => reject(&qp.cm, &[]),
+            (kinds::RDMA_CM_EVENT_ESTABLISHED, QpState::Accepting) => self.report_established(id, Vec::new()),
+            (kinds::RDMA_CM_EVENT_REJECTED, QpState::Connecting) => self.report_rejected(id, event),
             // This identifier's device is known to be the opened one. Other devices come and go.
-            (CmEventKind::DeviceRemoval, QpState::Accepting | QpState::Up | QpState::Closing) => {
+            (kinds::RDMA_CM_EVENT_DEVICE_REMOVAL, QpState::Accepting | QpState::Up | QpState::Closing) => {
                 self.device_lost(DeviceEvent::Removed);
             }
-            (CmEventKind::Disconnected, QpState::Closing) => {
-                self.end_connection(id, Disconnect::Local, "both sides have closed it")
+            (kinds::RDMA_CM_EVENT_DISCONNECTED, QpState::Closing) => {
+                self.end_connection(id, Disconnect::Local, "both sides have closed it");
             }
-            (CmEventKind::Disconnected, _) => self.end_connection(id, Disconnect::Peer, "the peer has closed it"),
-            (kind, QpState::Accepting | QpState::Up) if is_final(kind) => {
-                let reason = format!("the connection manager says {kind:?} ({})", event.status);
-                self.end_connection(id, Disconnect::Failure, reason);
+            (kinds::RDMA_CM_EVENT_DISCONNECTED, QpState::Accepting | QpState::Up) => {
+                self.end_connection(id, Disconnect::Peer, "the peer has closed it");
+            }
+            (
+                kinds::RDMA_CM_EVENT_ADDR_ERROR
+                | kinds::RDMA_CM_EVENT_ROUTE_ERROR
+                | kinds::RDMA_CM_EVENT_CONNECT_ERROR
+                | kinds::RDMA_CM_EVENT_UNREACHABLE
+                | kinds::RDMA_CM_EVENT_REJECTED
+                | kinds::RDMA_CM_EVENT_DISCONNECTED
+                | kinds::RDMA_CM_EVENT_DEVICE_REMOVAL,
+                state,
+            ) => {
+                let (name, error) = (event.name(), io::Error::from_raw_os_error(event.status.abs()));
+                match state {
+                    QpState::Connecting => self.fail_unreachable(id, &format!("{name} ({error})")),
+                    QpState::Accepting | QpState::Up => {
+                        let reason = format!("the connection manager says {name} ({})", event.status);
+                        self.end_connection(id, Disconnect::Failure, reason);
+                    }
+                    QpState::Closing | QpState::Ended | QpState::Failed => {}
+                }
             }
             _ => {}
         }
@@ -334,13 +272,8 @@ impl VerbsFabric {
             return self.scratch.log.warn("connect requests lost", line);
         }
         let peer = cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
-        self.requests.push(PendingRequest {
-            number,
-            cm,
-            responder_resources: event.responder_resources.into(),
-            initiator_depth: event.initiator_depth.into(),
-            count,
-        });
+        let (responder_resources, initiator_depth) = (event.responder_resources.into(), event.initiator_depth.into());
+        self.requests.insert(number, PendingRequest { cm, responder_resources, initiator_depth, count });
         let (request, private_data) = (RequestId(number), event.private_data);
         self.events.push(ControlEvent::ConnectRequest { request, private_data, peer });
     }
@@ -360,19 +293,19 @@ impl VerbsFabric {
             private_data.truncate(private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
             self.fail_attempt(id, ControlEvent::Rejected { qp: id, private_data });
         } else if event.status == REJECTED_NO_SERVICE || event.status.checked_neg() == refused {
-            self.fail_unreachable(id, "the host is there, but nobody listens at this port".to_owned());
+            self.fail_unreachable(id, "the host is there, but nobody listens at this port");
         } else {
-            self.fail_unreachable(id, format!("its connection manager has refused, code {}", event.status));
+            self.fail_unreachable(id, &format!("its connection manager has refused, code {}", event.status));
         }
     }
 
-    fn fail_unreachable(&mut self, id: QpId, why: String) {
+    fn fail_unreachable(&mut self, id: QpId, why: &str) {
         let peer = self.completion.table.peek(id).and_then(|qp| qp.cm.peer_address());
-        let error = self.unreachable(peer.map_or_else(String::new, |address| address.to_string()), why);
+        let error = self.unreachable(&peer.map_or_else(String::new, |address| address.to_string()), why);
         self.fail_connect(id, error);
     }
 
-    fn fail_connect(&mut self, id: QpId, error: FabricError) {
+    pub(super) fn fail_connect(&mut self, id: QpId, error: FabricError) {
         self.fail_attempt(id, ControlEvent::ConnectFailed { qp: id, error });
     }
 
@@ -398,24 +331,8 @@ impl VerbsFabric {
         qp.stop();
         let reason = reason.into();
         log::debug!("{id:?}: {reason}");
-        qp.end_report = Some((self.completion.empty_polls, cause, reason));
+        (qp.end, qp.ended_at) = (Some((cause, reason)), self.completion.empty_polls);
         self.completion.attention.push(id.slot);
-    }
-
-    /// Starts a local close. Posted requests still leave.
-    pub(super) fn start_disconnect(&mut self, id: QpId) {
-        let Some(qp) = self.completion.table.get(id) else { return };
-        match qp.state {
-            QpState::Up => {
-                qp.state = QpState::Closing;
-                qp.deadline = Some(Instant::now() + self.config.linger);
-                self.completion.post_marker(id, &mut self.scratch);
-                self.completion.attention.push(id.slot);
-            }
-            QpState::Connecting => self.fail_connect(id, FabricError::misuse("given up by this side")),
-            QpState::Accepting => self.end_connection(id, Disconnect::Local, "given up by this side"),
-            QpState::Closing | QpState::Ended | QpState::Failed => {}
-        }
     }
 
     /// Processes the slots in `attention`.
@@ -423,13 +340,13 @@ impl VerbsFabric {
         for slot in std::mem::take(&mut self.completion.attention) {
             let Some(qp) = self.completion.table.at(slot) else { continue };
             let id = qp.id;
-            if let Some((since, ..)) = qp.end_report {
-                if self.completion.empty_polls == since {
+            if qp.state == QpState::Ended {
+                if qp.ended_at == self.completion.empty_polls {
                     self.completion.attention.push(slot);
-                } else if let Some((_, cause, reason)) = qp.end_report.take() {
+                } else if let Some((cause, reason)) = qp.end.take() {
                     self.events.push(ControlEvent::Disconnected { qp: id, cause, reason });
                 }
-            } else if let Some((cause, reason)) = qp.failure.take() {
+            } else if let Some((cause, reason)) = qp.end.take() {
                 self.end_connection(id, cause, reason);
             } else if qp.state == QpState::Closing {
                 if qp.queues.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -450,25 +367,21 @@ impl VerbsFabric {
         for _ in 0..MAX_EVENTS {
             let Some(objects) = &self.device.objects else { return };
             let Some(event) = objects.context.next_async() else { return };
-            let own_port = u32::from(self.device.choice.port);
-            match event {
-                AsyncEvent::QueuePair { cookie, code } => self.queue_pair_event(cookie as u32, code),
-                AsyncEvent::Device {
-                    code: AsyncEvent::CQ_ERROR | AsyncEvent::DEVICE_FATAL | AsyncEvent::SRQ_ERROR,
-                } => {
+            let port = u32::from(self.device.choice.port);
+            match event.code {
+                AsyncEvent::CQ_ERROR | AsyncEvent::DEVICE_FATAL | AsyncEvent::SRQ_ERROR => {
                     log::debug!("{}: {event:?}", self.device.choice.device);
                     self.device_lost(DeviceEvent::Failed);
                 }
-                AsyncEvent::Port { port, code: code @ (AsyncEvent::PORT_ERROR | AsyncEvent::PORT_ACTIVE) }
-                    if port == own_port =>
-                {
-                    let is_down = code == AsyncEvent::PORT_ERROR;
+                AsyncEvent::PORT_ERROR | AsyncEvent::PORT_ACTIVE if event.subject == port as usize => {
+                    let is_down = event.code == AsyncEvent::PORT_ERROR;
                     self.completion.is_port_down = is_down;
                     self.completion.stats.port_downs += u64::from(is_down);
                     let event = if is_down { DeviceEvent::PortDown { port } } else { DeviceEvent::PortUp { port } };
                     self.events.push(ControlEvent::Device(event));
                 }
-                other => log::info!("{}: {other:?}", self.device.choice.device),
+                1..=7 | AsyncEvent::LAST_RECEIVE_REACHED => self.queue_pair_event(event.subject as u32, event.code),
+                _ => log::info!("{}: {event:?}", self.device.choice.device),
             }
         }
     }
@@ -476,7 +389,7 @@ impl VerbsFabric {
     fn queue_pair_event(&mut self, slot: u32, code: u32) {
         let Some(qp) = self.completion.table.at(slot) else { return };
         match code {
-            AsyncEvent::LAST_RECEIVE_REACHED => qp.last_receive_reached = true,
+            AsyncEvent::LAST_RECEIVE_REACHED => qp.error_state.last_receive_reached = true,
             AsyncEvent::ESTABLISHED => {
                 qp.is_early = true;
                 self.completion.attention.push(slot);
@@ -489,33 +402,13 @@ impl VerbsFabric {
         }
     }
 
-    /// Destroys a queue pair and returns all its memory.
-    pub(super) fn destroy(&mut self, id: QpId) {
-        let Some(qp) = self.completion.table.get(id) else { return };
-        if !matches!(qp.state, QpState::Connecting | QpState::Failed | QpState::Ended) {
-            // An error means that both sides have closed already.
-            let _ = qp.cm.disconnect();
-        }
-        qp.state = QpState::Ended;
-        qp.stop();
-        if qp.was_ready {
-            self.drain_completions(id);
-        }
-        let Some(gone) = self.completion.remove(id) else { return };
-        let VerbsQp { mut queues, cm, .. } = *gone;
-        self.completion.room += queues.destroy(&mut self.completion.ready);
-        reaper::dispose(cm);
-        self.completion.attention.retain(|&slot| slot != id.slot);
-        // The caller of `destroy` needs no `Disconnected` event.
-        self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
-    }
-
     /// Waits a bounded time for the last completions of a queue pair in error.
-    fn drain_completions(&mut self, id: QpId) {
+    pub(super) fn drain_completions(&mut self, id: QpId) {
         self.completion.post_marker(id, &mut self.scratch);
         let within = self.config.drain;
         let limit = Instant::now() + within;
-        if !drain(&mut DrainingQp { fabric: self, id, limit, done: Vec::new() }) {
+        let capacity = self.device.objects.as_ref().map_or(0, |objects| objects.cq.capacity() as usize);
+        if !drain(&mut DrainingQp { fabric: self, id, limit, done: Vec::new() }, capacity) {
             let line = format_args!("{id:?}: its last completions did not come within {within:?}");
             self.scratch.log.warn("queue pairs whose last completions did not come", line);
         }
@@ -531,27 +424,16 @@ struct DrainingQp<'a> {
 }
 
 impl Draining for DrainingQp<'_> {
-    fn take(&mut self) -> (usize, bool) {
+    fn take(&mut self) -> usize {
         let Self { fabric, done, .. } = self;
         let taken = fabric.poll_device(done, POLL_BATCH);
         fabric.completion.ready.extend(done.drain(..));
-        (taken, taken == POLL_BATCH)
+        taken
     }
 
     fn is_silent(&mut self) -> bool {
-        let Some(qp) = self.fabric.completion.table.peek(self.id) else { return true };
-        let state = ErrorState {
-            was_ready: qp.was_ready,
-            shares_receives: qp.queues.shares_receives(),
-            reports_last_receive: self.fabric.device.quirks.reports_last_receive,
-            last_receive_reached: qp.last_receive_reached,
-            outstanding: qp.queues.outstanding(),
-        };
-        state.is_silent()
-    }
-
-    fn capacity(&self) -> usize {
-        self.fabric.device.objects.as_ref().map_or(0, |objects| objects.cq.capacity() as usize)
+        let qp = self.fabric.completion.table.peek(self.id);
+        qp.is_none_or(|qp| qp.error_state.is_silent(qp.queues.outstanding()))
     }
 
     fn wait(&mut self) -> bool {
@@ -562,14 +444,8 @@ impl Draining for DrainingQp<'_> {
 }
 
 /// Informs the peer of a refusal. If that fails, the end of its connection does.
-fn reject(cm: &CmId, private_data: &[u8]) {
+pub(super) fn reject(cm: &CmId, private_data: &[u8]) {
     if let Err(error) = cm.reject(private_data) {
         log::debug!("rdma_reject: {error}");
     }
-}
-
-/// Whether the event ends a connection or an attempt.
-fn is_final(kind: CmEventKind) -> bool {
-    use CmEventKind::{AddressError, ConnectError, DeviceRemoval, Disconnected, Rejected, RouteError, Unreachable};
-    matches!(kind, AddressError | RouteError | ConnectError | Unreachable | Rejected | Disconnected | DeviceRemoval)
 }

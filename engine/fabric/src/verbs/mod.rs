@@ -51,6 +51,7 @@ mod window;
 mod work_queues;
 mod wr_id;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::fd::BorrowedFd;
@@ -59,14 +60,17 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use self::complete::CompletionState;
 pub use self::config::{FeatureMode, VerbsConfig};
+use self::connect::PendingRequest;
 use self::listener::Listening;
 pub use self::listener::VerbsListener;
 use self::opened::{OpenedDevice, SharedObjects};
-use self::qp::QpState;
+use self::qp::{QpState, VerbsQp};
 use self::region::MemoryRegions;
 use self::sleep::EventSource;
+use self::sys::CmId;
 use self::work_queues::Scratch;
 use super::accept_balancer::BalancerMember;
+use super::host;
 use super::sleeper::{Sleeper, shorter};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, Fabric, FabricAddress,
@@ -95,7 +99,8 @@ const POLLS_PER_YIELD: u64 = 16;
 /// One shard's device of the verbs fabric; see the module documentation.
 pub struct VerbsFabric {
     // In drop order: queue pairs before the objects that they use.
-    requests: Vec<connect::PendingRequest>,
+    /// Unanswered connect requests, by their numbers.
+    requests: BTreeMap<u64, PendingRequest>,
     completion: CompletionState,
     regions: MemoryRegions,
     listener: Option<Listening>,
@@ -136,7 +141,7 @@ impl VerbsFabric {
         EventSource::Connections.watch(&sleeper, device.channel.fd())?;
         device.watch_events(&sleeper)?;
         Ok(Self {
-            requests: Vec::new(),
+            requests: BTreeMap::new(),
             completion: CompletionState::new(receives, room, &device.quirks),
             regions: MemoryRegions::new(device.objects.as_ref().map(|objects| &objects.pd)),
             listener: None,
@@ -209,7 +214,7 @@ impl VerbsFabric {
             if self.completion.table.iter().next().is_some() {
                 return;
             }
-            self.requests.drain(..).for_each(|request| reaper::dispose(request.cm));
+            std::mem::take(&mut self.requests).into_values().for_each(|request| reaper::dispose(request.cm));
             let flushed = |buf| Completion::failed_receive(QpId::NONE, Status::Flushed, buf);
             self.completion.ready.extend(self.completion.shared.close().into_iter().map(flushed));
             self.regions.close();
@@ -284,10 +289,10 @@ impl Drop for VerbsFabric {
     fn drop(&mut self) {
         let ids: Vec<QpId> = self.completion.table.iter().map(|qp| qp.id).collect();
         for id in ids {
-            self.destroy(id);
+            self.destroy_qp(id);
         }
         self.completion.ready.clear();
-        self.requests.drain(..).for_each(|request| reaper::dispose(request.cm));
+        std::mem::take(&mut self.requests).into_values().for_each(|request| reaper::dispose(request.cm));
     }
 }
 
@@ -349,23 +354,103 @@ impl Fabric for VerbsFabric {
     }
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.start_connect(address, params)
+        let (named, rest) = host::split_device(address)?;
+        self.config.check_named(address, named.as_ref(), &self.device.choice.device)?;
+        let to = host::resolve(&rest)?;
+        if reaper::is_behind() {
+            let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
+            return Err(FabricError::system("rdma_create_id", detail));
+        }
+        self.objects()?;
+        let from = self.device.source(&self.config);
+        if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
+            let detail = format!("the GID that was chosen is {from}, which is of another family");
+            return Err(FabricError::address(&address.0, detail));
+        }
+        if let Some(mtu) = self.config.path.path_mtu.filter(|_| self.device.is_infiniband) {
+            let why = "on InfiniBand the subnet manager says it, for each partition; only servers bound it";
+            return Err(FabricError::misuse(format!("path_mtu = {mtu}: {why}")));
+        }
+        let cm = CmId::new(&self.device.channel, reaper::NOBODY);
+        let cm = cm.map_err(|e| explain::open_error("rdma_create_id", &e))?;
+        let id = self.create_qp(params, connect::CONNECT_DATA, QpState::Connecting, cm)?;
+        let timeout = connect::milliseconds(self.config.resolve_timeout);
+        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
+            qp.open(self.device.choice.port)?;
+            self.config.path.tos.map_or(Ok(()), |tos| qp.cm.set_tos(tos))?;
+            qp.cm.resolve_address(from, to, timeout)
+        });
+        if let Err(error) = result {
+            self.destroy_qp(id);
+            return Err(self.unreachable(&address.0, &format!("rdma_resolve_addr: {error}")));
+        }
+        Ok(id)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        self.accept_request(request, params)
+        let gone = || FabricError::misuse(format!("{request:?} is unknown, or the peer has given it up"));
+        let request = self.requests.remove(&request.0).ok_or_else(gone)?;
+        let PendingRequest { cm, responder_resources, initiator_depth, count } = request;
+        let mut params = params.clone();
+        params.responder_resources = params.responder_resources.min(responder_resources);
+        params.initiator_depth = params.initiator_depth.min(initiator_depth);
+        let possible = self.objects().and_then(|_| self.check_device(&cm)).and_then(|()| self.check_mtu(&cm));
+        if let Err(error) = possible {
+            reaper::dispose(cm);
+            return Err(error);
+        }
+        let id = self.create_qp(&params, connect::ACCEPT_DATA, QpState::Accepting, cm)?;
+        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
+            qp.count = Some(count);
+            qp.start(&self.config, self.device.is_infiniband)?;
+            qp.cm.accept(&params.private_data, qp.parameters(&self.config))
+        });
+        if let Err(error) = result {
+            self.destroy_qp(id);
+            return Err(FabricError::system("rdma_accept", error));
+        }
+        Ok(id)
     }
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        self.reject_request(request, private_data);
+        let Some(PendingRequest { cm, .. }) = self.requests.remove(&request.0) else { return };
+        connect::reject(&cm, &private_data[..private_data.len().min(connect::REJECT_DATA)]);
+        reaper::dispose(cm);
     }
 
-    fn disconnect(&mut self, qp: QpId) {
-        self.start_disconnect(qp);
+    fn disconnect(&mut self, id: QpId) {
+        let Some(qp) = self.completion.table.get(id) else { return };
+        match qp.state {
+            QpState::Up => {
+                qp.state = QpState::Closing;
+                qp.deadline = Some(Instant::now() + self.config.linger);
+                self.completion.post_marker(id, &mut self.scratch);
+                self.completion.attention.push(id.slot);
+            }
+            QpState::Connecting => self.fail_connect(id, FabricError::misuse("given up by this side")),
+            QpState::Accepting => self.end_connection(id, Disconnect::Local, "given up by this side"),
+            QpState::Closing | QpState::Ended | QpState::Failed => {}
+        }
     }
 
-    fn destroy_qp(&mut self, qp: QpId) {
-        self.destroy(qp);
+    fn destroy_qp(&mut self, id: QpId) {
+        let Some(qp) = self.completion.table.get(id) else { return };
+        if !matches!(qp.state, QpState::Connecting | QpState::Failed | QpState::Ended) {
+            // An error means that both sides have closed already.
+            let _ = qp.cm.disconnect();
+        }
+        qp.state = QpState::Ended;
+        qp.stop();
+        if qp.error_state.was_ready {
+            self.drain_completions(id);
+        }
+        let Some(gone) = self.completion.remove(id) else { return };
+        let VerbsQp { mut queues, cm, .. } = *gone;
+        self.completion.room += queues.destroy(&mut self.completion.ready);
+        reaper::dispose(cm);
+        self.completion.attention.retain(|&slot| slot != id.slot);
+        // The caller needs no `Disconnected` event.
+        self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
@@ -406,7 +491,7 @@ impl Fabric for VerbsFabric {
                     ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
                     return n;
                 }
-                qp.queues.post_recv(&self.regions, bufs, *room).unwrap_or(0)
+                qp.queues.post_recv(&self.regions, bufs, *room)
             }
         };
         stats.recv_posts += posted as u64;

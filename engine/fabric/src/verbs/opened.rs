@@ -15,7 +15,7 @@ use super::quirks::Quirks;
 use super::receives::SharedReceives;
 use super::sleep::EventSource;
 use super::sys::{
-    CmId, CompletionChannel, CompletionQueue, DeviceContext, EventChannel, ProtectionDomain, QpCapacity, QueuePair,
+    CmId, CompletionChannel, CompletionQueue, DeviceContext, EventChannel, ProtectionDomain, QueuePair,
     SharedReceiveQueue,
 };
 use super::{VerbsFabric, explain, path, probe, reaper};
@@ -139,14 +139,14 @@ impl OpenedDevice {
     /// A failure of `epoll_ctl`.
     pub(super) fn watch_events(&self, sleeper: &Sleeper) -> Result<(), FabricError> {
         let Some(objects) = &self.objects else { return Ok(()) };
-        EventSource::Completions.watch(sleeper, objects.cq.channel().fd())?;
+        EventSource::Completions.watch(sleeper, objects.cq.parents().fd())?;
         EventSource::Device.watch(sleeper, objects.context.async_fd())
     }
 
     /// Closes the device. librdmacm also releases a `removed` one.
     pub(super) fn close(&mut self, sleeper: &Sleeper, removed: bool) {
         let Some(mut objects) = self.objects.take() else { return };
-        sleeper.remove(objects.cq.channel().fd());
+        sleeper.remove(objects.cq.parents().fd());
         sleeper.remove(objects.context.async_fd());
         if let Some(watch) = objects.watch.take() {
             if removed && let Err(error) = watch.release_device() {
@@ -211,9 +211,8 @@ fn max_inline_data(
 ) -> Result<u32, FabricError> {
     let mut max_inline_data = wanted;
     loop {
-        let capacity = QpCapacity { send: 16, receive: 0, max_inline_data };
-        match QueuePair::new(pd, cq, Some(srq), &capacity, 0) {
-            Ok(qp) => return Ok(max_inline_data.min(qp.max_inline_data)),
+        match QueuePair::new(pd, cq, Some(srq), (16, 0), max_inline_data, 0) {
+            Ok((_, supported)) => return Ok(max_inline_data.min(supported)),
             // Some devices fail instead of returning a smaller value.
             Err(_) if max_inline_data > 0 => max_inline_data /= 2,
             Err(error) => return Err(explain::pin_error("ibv_create_qp", &error)),

@@ -2,11 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::net::IpAddr;
-
 use rdma_sys::ibv_qp_attr;
 
-use super::sys::PathRecord;
 use crate::FabricError;
 use crate::path::PathConfig;
 
@@ -36,22 +33,6 @@ pub(super) fn apply_options(attr: &mut ibv_qp_attr, path: &PathConfig) {
     let way = &mut attr.ah_attr;
     way.grh.traffic_class = path.tos.unwrap_or(way.grh.traffic_class);
     way.sl = path.service_level.unwrap_or(way.sl);
-}
-
-/// A RoCE path between two addresses with this MTU. Path resolution finds only the interface's own MTU. The request
-/// carries the path to the peer, so both queue pairs use it.
-pub(super) fn record(from: IpAddr, to: IpAddr, mtu: u32, path: &PathConfig) -> PathRecord {
-    let gid = |ip: IpAddr| match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    };
-    PathRecord {
-        dgid: gid(to),
-        sgid: gid(from),
-        traffic_class: path.tos.unwrap_or(0),
-        service_level: path.service_level.unwrap_or(0),
-        mtu_code: mtu_code(mtu) as u8,
-    }
 }
 
 #[cfg(test)]
@@ -89,15 +70,5 @@ mod tests {
         assert_eq!(marked(PathConfig::default()), (3, 8));
         assert_eq!(marked(PathConfig { tos: Some(104), ..PathConfig::default() }), (3, 104));
         assert_eq!(marked(PathConfig { service_level: Some(0), ..PathConfig::default() }), (0, 8));
-    }
-
-    #[test]
-    fn a_path_record_has_the_configured_options() {
-        let path = PathConfig { tos: Some(104), service_level: Some(5), path_mtu: Some(1024) };
-        let (from, to) = ("10.0.0.1".parse().expect("an address"), "fd00::2".parse().expect("an address"));
-        let record = record(from, to, 1024, &path);
-        assert_eq!(record.sgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 0, 0, 1]);
-        assert_eq!((record.dgid[0], record.dgid[15]), (0xFD, 2));
-        assert_eq!((record.traffic_class, record.service_level, record.mtu_code), (104, 5, 3));
     }
 }

@@ -141,7 +141,8 @@ impl Pair {
                 let slot = id.slot() as usize & 1;
                 let end = &mut ends[slot];
                 if id.is_receive() {
-                    let buf = end.received(done, if status.is_ok() { done.byte_len as usize } else { 0 });
+                    let len = if status.is_ok() { done.byte_len as usize } else { 0 };
+                    let buf = end.receives.as_mut().and_then(|table| table.complete(done, len));
                     let (qp, opcode) = (qp(slot), Opcode::Recv);
                     out.push(Completion { wr_id: 0, qp, opcode, status, buf, invalidated: None });
                     *invalidated = (done.wc_flags & *flags != 0).then_some(done.invalidated_rkey());

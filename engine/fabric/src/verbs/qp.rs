@@ -4,11 +4,12 @@
 
 use std::time::Instant;
 
-use rdma_sys::{ibv_access_flags, ibv_qp_state};
+use rdma_sys::{ibv_access_flags, ibv_qp_state, rdma_conn_param};
 
 use super::config::VerbsConfig;
+use super::drain::ErrorState;
 use super::path;
-use super::sys::{CmId, ConnectionParameters, QpAttributes};
+use super::sys::{CmId, QpAttributes};
 use super::work_queues::{WorkQueues, flag};
 use crate::accept_balancer::ConnectionCount;
 use crate::{ConnectParams, Disconnect, QpId};
@@ -41,17 +42,15 @@ pub(super) struct VerbsQp {
     pub(super) params: ConnectParams,
     /// Time limit of a local close, whatever is still in flight.
     pub(super) deadline: Option<Instant>,
-    /// Cause of the end, from a completion or the device.
-    pub(super) failure: Option<(Disconnect, String)>,
-    /// The final event, and the count of empty polls at its time. The fabric reports the event after a later empty
-    /// poll, so that earlier messages are delivered first.
-    pub(super) end_report: Option<(u64, Disconnect, String)>,
+    /// Cause of the end. It is not reported yet, and before the state is `Ended`, nothing was done about it.
+    pub(super) end: Option<(Disconnect, String)>,
+    /// The count of empty polls at the end. The fabric reports the end after a later empty poll, so that earlier
+    /// messages are delivered first.
+    pub(super) ended_at: u64,
     /// A message arrived before the connection manager reported the connection.
     pub(super) is_early: bool,
-    /// It was ready to receive. Its messages may have consumed Receives.
-    pub(super) was_ready: bool,
-    /// The queue pair consumes no more shared Receives.
-    pub(super) last_receive_reached: bool,
+    /// What the device reports of it once it is in error.
+    pub(super) error_state: ErrorState,
     /// Counts the connection at its listener.
     pub(super) count: Option<ConnectionCount>,
 }
@@ -60,8 +59,8 @@ impl VerbsQp {
     /// Records the cause of the end, unless one is set.
     #[cold]
     pub(super) fn fail(&mut self, attention: &mut Vec<u32>, cause: Disconnect, reason: impl FnOnce() -> String) {
-        if matches!(self.state, QpState::Accepting | QpState::Up | QpState::Closing) && self.failure.is_none() {
-            self.failure = Some((cause, reason()));
+        if matches!(self.state, QpState::Accepting | QpState::Up | QpState::Closing) && self.end.is_none() {
+            self.end = Some((cause, reason()));
             attention.push(self.id.slot);
         }
     }
@@ -99,7 +98,7 @@ impl VerbsQp {
         receive.attr.min_rnr_timer = config.min_rnr_timer;
         path::apply_options(&mut receive.attr, &config.path);
         self.queues.modify(receive)?;
-        self.was_ready = true;
+        self.error_state.was_ready = true;
         let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;
         send.attr.max_rd_atomic = depth(self.params.initiator_depth);
         bound_retries(&mut send, config);
@@ -113,16 +112,18 @@ impl VerbsQp {
         }
     }
 
-    /// Connection parameters for the peer.
-    pub(super) fn parameters(&self, config: &VerbsConfig) -> ConnectionParameters<'_> {
-        ConnectionParameters {
-            private_data: &self.params.private_data,
+    /// Connection parameters for the peer, without the private data.
+    pub(super) fn parameters(&self, config: &VerbsConfig) -> rdma_conn_param {
+        rdma_conn_param {
+            private_data: std::ptr::null(),
+            private_data_len: 0,
             responder_resources: depth(self.params.responder_resources),
             initiator_depth: depth(self.params.initiator_depth),
+            flow_control: 0,
             retry_count: config.retries,
-            rnr_retry: self.params.rnr_retry.min(7),
-            shared_receives: self.queues.shares_receives(),
-            qp_number: self.queues.number(),
+            rnr_retry_count: self.params.rnr_retry.min(7),
+            srq: self.queues.shares_receives().into(),
+            qp_num: self.queues.number(),
         }
     }
 }

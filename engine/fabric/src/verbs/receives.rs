@@ -9,7 +9,7 @@ use rdma_sys::{ibv_recv_wr, ibv_sge};
 use rpcrdma_mempool::{Buf, Posted};
 
 use super::region::MemoryRegions;
-use super::sys::{PostFailure, QueuePair, SharedReceiveQueue, WorkCompletion};
+use super::sys::{Posted as PostResult, SharedReceiveQueue, WorkCompletion};
 use super::wr_id::{Owner, WrId};
 use crate::ReceivedBuf;
 
@@ -38,15 +38,15 @@ impl ReceiveTable {
         self.places.len() - self.free.len()
     }
 
-    /// Posts Receives from the front of `bufs` as one chain. Stops at `limit`, without free entries, or at foreign
-    /// memory. Returns the count.
+    /// Posts Receives from the front of `bufs` as one chain, by `post`. Stops at `limit`, without free entries, or at
+    /// foreign memory. Returns the count.
     #[inline]
-    fn post(
+    pub(super) fn post(
         &mut self,
         regions: &MemoryRegions,
         bufs: &mut Vec<Buf>,
         limit: usize,
-        post: impl FnOnce(*mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>>,
+        post: impl FnOnce(*mut ibv_recv_wr) -> PostResult<ibv_recv_wr>,
     ) -> usize {
         let room = bufs.len().min(self.free.len()).min(limit);
         if self.requests.len() < room {
@@ -58,7 +58,7 @@ impl ReceiveTable {
         for (buf, ((request, part), &place)) in bufs[..room].iter().zip(places) {
             let Some(region) = regions.get(buf.arena()) else { break };
             let addr = (buf.address() - buf.start()) as u64;
-            *part = ibv_sge { addr, length: buf.capacity() as u32, lkey: region.mr.lkey() };
+            *part = ibv_sge { addr, length: buf.capacity() as u32, lkey: region.lkey };
             let wr_id = self.owner.receive(place);
             let sg_list = parts.wrapping_add(count);
             count += 1;
@@ -70,9 +70,9 @@ impl ReceiveTable {
         self.requests[count - 1].next = ptr::null_mut();
         let posted = match post(requests) {
             Ok(()) => count,
-            Err(refused) => {
-                log::warn!("posting {count} Receives: {}", refused.error);
-                position(&self.requests[..count], refused.first).unwrap_or(count)
+            Err((error, first)) => {
+                log::warn!("posting {count} Receives: {error}");
+                position(&self.requests[..count], first).unwrap_or(count)
             }
         };
         for buf in bufs.drain(..posted) {
@@ -87,20 +87,6 @@ impl ReceiveTable {
         let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
         self.requests.resize_with(count, || ibv_recv_wr { wr_id: 0, next, sg_list, num_sge: 0 });
         self.parts.resize_with(count, || ibv_sge { addr: 0, length: 0, lkey: 0 });
-    }
-
-    /// Posts Receives to a queue pair's own queue; see [`post`](Self::post).
-    #[inline]
-    pub(super) fn post_own(
-        &mut self,
-        qp: &QueuePair,
-        regions: &MemoryRegions,
-        bufs: &mut Vec<Buf>,
-        limit: usize,
-    ) -> usize {
-        // SAFETY: the chain is linked over vectors that outlive the call. Its buffers move into the table. Only their
-        // completion or the queue's destruction returns them.
-        self.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
     /// The buffer of a completed Receive, with the received length. `None` for an unknown Receive.

@@ -7,7 +7,6 @@ use std::rc::Rc;
 use rpcrdma_mempool::{Arena, ArenaId};
 
 use super::explain;
-use super::map::NumberMap;
 use super::sys::{MemoryRegion, ProtectionDomain};
 use crate::{Access, FabricError};
 
@@ -17,20 +16,20 @@ pub(super) struct MemoryRegions {
     pd: Option<Rc<ProtectionDomain>>,
     /// Arenas to register once a device is present.
     waiting: Vec<(Arena, Access)>,
-    /// The first registered arena. It is the shard's own and holds nearly all messages.
-    first: Option<(ArenaId, RegisteredArena)>,
-    /// All other arenas.
-    by_arena: NumberMap<RegisteredArena>,
+    /// Registrations in their order. The first arena is the shard's own and holds nearly all messages.
+    registered: Vec<RegisteredArena>,
 }
 
 pub(super) struct RegisteredArena {
-    pub(super) mr: MemoryRegion,
+    id: ArenaId,
+    pub(super) lkey: u32,
     pub(super) access: Access,
+    pub(super) mr: MemoryRegion,
 }
 
 impl MemoryRegions {
     pub(super) fn new(pd: Option<&Rc<ProtectionDomain>>) -> Self {
-        Self { pd: pd.cloned(), waiting: Vec::new(), first: None, by_arena: NumberMap::default() }
+        Self { pd: pd.cloned(), waiting: Vec::new(), registered: Vec::new() }
     }
 
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -42,25 +41,17 @@ impl MemoryRegions {
             self.waiting.push((arena.clone(), access));
             return Ok(());
         };
-        let may_expose = access.remote_read || access.remote_write;
-        let mr = MemoryRegion::new(pd, arena, may_expose)
+        let mr = MemoryRegion::new(pd, arena, access != Access::LOCAL)
             .map_err(|e| explain::pin_error(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
-        let region = RegisteredArena { mr, access };
-        if self.first.is_none() {
-            self.first = Some((id, region));
-        } else {
-            self.by_arena.insert(id.get(), region);
-        }
+        self.registered.push(RegisteredArena { id, lkey: mr.lkey(), access, mr });
         Ok(())
     }
 
     pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        if let Some(at) = self.waiting.iter().position(|(known, _)| known.id() == arena) {
-            self.waiting.remove(at);
-            return Ok(());
-        }
-        let is_first = self.first.take_if(|(id, _)| *id == arena).is_some();
-        if is_first || self.by_arena.remove(&arena.get()).is_some() {
+        let before = self.waiting.len() + self.registered.len();
+        self.waiting.retain(|(known, _)| known.id() != arena);
+        self.registered.retain(|region| region.id != arena);
+        if self.waiting.len() + self.registered.len() < before {
             return Ok(());
         }
         Err(FabricError::misuse(format!("arena {arena} is not registered")))
@@ -69,9 +60,8 @@ impl MemoryRegions {
     /// Deregisters all arenas. They are registered again with the next device.
     pub(super) fn close(&mut self) {
         self.pd = None;
-        let oldest = self.first.take().map(|(_, region)| region);
-        let all = oldest.into_iter().chain(self.by_arena.drain().map(|(_, region)| region));
-        self.waiting.extend(all.map(|region| (region.mr.arena().clone(), region.access)));
+        let all = self.registered.drain(..);
+        self.waiting.extend(all.map(|region| (region.mr.parents().0.clone(), region.access)));
     }
 
     /// Registers all known arenas with a device. On an error none stays registered.
@@ -93,9 +83,6 @@ impl MemoryRegions {
 
     #[inline]
     pub(super) fn get(&self, arena: ArenaId) -> Option<&RegisteredArena> {
-        match &self.first {
-            Some((id, region)) if *id == arena => Some(region),
-            _ => self.by_arena.get(&arena.get()),
-        }
+        self.registered.iter().find(|region| region.id == arena)
     }
 }

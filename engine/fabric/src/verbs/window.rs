@@ -137,7 +137,7 @@ impl QpWindows {
     /// Deallocates all windows. Must precede the queue pair's destruction, which a bound window blocks on some devices.
     pub(super) fn destroy(&mut self) {
         for WindowEntry { mw, mem, .. } in self.list.drain(..) {
-            if let Err(error) = mw.deallocate() {
+            if let Err(error) = mw.destroy() {
                 log::error!("ibv_dealloc_mw: {error}");
                 // The peer may still reach the memory, so it is never reused.
                 std::mem::forget(mem);

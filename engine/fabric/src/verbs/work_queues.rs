@@ -14,20 +14,18 @@ use std::rc::Rc;
 use rdma_sys::{
     bind_mw_t, ibv_access_flags, ibv_mw_bind_info, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t, wr_t,
 };
-use rpcrdma_mempool::{Buf, Frozen, Lent, Posted};
+use rpcrdma_mempool::{ArenaId, Buf, Posted};
 
 use super::receives::{ReceiveTable, position};
 use super::region::MemoryRegions;
-use super::sys::{
-    CompletionQueue, ProtectionDomain, QpAttributes, QpCapacity, QueuePair, SharedReceiveQueue, WorkCompletion,
-};
+use super::sys::{CompletionQueue, ProtectionDomain, QpAttributes, QueuePair, SharedReceiveQueue, WorkCompletion};
 use super::window::QpWindows;
 use super::wr_id::{Owner, WrId};
 use crate::checks::{self, FOREIGN};
 use crate::log_limit::ClockedLog;
 use crate::{
-    Access, Completion, ConnectParams, FabricStats, Opcode, PostError, Posting, QpId, ReceivedBuf, RemoteMemory,
-    Source, Status, WindowId, WorkRequest,
+    Completion, ConnectParams, FabricStats, Opcode, PostError, Posting, QpId, RemoteMemory, Source, Status, WindowId,
+    WorkRequest,
 };
 
 /// An empty scatter-gather entry.
@@ -42,8 +40,7 @@ enum RequestMemory {
     /// No memory: the fabric itself posted the request, which is never reported.
     Marker,
     Message(Posted),
-    Lent(Lent),
-    Frozen(Frozen),
+    Source(Source),
     /// No memory: the invalidation of the window with this index.
     Invalidation(u32),
 }
@@ -92,7 +89,8 @@ pub(super) struct WorkQueues {
     /// Requests since the last signalled one, and their maximum.
     unsignalled: usize,
     max_unsignalled: usize,
-    receives: Option<ReceiveTable>,
+    /// The Receives of its own queue. `None` with the shared one.
+    pub(super) receives: Option<ReceiveTable>,
     pub(super) windows: QpWindows,
 }
 
@@ -108,9 +106,9 @@ impl WorkQueues {
     ) -> io::Result<Self> {
         let (depth, own_receives) = (params.send_queue_depth.max(1), params.own_receive_queue);
         // One extra entry for the final marker.
-        let capacity = QpCapacity { send: depth + 1, receive: own_receives.unwrap_or(0), max_inline_data };
+        let capacity = (depth + 1, own_receives.unwrap_or(0));
         let srq = srq.filter(|_| own_receives.is_none());
-        let qp = QueuePair::new(pd, cq, srq, &capacity, id.slot as usize)?;
+        let (qp, supported) = QueuePair::new(pd, cq, srq, capacity, max_inline_data, id.slot as usize)?;
         let (depth, owner) = (depth as usize, Owner::new(id));
         Ok(Self {
             id,
@@ -118,7 +116,7 @@ impl WorkQueues {
             in_flight: VecDeque::with_capacity(depth + 1),
             first: 0,
             depth,
-            max_inline_data: max_inline_data.min(qp.max_inline_data) as usize,
+            max_inline_data: max_inline_data.min(supported) as usize,
             unsignalled: 0,
             max_unsignalled: (depth / 4).clamp(1, MAX_UNSIGNALLED),
             receives: own_receives.map(|depth| ReceiveTable::new(owner, depth)),
@@ -167,17 +165,13 @@ impl WorkQueues {
         is_signalled
     }
 
-    /// Posts Receives to its own queue; see [`ReceiveTable::post_own`]. `None` without such a queue.
+    /// Posts Receives to its own queue; see [`ReceiveTable::post`]. None without such a queue.
     #[inline]
-    pub(super) fn post_recv(&mut self, regions: &MemoryRegions, bufs: &mut Vec<Buf>, limit: usize) -> Option<usize> {
-        let (table, qp) = (self.receives.as_mut()?, self.qp.as_ref()?);
-        Some(table.post_own(qp, regions, bufs, limit))
-    }
-
-    /// The buffer of a Receive of its own queue.
-    #[inline]
-    pub(super) fn received(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
-        self.receives.as_mut()?.complete(done, received)
+    pub(super) fn post_recv(&mut self, regions: &MemoryRegions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
+        let (Some(table), Some(qp)) = (&mut self.receives, &self.qp) else { return 0 };
+        // SAFETY: the chain is linked over vectors that outlive the call. Its buffers move into the table. Only their
+        // completion or the queue's destruction returns them.
+        table.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
     /// Posts a chain with one call, up to `room` requests.
@@ -281,11 +275,11 @@ impl WorkQueues {
         // SAFETY: the chain is linked over vectors that outlive the call. Its memory is that of `chain`, which moves
         // into `in_flight`. Regions keep their arenas. Windows live in `self.windows`, which deallocates them only with
         // the queue pair in error.
-        unsafe { qp.post_send(requests) }.map_err(|refused| {
-            let line = format_args!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
+        unsafe { qp.post_send(requests) }.map_err(|(error, first)| {
+            let line = format_args!("{:?}: ibv_post_send of {count} requests: {error}", self.id);
             scratch.log.warn("failures of ibv_post_send", line);
             // A device that does not report the first refused request may have taken all.
-            position(&scratch.requests[..count], refused.first).unwrap_or(count)
+            position(&scratch.requests[..count], first).unwrap_or(count)
         })
     }
 
@@ -328,7 +322,22 @@ impl WorkQueues {
                 request.wr = remote_part(*remote);
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
-                self.build_bind(regions, request, *window, (mem, *offset, *len), *access)?;
+                self.check_window(*window)?;
+                let region = regions.get(mem.arena()).ok_or(FOREIGN)?;
+                checks::inside_some(*offset, *len, mem.len())?;
+                if !region.access.permits(*access) {
+                    return Err("memory registered without these remote rights");
+                }
+                let (mw, rkey) = self.windows.begin_bind(window.index)?;
+                let bind_info = ibv_mw_bind_info {
+                    mr: region.mr.raw(),
+                    addr: (mem.address() + offset) as u64,
+                    length: *len as u64,
+                    mw_access_flags: flag(access.remote_read, ibv_access_flags::IBV_ACCESS_REMOTE_READ.0)
+                        | flag(access.remote_write, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0),
+                };
+                request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+                request.bind_mw_tso_union.bind_mw = bind_mw_t { mw, rkey, bind_info };
             }
             WorkRequest::LocalInvalidate { window } => {
                 self.check_window(*window)?;
@@ -339,33 +348,6 @@ impl WorkQueues {
         }
         // Some devices read a length of 0 as 2 GiB.
         request.num_sge = i32::from(part.length != 0);
-        Ok(())
-    }
-
-    fn build_bind(
-        &mut self,
-        regions: &MemoryRegions,
-        request: &mut ibv_send_wr,
-        window: WindowId,
-        (mem, offset, len): (&Lent, usize, usize),
-        access: Access,
-    ) -> Result<(), &'static str> {
-        self.check_window(window)?;
-        let region = regions.get(mem.arena()).ok_or(FOREIGN)?;
-        checks::inside_some(offset, len, mem.len())?;
-        if !region.access.permits(access) {
-            return Err("memory registered without these remote rights");
-        }
-        let (mw, rkey) = self.windows.begin_bind(window.index)?;
-        let bind_info = ibv_mw_bind_info {
-            mr: region.mr.raw(),
-            addr: (mem.address() + offset) as u64,
-            length: len as u64,
-            mw_access_flags: flag(access.remote_read, ibv_access_flags::IBV_ACCESS_REMOTE_READ.0)
-                | flag(access.remote_write, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0),
-        };
-        request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
-        request.bind_mw_tso_union.bind_mw = bind_mw_t { mw, rkey, bind_info };
         Ok(())
     }
 
@@ -384,9 +366,8 @@ impl WorkQueues {
                 (Opcode::Send, RequestMemory::Nothing)
             }
             WorkRequest::Send { buf, .. } => (Opcode::Send, RequestMemory::Message(buf.post())),
-            WorkRequest::Write { src: Source::Lent(mem), .. } => (Opcode::Write, RequestMemory::Lent(mem)),
-            WorkRequest::Write { src: Source::Frozen(mem), .. } => (Opcode::Write, RequestMemory::Frozen(mem)),
-            WorkRequest::Read { dst, .. } => (Opcode::Read, RequestMemory::Lent(dst)),
+            WorkRequest::Write { src, .. } => (Opcode::Write, RequestMemory::Source(src)),
+            WorkRequest::Read { dst, .. } => (Opcode::Read, RequestMemory::Source(Source::Lent(dst))),
             WorkRequest::Bind { window, mem, .. } => {
                 self.windows.record_bind(window.index, mem);
                 (Opcode::Bind, RequestMemory::Nothing)
@@ -562,12 +543,12 @@ fn remote_part(remote: RemoteMemory) -> wr_t {
 #[inline]
 fn local(
     regions: &MemoryRegions,
-    arena: rpcrdma_mempool::ArenaId,
+    arena: ArenaId,
     (address, whole): (usize, usize),
     offset: usize,
     len: usize,
 ) -> Result<ibv_sge, &'static str> {
     let region = regions.get(arena).ok_or(FOREIGN)?;
     checks::inside(offset, len, whole)?;
-    Ok(ibv_sge { addr: (address + offset) as u64, length: len as u32, lkey: region.mr.lkey() })
+    Ok(ibv_sge { addr: (address + offset) as u64, length: len as u32, lkey: region.lkey })
 }

@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "calls librdmacm")]
 //! The connection manager: event channels and identifiers.
 
+use std::ffi::CStr;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -10,16 +11,17 @@ use std::sync::Arc;
 
 use rdma_sys::{
     ibv_gid, ibv_path_data, ibv_path_record, ibv_qp_state, rdma_accept, rdma_ack_cm_event, rdma_bind_addr,
-    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel,
+    rdma_cm_event, rdma_cm_event_type as kinds, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel,
     rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish, rdma_event_channel,
-    rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject,
+    rdma_event_str, rdma_get_cm_event, rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_port_space, rdma_reject,
     rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 use rustix::net::SocketAddrAny;
 
 use super::device::{cookie, name_of};
-use super::queue_pair::QpAttributes;
+use super::queue::QpAttributes;
 use super::{check_errno, made, set_nonblocking};
+use crate::path::PathConfig;
 
 /// Level and name of `rdma_set_option` options, which the bindings lack.
 const OPTION_TOS: (i32, i32) = (0, 0);
@@ -40,35 +42,29 @@ const LIFETIME: u8 = 16;
 /// The device's full rate.
 const FULL_RATE: u8 = 0;
 
-/// A RoCE path of a path record of the subnet administrator.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PathRecord {
-    pub(crate) dgid: [u8; 16],
-    pub(crate) sgid: [u8; 16],
-    pub(crate) traffic_class: u8,
-    pub(crate) service_level: u8,
-    pub(crate) mtu_code: u8,
-}
-
-impl PathRecord {
-    fn raw(&self) -> ibv_path_data {
-        // SAFETY: all zeroes are a valid value of this struct of integers.
-        let none: ibv_path_record = unsafe { mem::zeroed() };
-        let path = ibv_path_record {
-            dgid: ibv_gid { raw: self.dgid },
-            sgid: ibv_gid { raw: self.sgid },
-            flowlabel_hoplimit: HOP_LIMIT.to_be(),
-            tclass: self.traffic_class,
-            reversible_numpath: REVERSIBLE,
-            pkey: DEFAULT_PKEY.to_be(),
-            qosclass_sl: u16::from(self.service_level).to_be(),
-            mtu: EXACTLY | self.mtu_code,
-            rate: EXACTLY | FULL_RATE,
-            packetlifetime: EXACTLY | LIFETIME,
-            ..none
-        };
-        ibv_path_data { flags: PATH_FOR_ALL, reserved: 0, path }
-    }
+/// A RoCE path between two addresses with this MTU, as a path record of the subnet administrator. Path resolution finds
+/// only the interface's own MTU. The request carries the path to the peer, so both queue pairs use it.
+pub(crate) fn path_record(from: IpAddr, to: IpAddr, mtu_code: u8, config: &PathConfig) -> ibv_path_data {
+    let gid = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ibv_gid { raw: ip.to_ipv6_mapped().octets() },
+        IpAddr::V6(ip) => ibv_gid { raw: ip.octets() },
+    };
+    // SAFETY: all zeroes are a valid value of this struct of integers.
+    let none: ibv_path_record = unsafe { mem::zeroed() };
+    let path = ibv_path_record {
+        dgid: gid(to),
+        sgid: gid(from),
+        flowlabel_hoplimit: HOP_LIMIT.to_be(),
+        tclass: config.tos.unwrap_or(0),
+        reversible_numpath: REVERSIBLE,
+        pkey: DEFAULT_PKEY.to_be(),
+        qosclass_sl: u16::from(config.service_level.unwrap_or(0)).to_be(),
+        mtu: EXACTLY | mtu_code,
+        rate: EXACTLY | FULL_RATE,
+        packetlifetime: EXACTLY | LIFETIME,
+        ..none
+    };
+    ibv_path_data { flags: PATH_FOR_ALL, reserved: 0, path }
 }
 
 /// Non-blocking channel for identifiers' events.
@@ -80,29 +76,10 @@ unsafe impl Send for EventChannel {}
 // SAFETY: several threads may take events from one channel, because librdmacm locks the state that its calls share.
 unsafe impl Sync for EventChannel {}
 
-/// An event of an identifier. Names follow `rdma_cm_event_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CmEventKind {
-    AddressResolved,
-    AddressError,
-    RouteResolved,
-    RouteError,
-    ConnectRequest,
-    ConnectResponse,
-    ConnectError,
-    Unreachable,
-    Rejected,
-    Established,
-    Disconnected,
-    DeviceRemoval,
-    /// An event that this engine does not use, by its code.
-    Other(u32),
-}
-
 /// An event that is already acknowledged.
 #[derive(Debug)]
 pub(crate) struct CmEvent {
-    pub(crate) kind: CmEventKind,
+    pub(crate) kind: kinds::Type,
     /// A negative error number, or a reject's reason code.
     pub(crate) status: i32,
     /// The identifier's number.
@@ -116,33 +93,13 @@ pub(crate) struct CmEvent {
     pub(crate) initiator_depth: u8,
 }
 
-/// Parameters that both sides exchange at connect.
-#[derive(Clone, Debug)]
-pub(crate) struct ConnectionParameters<'a> {
-    pub(crate) private_data: &'a [u8],
-    pub(crate) responder_resources: u8,
-    pub(crate) initiator_depth: u8,
-    /// Retransmissions of lost packets.
-    pub(crate) retry_count: u8,
-    /// The peer's retries without a Receive.
-    pub(crate) rnr_retry: u8,
-    pub(crate) shared_receives: bool,
-    pub(crate) qp_number: u32,
-}
-
-impl ConnectionParameters<'_> {
-    fn raw(&self) -> rdma_conn_param {
-        rdma_conn_param {
-            private_data: self.private_data.as_ptr().cast(),
-            private_data_len: self.private_data.len() as u8,
-            responder_resources: self.responder_resources,
-            initiator_depth: self.initiator_depth,
-            flow_control: 0,
-            retry_count: self.retry_count,
-            rnr_retry_count: self.rnr_retry,
-            srq: u8::from(self.shared_receives),
-            qp_num: self.qp_number,
-        }
+impl CmEvent {
+    /// The name of its kind.
+    pub(crate) fn name(&self) -> &'static str {
+        // SAFETY: the call takes any number.
+        let name = unsafe { rdma_event_str(self.kind) };
+        // SAFETY: it returns a constant text.
+        unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
     }
 }
 
@@ -171,15 +128,19 @@ impl EventChannel {
         }
         // SAFETY: the call succeeded, so there is an event, which lives until it is acknowledged below.
         let raw = unsafe { &*event };
-        let kind = kind(raw.event);
+        let kind = raw.event;
         // SAFETY: an identifier lives until its events are acknowledged.
         let cookie = unsafe { (*raw.id).context }.addr();
-        let new_id = NonNull::new(raw.id).filter(|_| kind == CmEventKind::ConnectRequest);
+        let new_id = NonNull::new(raw.id).filter(|_| kind == kinds::RDMA_CM_EVENT_CONNECT_REQUEST);
         let request = new_id.map(|raw| CmId { raw, channel: Arc::clone(self) });
         let (private_data, responder_resources, initiator_depth) = (Vec::new(), 0, 0);
         let mut taken =
             CmEvent { kind, status: raw.status, cookie, request, private_data, responder_resources, initiator_depth };
-        if carries_parameters(kind) {
+        if let kinds::RDMA_CM_EVENT_CONNECT_REQUEST
+        | kinds::RDMA_CM_EVENT_CONNECT_RESPONSE
+        | kinds::RDMA_CM_EVENT_ESTABLISHED
+        | kinds::RDMA_CM_EVENT_REJECTED = kind
+        {
             // SAFETY: identifiers of the TCP port space use this member of the union.
             let conn = unsafe { raw.param.conn };
             (taken.responder_resources, taken.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
@@ -195,35 +156,10 @@ impl EventChannel {
     }
 }
 
-fn carries_parameters(kind: CmEventKind) -> bool {
-    use CmEventKind::{ConnectRequest, ConnectResponse, Established, Rejected};
-    matches!(kind, ConnectRequest | ConnectResponse | Established | Rejected)
-}
-
 impl Drop for EventChannel {
     fn drop(&mut self) {
         // SAFETY: identifiers keep their channel alive, so none is left. The channel is destroyed once.
         unsafe { rdma_destroy_event_channel(self.0.as_ptr()) };
-    }
-}
-
-fn kind(code: rdma_cm_event_type::Type) -> CmEventKind {
-    use CmEventKind as K;
-    use rdma_cm_event_type as E;
-    match code {
-        E::RDMA_CM_EVENT_ADDR_RESOLVED => K::AddressResolved,
-        E::RDMA_CM_EVENT_ADDR_ERROR => K::AddressError,
-        E::RDMA_CM_EVENT_ROUTE_RESOLVED => K::RouteResolved,
-        E::RDMA_CM_EVENT_ROUTE_ERROR => K::RouteError,
-        E::RDMA_CM_EVENT_CONNECT_REQUEST => K::ConnectRequest,
-        E::RDMA_CM_EVENT_CONNECT_RESPONSE => K::ConnectResponse,
-        E::RDMA_CM_EVENT_CONNECT_ERROR => K::ConnectError,
-        E::RDMA_CM_EVENT_UNREACHABLE => K::Unreachable,
-        E::RDMA_CM_EVENT_REJECTED => K::Rejected,
-        E::RDMA_CM_EVENT_ESTABLISHED => K::Established,
-        E::RDMA_CM_EVENT_DISCONNECTED => K::Disconnected,
-        E::RDMA_CM_EVENT_DEVICE_REMOVAL => K::DeviceRemoval,
-        other => K::Other(other),
     }
 }
 
@@ -301,8 +237,8 @@ impl CmId {
     }
 
     /// Sets the path in place of a resolution, whose event follows.
-    pub(crate) fn set_path(&self, record: &PathRecord) -> io::Result<()> {
-        self.set_option(OPTION_PATH, &mut record.raw())
+    pub(crate) fn set_path(&self, mut path: ibv_path_data) -> io::Result<()> {
+        self.set_option(OPTION_PATH, &mut path)
     }
 
     fn set_option<T>(&self, (level, name): (i32, i32), value: &mut T) -> io::Result<()> {
@@ -311,14 +247,14 @@ impl CmId {
         check_errno(unsafe { rdma_set_option(self.raw(), level, name, value, len) })
     }
 
-    pub(crate) fn connect(&self, params: &ConnectionParameters<'_>) -> io::Result<()> {
-        let mut params = params.raw();
+    pub(crate) fn connect(&self, private_data: &[u8], params: rdma_conn_param) -> io::Result<()> {
+        let mut params = with_data(private_data, params);
         // SAFETY: the identifier is alive; the private data outlives the call.
         check_errno(unsafe { rdma_connect(self.raw(), &raw mut params) })
     }
 
-    pub(crate) fn accept(&self, params: &ConnectionParameters<'_>) -> io::Result<()> {
-        let mut params = params.raw();
+    pub(crate) fn accept(&self, private_data: &[u8], params: rdma_conn_param) -> io::Result<()> {
+        let mut params = with_data(private_data, params);
         // SAFETY: the identifier is alive; the private data outlives the call.
         check_errno(unsafe { rdma_accept(self.raw(), &raw mut params) })
     }
@@ -391,6 +327,11 @@ impl CmId {
     }
 }
 
+fn with_data(private_data: &[u8], params: rdma_conn_param) -> rdma_conn_param {
+    let (data, len) = (private_data.as_ptr().cast(), private_data.len() as u8);
+    rdma_conn_param { private_data: data, private_data_len: len, ..params }
+}
+
 /// Converts C's form of an address. `None` for any family but those of IP.
 fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     // SAFETY: the storage is initialized in its whole length. It holds an address, or zeroes, which have no family.
@@ -427,9 +368,15 @@ mod tests {
     }
 
     #[test]
-    fn a_path_record_is_in_network_byte_order() {
-        let record = PathRecord { dgid: [1; 16], sgid: [2; 16], traffic_class: 104, service_level: 5, mtu_code: 3 };
-        let path = record.raw().path;
+    fn a_path_record_has_the_configured_options_in_network_byte_order() {
+        let config = PathConfig { tos: Some(104), service_level: Some(5), path_mtu: Some(1024) };
+        let (from, to) = ("10.0.0.1".parse().expect("an address"), "fd00::2".parse().expect("an address"));
+        let path = path_record(from, to, 3, &config).path;
+        // SAFETY: any value of the union is an array of bytes.
+        let bytes = |gid: ibv_gid| unsafe { gid.raw };
+        let (sgid, dgid) = (bytes(path.sgid), bytes(path.dgid));
+        assert_eq!(sgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 0, 0, 1]);
+        assert_eq!((dgid[0], dgid[15]), (0xFD, 2));
         assert_eq!((path.tclass, u16::from_be(path.qosclass_sl), path.mtu), (104, 5, 0x83));
         assert_eq!((u16::from_be(path.pkey), u32::from_be(path.flowlabel_hoplimit)), (0xFFFF, 64));
     }

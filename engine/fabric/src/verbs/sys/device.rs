@@ -1,5 +1,6 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
-//! Ownership of libibverbs' objects, and an opened device: attributes, asynchronous events, protection domains.
+//! Ownership of libibverbs' objects; an opened device with its attributes and asynchronous events; protection domains,
+//! registered memory and its windows.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -9,17 +10,18 @@ use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use rdma_sys::{
-    ___ibv_query_port, ibv_ack_async_event, ibv_alloc_pd, ibv_async_event, ibv_async_event_element_t, ibv_close_device,
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_dealloc_mw, ibv_dealloc_pd, ibv_destroy_comp_channel, ibv_destroy_cq,
-    ibv_destroy_qp, ibv_destroy_srq, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_async_event,
-    ibv_get_device_list, ibv_get_device_name, ibv_mw, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device,
-    ibv_srq,
+    ___ibv_query_port, ibv_access_flags, ibv_ack_async_event, ibv_alloc_mw, ibv_alloc_pd, ibv_async_event,
+    ibv_async_event_element_t, ibv_close_device, ibv_comp_channel, ibv_context, ibv_cq, ibv_dealloc_mw, ibv_dealloc_pd,
+    ibv_dereg_mr, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, ibv_device,
+    ibv_device_attr, ibv_free_device_list, ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_mr,
+    ibv_mw, ibv_mw_type, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_query_device, ibv_reg_mr, ibv_srq,
 };
+use rpcrdma_mempool::Arena;
 
 use super::{check, made, set_nonblocking};
 
 /// A struct of libibverbs that one call destroys.
-pub(super) trait Destroy {
+pub(crate) trait Destroy {
     const CALL: &'static str;
 
     /// # Safety
@@ -44,66 +46,69 @@ destroyed_by! {
     ibv_comp_channel: ibv_destroy_comp_channel,
     ibv_context: ibv_close_device,
     ibv_cq: ibv_destroy_cq,
+    ibv_mr: ibv_dereg_mr,
     ibv_mw: ibv_dealloc_mw,
     ibv_pd: ibv_dealloc_pd,
     ibv_qp: ibv_destroy_qp,
     ibv_srq: ibv_destroy_srq,
 }
 
-/// An object of libibverbs. It is destroyed on drop, and keeps the objects that it was made with alive until then.
-pub(super) struct Object<T: Destroy, P> {
+/// An object of libibverbs, which is destroyed on drop. It keeps the objects and memory that it was made with alive until
+/// then. If its destruction fails, they live on, because the device may still use them.
+pub(crate) struct Object<T: Destroy, P> {
     raw: NonNull<T>,
-    parents: P,
+    parents: ManuallyDrop<P>,
 }
 
 impl<T: Destroy, P> Object<T, P> {
     /// Wraps an object that C created. Null becomes the last OS error.
-    pub(super) fn new(raw: *mut T, parents: P) -> io::Result<Self> {
-        Ok(Self { raw: made(raw)?, parents })
+    pub(super) fn own(raw: *mut T, parents: P) -> io::Result<Self> {
+        Ok(Self { raw: made(raw)?, parents: ManuallyDrop::new(parents) })
     }
 
     #[inline]
-    pub(super) fn raw(&self) -> *mut T {
+    pub(crate) fn raw(&self) -> *mut T {
         self.raw.as_ptr()
     }
 
-    pub(super) fn parents(&self) -> &P {
+    pub(crate) fn parents(&self) -> &P {
         &self.parents
     }
 
-    /// Destroys the object. After an error it lives on, and its parents with it.
-    pub(super) fn destroy(self) -> io::Result<()> {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once, because `this` is
-        // not dropped.
-        check(unsafe { T::destroy(this.raw()) })?;
+    /// Destroys the object. On success the device no longer accesses its memory.
+    pub(crate) fn destroy(self) -> io::Result<()> {
+        ManuallyDrop::new(self).end()
+    }
+
+    /// Destroys the object, which is not used afterwards, and releases its parents.
+    fn end(&mut self) -> io::Result<()> {
+        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once: `destroy` and `drop`,
+        // of which only one runs, call this.
+        check(unsafe { T::destroy(self.raw()) })?;
         // SAFETY: the field is not used again.
-        unsafe { ptr::drop_in_place(&raw mut this.parents) };
+        unsafe { ManuallyDrop::drop(&mut self.parents) };
         Ok(())
     }
 }
 
 impl<T: Destroy, P> Drop for Object<T, P> {
     fn drop(&mut self) {
-        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once, here.
-        if let Err(error) = check(unsafe { T::destroy(self.raw()) }) {
+        if let Err(error) = self.end() {
             log::error!("{}: {error}", T::CALL);
         }
     }
 }
 
 /// A device opened by this shard alone.
-pub(crate) struct DeviceContext(Object<ibv_context, ()>);
+pub(crate) type DeviceContext = Object<ibv_context, ()>;
 
-/// An asynchronous event. Codes are those of `ibv_event_type`. Devices may report others.
+/// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AsyncEvent {
-    /// An event of the queue pair with this cookie.
-    QueuePair { cookie: usize, code: u32 },
-    /// An event of a port.
-    Port { port: u32, code: u32 },
-    /// An event of the completion queue, the shared receive queue, or the whole device, or an unknown event.
-    Device { code: u32 },
+pub(crate) struct AsyncEvent {
+    /// A code of `ibv_event_type`. Devices may report others.
+    pub(crate) code: u32,
+    /// The cookie of the event's queue pair, or the number of its port. 0 for an event of anything else.
+    pub(crate) subject: usize,
 }
 
 impl AsyncEvent {
@@ -135,18 +140,14 @@ impl DeviceContext {
         let mut devices = (0..count.max(0) as usize).map(|index| unsafe { list.wrapping_add(index).read() });
         let opened = match devices.find(|&device| device_name(device).as_deref() == Some(name)) {
             // SAFETY: the device belongs to the list, which is freed below.
-            Some(device) => Object::new(unsafe { ibv_open_device(device) }, ()),
+            Some(device) => Self::own(unsafe { ibv_open_device(device) }, ()),
             None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
         };
         // SAFETY: the list came from `ibv_get_device_list` and is freed once. Opened devices outlive it.
         unsafe { ibv_free_device_list(list) };
-        let context = Self(opened?);
+        let context = opened?;
         set_nonblocking(context.async_fd())?;
         Ok(Rc::new(context))
-    }
-
-    pub(super) fn raw(&self) -> *mut ibv_context {
-        self.0.raw()
     }
 
     /// Readable when an asynchronous event is pending.
@@ -188,24 +189,20 @@ impl DeviceContext {
         let code = unsafe { kind.read() };
         // SAFETY: the union lies at the start. The call has filled in the member for the code.
         let element = unsafe { event.as_ptr().cast::<ibv_async_event_element_t>().read() };
-        let reported = match code {
+        let subject = match code {
             1..=7 | 16 => {
                 // SAFETY: for these codes the union holds a queue pair.
                 let qp = unsafe { element.qp };
                 // SAFETY: a queue pair is not destroyed before its events are acknowledged, which happens below.
-                let cookie = unsafe { (*qp).qp_context };
-                AsyncEvent::QueuePair { cookie: cookie.addr(), code }
+                unsafe { (*qp).qp_context }.addr()
             }
-            9..=13 | 17 | 18 => {
-                // SAFETY: for these codes the union holds a port's number.
-                let port = unsafe { element.port_num };
-                AsyncEvent::Port { port: port.max(0) as u32, code }
-            }
-            _ => AsyncEvent::Device { code },
+            // SAFETY: for these codes the union holds a port's number.
+            9..=13 | 17 | 18 => unsafe { element.port_num }.max(0) as usize,
+            _ => 0,
         };
         // SAFETY: the event was taken above and is acknowledged once.
         unsafe { ibv_ack_async_event(event.as_mut_ptr()) };
-        Some(reported)
+        Some(AsyncEvent { code, subject })
     }
 }
 
@@ -228,17 +225,65 @@ pub(super) fn name_of(context: *mut ibv_context) -> Option<String> {
 }
 
 /// The scope of one shard's work requests, limited to its memory.
-pub(crate) struct ProtectionDomain(Object<ibv_pd, Rc<DeviceContext>>);
+pub(crate) type ProtectionDomain = Object<ibv_pd, Rc<DeviceContext>>;
 
 impl ProtectionDomain {
     pub(crate) fn new(context: &Rc<DeviceContext>) -> io::Result<Rc<Self>> {
         // SAFETY: the context is open.
         let raw = unsafe { ibv_alloc_pd(context.raw()) };
-        Ok(Rc::new(Self(Object::new(raw, Rc::clone(context))?)))
+        Ok(Rc::new(Self::own(raw, Rc::clone(context))?))
+    }
+}
+
+/// An arena registered with the device, which keeps the arena alive.
+pub(crate) type MemoryRegion = Object<ibv_mr, (Arena, Rc<ProtectionDomain>)>;
+
+impl MemoryRegion {
+    /// Registers a whole arena for local work requests, and for windows if `may_expose`. Peers never get rights to the
+    /// region itself.
+    pub(crate) fn new(pd: &Rc<ProtectionDomain>, arena: &Arena, may_expose: bool) -> io::Result<Self> {
+        let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        if may_expose {
+            access |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
+        }
+        let base = ptr::with_exposed_provenance_mut(arena.base_address());
+        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. The device writes only to posted or
+        // lent buffers there. No references to these exist meanwhile.
+        let raw = unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) };
+        Self::own(raw, (arena.clone(), Rc::clone(pd)))
     }
 
-    pub(super) fn raw(&self) -> *mut ibv_pd {
-        self.0.raw()
+    /// The key of this side's work requests, which never changes.
+    pub(crate) fn lkey(&self) -> u32 {
+        // SAFETY: the region lives as long as `self`.
+        unsafe { (*self.raw()).lkey }
+    }
+}
+
+/// A type-2 memory window. Its destruction revokes the peer's access, whether the window is bound or not. After an error
+/// the revocation is uncertain.
+pub(crate) type MemoryWindow = Object<ibv_mw, Rc<ProtectionDomain>>;
+
+impl MemoryWindow {
+    pub(crate) fn new(pd: &Rc<ProtectionDomain>) -> io::Result<Self> {
+        // SAFETY: the domain is alive.
+        let raw = unsafe { ibv_alloc_mw(pd.raw(), ibv_mw_type::IBV_MW_TYPE_2) };
+        Self::own(raw.unwrap_or(ptr::null_mut()), Rc::clone(pd))
+    }
+
+    /// The window's key as known to the library.
+    #[inline]
+    pub(crate) fn rkey(&self) -> u32 {
+        // SAFETY: the window lives as long as `self`.
+        unsafe { (*self.raw()).rkey }
+    }
+
+    /// Updates the library's key of a window after a posted bind. Some providers (rxe) do not update it, and would use
+    /// the old key in the next bind.
+    #[inline]
+    pub(crate) fn set_rkey(&mut self, rkey: u32) {
+        // SAFETY: the window lives as long as `self` and has no other reference.
+        unsafe { (*self.raw()).rkey = rkey };
     }
 }
 

@@ -6,15 +6,13 @@
 
 mod cm;
 mod device;
-mod memory;
 mod queue;
-mod queue_pair;
 
-pub(crate) use cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, EventChannel, PathRecord};
-pub(crate) use device::{AsyncEvent, DeviceContext, ProtectionDomain};
-pub(crate) use memory::{MemoryRegion, MemoryWindow};
-pub(crate) use queue::{CompletionChannel, CompletionQueue, POLL_BATCH, SharedReceiveQueue, WorkCompletion};
-pub(crate) use queue_pair::{PostFailure, QpAttributes, QpCapacity, QueuePair};
+pub(crate) use cm::{CmEvent, CmId, EventChannel, path_record};
+pub(crate) use device::{AsyncEvent, DeviceContext, MemoryRegion, MemoryWindow, ProtectionDomain};
+pub(crate) use queue::{
+    CompletionChannel, CompletionQueue, POLL_BATCH, Posted, QpAttributes, QueuePair, SharedReceiveQueue, WorkCompletion,
+};
 
 use std::ffi::c_int;
 use std::io;

@@ -1,31 +1,31 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
-//! Completion queues, their channels, and shared receive queues.
+//! Completion queues with their channels, shared receive queues, and queue pairs.
 
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::rc::Rc;
 
 use rdma_sys::{
-    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_srq,
-    ibv_get_cq_event, ibv_poll_cq, ibv_post_srq_recv, ibv_recv_wr, ibv_req_notify_cq, ibv_srq, ibv_srq_attr,
-    ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
+    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_create_srq,
+    ibv_get_cq_event, ibv_modify_qp, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq,
+    ibv_send_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
 };
 
-use super::device::{DeviceContext, Object, ProtectionDomain};
-use super::queue_pair::PostFailure;
+use super::device::{DeviceContext, Object, ProtectionDomain, cookie};
 use super::{check, set_nonblocking};
 
 /// Wake-up channel of a completion queue.
-pub(crate) struct CompletionChannel(Object<ibv_comp_channel, Rc<DeviceContext>>);
+pub(crate) type CompletionChannel = Object<ibv_comp_channel, Rc<DeviceContext>>;
 
 impl CompletionChannel {
     pub(crate) fn new(context: &Rc<DeviceContext>) -> io::Result<Self> {
         // SAFETY: the context is open.
         let raw = unsafe { ibv_create_comp_channel(context.raw()) };
-        let channel = Self(Object::new(raw, Rc::clone(context))?);
+        let channel = Self::own(raw, Rc::clone(context))?;
         set_nonblocking(channel.fd())?;
         Ok(channel)
     }
@@ -33,7 +33,7 @@ impl CompletionChannel {
     /// Readable when an armed completion queue has an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is open as long as `self` lives. The field never changes.
-        let fd = unsafe { (*self.0.raw()).fd };
+        let fd = unsafe { (*self.raw()).fd };
         // SAFETY: the descriptor is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
@@ -72,29 +72,20 @@ impl WorkCompletion {
 pub(crate) const POLL_BATCH: usize = 64;
 
 /// The completion queue of one shard, with its channel.
-pub(crate) struct CompletionQueue(Object<ibv_cq, CompletionChannel>);
+pub(crate) type CompletionQueue = Object<ibv_cq, CompletionChannel>;
 
 impl CompletionQueue {
     pub(crate) fn new(context: &Rc<DeviceContext>, channel: CompletionChannel, entries: u32) -> io::Result<Rc<Self>> {
         // SAFETY: context and channel are alive. The queue keeps the channel alive, and the channel keeps the context
         // alive.
-        let raw = unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.0.raw(), 0) };
-        Ok(Rc::new(Self(Object::new(raw, channel)?)))
-    }
-
-    #[inline]
-    pub(super) fn raw(&self) -> *mut ibv_cq {
-        self.0.raw()
+        let raw = unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw(), 0) };
+        Ok(Rc::new(Self::own(raw, channel)?))
     }
 
     /// Capacity in completions.
     pub(crate) fn capacity(&self) -> u32 {
         // SAFETY: the queue is alive. The field never changes.
         unsafe { (*self.raw()).cqe }.max(0) as u32
-    }
-
-    pub(crate) fn channel(&self) -> &CompletionChannel {
-        self.0.parents()
     }
 
     /// Takes up to `max` completions. After an error the queue is unusable.
@@ -123,7 +114,7 @@ impl CompletionQueue {
     pub(crate) fn take_event(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is alive and does not block, and the places are valid for writes.
-        if unsafe { ibv_get_cq_event(self.channel().0.raw(), &raw mut cq, &raw mut context) } == 0 {
+        if unsafe { ibv_get_cq_event(self.parents().raw(), &raw mut cq, &raw mut context) } == 0 {
             // SAFETY: one event of this queue, the channel's only one, was taken and is not yet acknowledged.
             unsafe { ibv_ack_cq_events(self.raw(), 1) };
         }
@@ -131,7 +122,7 @@ impl CompletionQueue {
 }
 
 /// Receives shared by all queue pairs of a shard.
-pub(crate) struct SharedReceiveQueue(Object<ibv_srq, Rc<ProtectionDomain>>);
+pub(crate) type SharedReceiveQueue = Object<ibv_srq, Rc<ProtectionDomain>>;
 
 impl SharedReceiveQueue {
     pub(crate) fn new(pd: &Rc<ProtectionDomain>, depth: u32) -> io::Result<Rc<Self>> {
@@ -139,11 +130,7 @@ impl SharedReceiveQueue {
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain is alive, and `init` is filled in.
         let raw = unsafe { ibv_create_srq(pd.raw(), &raw mut init) };
-        Ok(Rc::new(Self(Object::new(raw, Rc::clone(pd))?)))
-    }
-
-    pub(super) fn raw(&self) -> *mut ibv_srq {
-        self.0.raw()
+        Ok(Rc::new(Self::own(raw, Rc::clone(pd))?))
     }
 
     /// Posts a chain of Receives.
@@ -151,15 +138,117 @@ impl SharedReceiveQueue {
     /// # Safety
     /// The chain is well linked. Its memory stays untouched until its completions or the queue's destruction.
     #[inline]
-    pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>> {
+    pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> Posted<ibv_recv_wr> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue is alive. The caller vouches for the chain.
         let code = unsafe { ibv_post_srq_recv(self.raw(), first, &raw mut bad) };
-        PostFailure::check(code, bad)
+        posted(code, bad)
+    }
+}
+
+/// The result of a post. The error comes with the first request that was not posted.
+pub(crate) type Posted<W> = Result<(), (io::Error, *const W)>;
+
+#[inline]
+fn posted<W>(code: i32, bad: *mut W) -> Posted<W> {
+    check(code).map_err(|error| (error, bad.cast_const()))
+}
+
+/// Attributes of a state change, and the mask of those in use.
+pub(crate) struct QpAttributes {
+    pub(crate) attr: ibv_qp_attr,
+    pub(crate) mask: u32,
+}
+
+impl QpAttributes {
+    /// Sets only the state.
+    pub(crate) fn state(state: ibv_qp_state::Type) -> Self {
+        // SAFETY: a struct of integers.
+        let attr = unsafe { mem::zeroed() };
+        Self { attr: ibv_qp_attr { qp_state: state, ..attr }, mask: ibv_qp_attr_mask::IBV_QP_STATE.0 }
     }
 
-    /// Destroys the queue. On success the device no longer accesses its memory.
-    pub(crate) fn destroy(self) -> io::Result<()> {
-        self.0.destroy()
+    /// State INIT at a port, with the rights that peers may have.
+    pub(crate) fn init(port: u8, access: u32) -> Self {
+        let mut to = Self::state(ibv_qp_state::IBV_QPS_INIT);
+        to.attr.port_num = port;
+        to.attr.qp_access_flags = access;
+        let mask = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX | ibv_qp_attr_mask::IBV_QP_PORT;
+        to.mask |= (mask | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS).0;
+        to
+    }
+}
+
+/// The objects that a queue pair uses.
+type Parents = (Rc<CompletionQueue>, Option<Rc<SharedReceiveQueue>>, Rc<ProtectionDomain>);
+
+/// A reliable connected queue pair. Destroy it by [`destroy`](Object::destroy), which returns the result.
+pub(crate) type QueuePair = Object<ibv_qp, Parents>;
+
+impl QueuePair {
+    /// Creates one in state RESET, for so many work requests and Receives of its own. Asynchronous events carry
+    /// `number`. Returns with it how much of `max_inline_data` the device supports here.
+    pub(crate) fn new(
+        pd: &Rc<ProtectionDomain>,
+        cq: &Rc<CompletionQueue>,
+        srq: Option<&Rc<SharedReceiveQueue>>,
+        (sends, receives): (u32, u32),
+        max_inline_data: u32,
+        number: usize,
+    ) -> io::Result<(Self, u32)> {
+        let mut init = ibv_qp_init_attr {
+            qp_context: cookie(number),
+            send_cq: cq.raw(),
+            recv_cq: cq.raw(),
+            srq: srq.map_or(ptr::null_mut(), |srq| srq.raw()),
+            cap: ibv_qp_cap {
+                max_send_wr: sends,
+                max_recv_wr: receives,
+                max_send_sge: 1,
+                max_recv_sge: u32::from(srq.is_none()),
+                max_inline_data,
+            },
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: the domain and the queues are alive, and stay alive below. `init` is filled in.
+        let raw = unsafe { ibv_create_qp(pd.raw(), &raw mut init) };
+        // The call has filled in the actual capacity.
+        Ok((Self::own(raw, (Rc::clone(cq), srq.cloned(), Rc::clone(pd)))?, init.cap.max_inline_data))
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is alive. Its number never changes.
+        unsafe { (*self.raw()).qp_num }
+    }
+
+    pub(crate) fn modify(&self, mut to: QpAttributes) -> io::Result<()> {
+        // SAFETY: the queue pair is alive, and the attributes are filled in.
+        check(unsafe { ibv_modify_qp(self.raw(), &raw mut to.attr, to.mask as i32) })
+    }
+
+    /// Posts a chain of work requests.
+    ///
+    /// # Safety
+    /// The chain is well linked. The memory, regions and windows that it names live until its completions or the queue
+    /// pair's destruction. No references exist to memory that the device writes.
+    #[inline]
+    pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Posted<ibv_send_wr> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is alive. The caller vouches for the chain.
+        let code = unsafe { ibv_post_send(self.raw(), first, &raw mut bad) };
+        posted(code, bad)
+    }
+
+    /// Posts a chain of Receives to its own queue.
+    ///
+    /// # Safety
+    /// The chain is well linked. Its memory stays untouched until its completions or the queue pair's destruction.
+    #[inline]
+    pub(crate) unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> Posted<ibv_recv_wr> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is alive. The caller vouches for the chain.
+        let code = unsafe { ibv_post_recv(self.raw(), first, &raw mut bad) };
+        posted(code, bad)
     }
 }
