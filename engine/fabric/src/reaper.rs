@@ -3,17 +3,14 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
 
-/// Idle time before a thread ends.
-const IDLE: Duration = Duration::from_secs(1);
 /// Bytes of stack of such a thread, which does nothing but drop.
 const STACK: usize = 128 << 10;
 
-/// A pool of threads that drop values. Each value has its own thread while there are fewer than `threads`. So a slow
-/// one delays no other. Idle threads end after a while.
+/// Threads that drop values. Each value has its own thread while there are fewer than `threads`. So a slow one delays no
+/// other. A thread ends when no value waits.
 #[derive(Debug)]
 pub(super) struct Reaper<T> {
     name: &'static str,
@@ -22,20 +19,17 @@ pub(super) struct Reaper<T> {
     /// Values that may wait before there are too many.
     most: usize,
     state: Mutex<State<T>>,
-    news: Condvar,
 }
 
 #[derive(Debug)]
 struct State<T> {
     waiting: VecDeque<T>,
     threads: usize,
-    idle: usize,
 }
 
 impl<T: Send + 'static> Reaper<T> {
     pub(super) const fn new(name: &'static str, threads: usize, most: usize) -> Self {
-        let state = State { waiting: VecDeque::new(), threads: 0, idle: 0 };
-        Self { name, threads, most, state: Mutex::new(state), news: Condvar::new() }
+        Self { name, threads, most, state: Mutex::new(State { waiting: VecDeque::new(), threads: 0 }) }
     }
 
     /// Whether the backlog forbids starting more work that needs destruction.
@@ -47,16 +41,17 @@ impl<T: Send + 'static> Reaper<T> {
     pub(super) fn dispose(&'static self, gone: T) {
         let mut state = self.lock();
         state.waiting.push_back(gone);
-        if state.waiting.len() <= state.idle || state.threads == self.threads {
-            self.news.notify_one();
+        if state.threads == self.threads {
             return;
         }
+        state.threads += 1;
+        drop(state);
         let thread = Builder::new().name(self.name.to_owned()).stack_size(STACK);
-        match thread.spawn(|| self.reap()) {
-            Ok(_) => state.threads += 1,
+        if thread.spawn(|| self.reap()).is_err() {
+            let mut state = self.lock();
+            state.threads -= 1;
             // Then the others do it, or, if there are none, we.
-            Err(_) if state.threads > 0 => {}
-            Err(_) => {
+            if state.threads == 0 {
                 let gone = state.waiting.pop_back();
                 drop(state);
                 drop(gone);
@@ -64,24 +59,15 @@ impl<T: Send + 'static> Reaper<T> {
         }
     }
 
+    /// Drops values until none waits.
     fn reap(&self) {
         let mut state = self.lock();
-        loop {
-            if let Some(gone) = state.waiting.pop_front() {
-                drop(state);
-                drop(gone);
-                state = self.lock();
-                continue;
-            }
-            state.idle += 1;
-            let (woken, late) = self.news.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.idle -= 1;
-            if late.timed_out() && state.waiting.is_empty() {
-                state.threads -= 1;
-                return;
-            }
+        while let Some(gone) = state.waiting.pop_front() {
+            drop(state);
+            drop(gone);
+            state = self.lock();
         }
+        state.threads -= 1;
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -93,6 +79,7 @@ impl<T: Send + 'static> Reaper<T> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
 
     use super::*;
 

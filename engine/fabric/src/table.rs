@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::convert::Infallible;
+
 use super::{FabricError, QpId};
 
 /// Generations of a slot, before they are reused. They leave three bits of a 64-bit name to others.
@@ -34,23 +36,21 @@ impl<Qp> Table<Qp> {
 
     /// Creates a queue pair in a free slot, by its new name.
     pub(super) fn insert(&mut self, make: impl FnOnce(QpId) -> Qp) -> QpId {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, qp: None });
-            self.slots.len() as u32 - 1
-        });
-        let place = &mut self.slots[slot as usize];
-        let id = QpId { slot, generation: place.generation };
-        place.qp = Some(Box::new(make(id)));
+        let Ok(id) = self.try_insert(|id| Ok::<_, Infallible>(make(id)));
         id
     }
 
     /// Creates a queue pair in a free slot with a constructor that may fail.
-    #[cfg(feature = "verbs")]
     pub(super) fn try_insert<E>(&mut self, make: impl FnOnce(QpId) -> Result<Qp, E>) -> Result<QpId, E> {
         let slot = self.free.last().copied().unwrap_or(self.slots.len() as u32);
-        let id = QpId { slot, generation: self.slots.get(slot as usize).map_or(0, |place| place.generation) };
-        let qp = make(id)?;
-        Ok(self.insert(|_| qp))
+        let generation = self.slots.get(slot as usize).map_or(0, |place| place.generation);
+        let id = QpId { slot, generation };
+        let place = Slot { generation, qp: Some(Box::new(make(id)?)) };
+        match self.free.pop() {
+            Some(_) => self.slots[slot as usize] = place,
+            None => self.slots.push(place),
+        }
+        Ok(id)
     }
 
     pub(super) fn remove(&mut self, id: QpId) -> Option<Box<Qp>> {
@@ -63,11 +63,7 @@ impl<Qp> Table<Qp> {
 
     #[inline]
     pub(super) fn get(&mut self, id: QpId) -> Option<&mut Qp> {
-        let slot = self.slots.get_mut(id.slot as usize)?;
-        if slot.generation != id.generation {
-            return None;
-        }
-        slot.qp.as_deref_mut()
+        self.slots.get_mut(id.slot as usize).filter(|slot| slot.generation == id.generation)?.qp.as_deref_mut()
     }
 
     /// The queue pair of this name.

@@ -11,12 +11,10 @@ use rdma_sys::{ibv_qp_state, rdma_cm_event_type as kinds};
 
 use super::complete::CompletionState;
 use super::drain::{Draining, ErrorState, drain};
-use super::listener::Listening;
 use super::qp::{QpState, VerbsQp};
-use super::sleep::EventSource;
 use super::sys::{self, AsyncEvent, CmEvent, CmId, EventChannel, POLL_BATCH};
 use super::work_queues::WorkQueues;
-use super::{VerbsFabric, explain, path, reaper, sleep, wr_id};
+use super::{VerbsFabric, explain, path, reaper, wr_id};
 use crate::accept_balancer::{Accepted, ConnectionCount};
 use crate::{Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, RequestId};
 
@@ -135,33 +133,8 @@ impl VerbsFabric {
         FabricError::unreachable(address, detail)
     }
 
-    /// Processes events of the connection manager and the device.
-    pub(super) fn poll_events(&mut self) {
-        self.scratch.log.sum_up();
-        let happened = sleep::wait(&self.sleeper, Some(Duration::ZERO));
-        if happened[EventSource::Device as usize] {
-            self.device_events();
-        }
-        // Excess requests wait in the kernel, whose queue is also bounded.
-        if !reaper::is_behind()
-            && let Some((channel, accepted)) = self.listener.as_ref().and_then(Listening::take_handed_over)
-        {
-            accepted.into_iter().for_each(|request| self.add_request(request));
-            if happened[EventSource::Listener as usize] {
-                self.channel_events(&channel);
-            }
-        }
-        if happened[EventSource::Connections as usize] {
-            let channel = Arc::clone(&self.device.channel);
-            self.channel_events(&channel);
-        }
-        if !self.completion.attention.is_empty() {
-            self.process_attention();
-        }
-        self.recover();
-    }
-
-    fn channel_events(&mut self, channel: &Arc<EventChannel>) {
+    /// Processes pending events of the connection manager.
+    pub(super) fn channel_events(&mut self, channel: &Arc<EventChannel>) {
         for _ in 0..MAX_EVENTS {
             match channel.next() {
                 Ok(Some(event)) => self.connection_event(event),
@@ -219,7 +192,7 @@ impl VerbsFabric {
                 }
             }
             (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, QpState::Connecting) => {
-                let started = qp.start(&self.config, self.device.is_infiniband);
+                let started = qp.start(&self.config, self.device.choice.is_infiniband);
                 match started.and_then(|()| qp.cm.establish()) {
                     Ok(()) => self.report_established(id, event.private_data),
                     Err(error) => self.fail_connect(id, FabricError::system("starting the queue pair", error)),
@@ -263,7 +236,7 @@ impl VerbsFabric {
         }
     }
 
-    fn add_request(&mut self, Accepted { request: event, count }: Accepted<CmEvent>) {
+    pub(super) fn add_request(&mut self, Accepted { request: event, count }: Accepted<CmEvent>) {
         let Some(mut cm) = event.request else { return };
         self.next_request += 1;
         let number = self.next_request;
@@ -336,7 +309,7 @@ impl VerbsFabric {
     }
 
     /// Processes the slots in `attention`.
-    fn process_attention(&mut self) {
+    pub(super) fn process_attention(&mut self) {
         for slot in std::mem::take(&mut self.completion.attention) {
             let Some(qp) = self.completion.table.at(slot) else { continue };
             let id = qp.id;

@@ -83,6 +83,7 @@ impl fmt::Display for Port {
 pub(super) struct Choice {
     pub(super) device: String,
     pub(super) port: u8,
+    pub(super) is_infiniband: bool,
     /// The address of connections, as far as it is known.
     pub(super) gid: Option<Gid>,
 }
@@ -159,28 +160,41 @@ pub(super) fn choose(
     address: Option<IpAddr>,
     gid_index: Option<u32>,
 ) -> Result<Choice, FabricError> {
-    let Some(index) = gid_index else { return choose_port(ports, name, address) };
     // A named device with its own GID needs no address.
-    let choice = choose_port(ports, name, address.filter(|_| name.is_none()))?;
+    let (port, gid) = choose_port(ports, name, address.filter(|_| name.is_none() || gid_index.is_none()))?;
     let failed = |why: String| {
-        let call = format!("choosing GID {index} of {} port {}", choice.device, choice.port);
+        let call = format!("choosing GID {} of {} port {}", gid_index.unwrap_or(0), port.device, port.number);
         Err(FabricError::no_device(call, format!("{why}; there are: {}", alternatives(ports))))
     };
-    let mut gids = ports
-        .iter()
-        .filter(|port| (&port.device, port.number) == (&choice.device, choice.port))
-        .flat_map(|port| &port.gids);
-    match gids.find(|gid| gid.index == index) {
-        None => failed("the port has none with this index".to_owned()),
-        Some(gid) if gid.is_link_local() => failed(format!("{gid} is link-local: nothing is routed to it")),
-        Some(gid) if !gid.is_routable_roce() => failed(format!(
-            "{gid} is no address of RoCE v2, which alone can be chosen: leave the choice to the connection manager"
-        )),
-        Some(gid) => Ok(Choice { gid: Some(gid.clone()), ..choice }),
-    }
+    let gid = match gid_index {
+        None => gid.or_else(|| {
+            let gids = port.gids.iter().filter(|gid| !gid.is_link_local());
+            gids.max_by_key(|gid| (gid.is_routable_roce(), u32::MAX - gid.index))
+        }),
+        Some(index) => match port.gids.iter().find(|gid| gid.index == index) {
+            None => return failed("the port has none with this index".to_owned()),
+            Some(gid) if gid.is_link_local() => {
+                return failed(format!("{gid} is link-local: nothing is routed to it"));
+            }
+            Some(gid) if !gid.is_routable_roce() => {
+                return failed(format!(
+                    "{gid} is no address of RoCE v2, which alone can be chosen: leave the choice to the connection \
+                     manager"
+                ));
+            }
+            chosen => chosen,
+        },
+    };
+    let is_infiniband = port.link_layer == "InfiniBand";
+    Ok(Choice { device: port.device.clone(), port: port.number, is_infiniband, gid: gid.cloned() })
 }
 
-fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> Result<Choice, FabricError> {
+/// Chooses a port, and its GID if the address is one.
+fn choose_port<'a>(
+    ports: &'a [Port],
+    name: Option<&str>,
+    address: Option<IpAddr>,
+) -> Result<(&'a Port, Option<&'a Gid>), FabricError> {
     let (iwarp, named): (Vec<&Port>, Vec<&Port>) =
         ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).partition(|port| port.is_iwarp);
     if let Some(port) = iwarp.first().filter(|_| named.is_empty()) {
@@ -199,40 +213,28 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
             "no port is active: is the cable in, and the interface up (`ip link set NETDEV up`)?".to_owned(),
         );
     };
-    let Some(address) = address else { return Ok(Choice::new(first, None)) };
+    let Some(address) = address else { return Ok((first, None)) };
     let mut matching: Vec<(&Port, &Gid)> = active
         .iter()
         .flat_map(|port| port.gids.iter().map(move |gid| (*port, gid)))
         .filter(|(_, gid)| gid.ip() == address && !gid.is_link_local())
         .collect();
     matching.sort_by_key(|(_, gid)| !gid.is_routable_roce());
-    if let Some((port, gid)) = matching.first() {
+    if let Some(&(port, gid)) = matching.first() {
         if port.link_layer == "Ethernet" && !gid.is_routable_roce() {
             return failed(format!(
                 "{address} is there as {:?} only, which routers drop: set RoCE v2 (`cma_roce_mode -d {} -m 2`)",
                 gid.kind, port.device
             ));
         }
-        return Ok(Choice::new(port, Some(gid)));
+        return Ok((port, Some(gid)));
     }
     // InfiniBand GIDs do not contain IP addresses, so the connection manager decides.
     match active.iter().find(|port| port.link_layer != "Ethernet") {
-        Some(port) => Ok(Choice::new(port, None)),
+        Some(port) => Ok((port, None)),
         None => failed(format!(
             "no active port has the address {address}; is it on an interface of an RDMA device (`rdma link`)?"
         )),
-    }
-}
-
-impl Choice {
-    fn new(port: &Port, gid: Option<&Gid>) -> Self {
-        let gid = gid.or_else(|| {
-            port.gids
-                .iter()
-                .filter(|gid| !gid.is_link_local())
-                .max_by_key(|gid| (gid.is_routable_roce(), u32::MAX - gid.index))
-        });
-        Self { device: port.device.clone(), port: port.number, gid: gid.cloned() }
     }
 }
 

@@ -7,12 +7,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::connect::REQUEST;
-use super::sleep::EventSource;
 use super::sys::{CmEvent, CmId, EventChannel};
-use super::{VerbsConfig, device, explain, reaper};
+use super::{REQUESTS, VerbsConfig, device, explain, reaper};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember};
 use crate::host::{self, NamedDevice};
 use crate::sleeper::Sleeper;
@@ -104,7 +104,7 @@ impl Listening {
     /// # Errors
     /// A failure of `epoll_ctl`.
     pub(super) fn join(&mut self, sleeper: &Sleeper) -> Result<(), FabricError> {
-        EventSource::Listener.watch(sleeper, self.listener.0.channel.fd())?;
+        sleeper.add(self.listener.0.channel.fd(), REQUESTS, EventFlags::IN)?;
         self.member = Some(BalancerMember::new(&self.listener.0.balancer, sleeper.waker()));
         Ok(())
     }

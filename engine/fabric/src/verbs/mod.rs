@@ -45,15 +45,16 @@ mod quirks;
 mod reaper;
 mod receives;
 mod region;
-mod sleep;
 mod sys;
 mod window;
 mod work_queues;
 mod wr_id;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll::EventFlags;
 use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
@@ -66,7 +67,6 @@ pub use self::listener::VerbsListener;
 use self::opened::{OpenedDevice, SharedObjects};
 use self::qp::{QpState, VerbsQp};
 use self::region::MemoryRegions;
-use self::sleep::EventSource;
 use self::sys::CmId;
 use self::work_queues::Scratch;
 use super::accept_balancer::BalancerMember;
@@ -88,6 +88,14 @@ pub fn numa_node(config: &VerbsConfig) -> Option<u32> {
     let config = config.clone().with_device_of_address().ok()?;
     opened::choose(&device::ports(), &config).ok().and_then(|choice| device::numa_node(&choice.device))
 }
+
+/// Tokens of the [`Sleeper`] for completions, connection events, connect requests, and asynchronous events.
+const COMPLETIONS: u64 = 1;
+const CONNECTIONS: u64 = 2;
+const REQUESTS: u64 = 3;
+const DEVICE_EVENTS: u64 = 4;
+/// Number of the tokens, with that of the waker.
+const TOKENS: usize = 5;
 
 /// Longest sleep while a connection closes.
 const TICK: Duration = Duration::from_millis(1);
@@ -138,7 +146,7 @@ impl VerbsFabric {
         let config = config.with_device_of_address()?;
         let (device, receives, room) = OpenedDevice::open(&config, None)?;
         let sleeper = Sleeper::new()?;
-        EventSource::Connections.watch(&sleeper, device.channel.fd())?;
+        sleeper.add(device.channel.fd(), CONNECTIONS, EventFlags::IN)?;
         device.watch_events(&sleeper)?;
         Ok(Self {
             requests: BTreeMap::new(),
@@ -164,17 +172,6 @@ impl VerbsFabric {
             completion.fail_all(Disconnect::Failure, || format!("ibv_poll_cq: {error}"));
             0
         })
-    }
-
-    /// Longest permitted sleep.
-    fn sleep_limit(&self) -> Option<Duration> {
-        if !self.completion.ready.is_empty() || !self.events.is_empty() {
-            Some(Duration::ZERO)
-        } else if !self.completion.attention.is_empty() {
-            Some(TICK)
-        } else {
-            self.lost.as_ref().map(|_| if self.device.objects.is_some() { TICK } else { RECOVERY_INTERVAL })
-        }
     }
 
     /// Reports the loss of the device once, and ends all its connections. Each identifier and queue may report a loss.
@@ -367,7 +364,7 @@ impl Fabric for VerbsFabric {
             let detail = format!("the GID that was chosen is {from}, which is of another family");
             return Err(FabricError::address(&address.0, detail));
         }
-        if let Some(mtu) = self.config.path.path_mtu.filter(|_| self.device.is_infiniband) {
+        if let Some(mtu) = self.config.path.path_mtu.filter(|_| self.device.choice.is_infiniband) {
             let why = "on InfiniBand the subnet manager says it, for each partition; only servers bound it";
             return Err(FabricError::misuse(format!("path_mtu = {mtu}: {why}")));
         }
@@ -402,7 +399,7 @@ impl Fabric for VerbsFabric {
         let id = self.create_qp(&params, connect::ACCEPT_DATA, QpState::Accepting, cm)?;
         let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
             qp.count = Some(count);
-            qp.start(&self.config, self.device.is_infiniband)?;
+            qp.start(&self.config, self.device.choice.is_infiniband)?;
             qp.cm.accept(&params.private_data, qp.parameters(&self.config))
         });
         if let Err(error) = result {
@@ -454,7 +451,27 @@ impl Fabric for VerbsFabric {
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        self.poll_events();
+        self.scratch.log.sum_up();
+        let tokens = self.sleeper.wait::<TOKENS>(Some(Duration::ZERO));
+        let has = |source| tokens.clone().into_iter().flatten().any(|token| token == source);
+        if has(DEVICE_EVENTS) {
+            self.device_events();
+        }
+        // Excess requests wait in the kernel, whose queue is also bounded.
+        if !reaper::is_behind()
+            && let Some((channel, accepted)) = self.listener.as_ref().and_then(Listening::take_handed_over)
+        {
+            accepted.into_iter().for_each(|request| self.add_request(request));
+            if has(REQUESTS) {
+                self.channel_events(&channel);
+            }
+        }
+        if has(CONNECTIONS) {
+            let channel = Arc::clone(&self.device.channel);
+            self.channel_events(&channel);
+        }
+        self.process_attention();
+        self.recover();
         events.append(&mut self.events);
     }
 
@@ -543,20 +560,21 @@ impl Fabric for VerbsFabric {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let limit = self.sleep_limit();
-        let happened = sleep::wait(&self.sleeper, shorter(timeout, limit));
-        if happened[EventSource::Completions as usize]
+        let limit = self.longest_wait();
+        // After a signal the caller polls, finds nothing, and returns.
+        let tokens = self.sleeper.wait::<TOKENS>(shorter(timeout, limit));
+        let has = |source| tokens.clone().into_iter().flatten().any(|token| token == source);
+        if has(COMPLETIONS)
             && let Some(objects) = &self.device.objects
         {
             objects.cq.take_event();
         }
-        if happened[EventSource::Waker as usize] {
+        if has(Sleeper::WAKER) {
             self.sleeper.clear_waker();
         }
-        let control = [EventSource::Connections, EventSource::Listener, EventSource::Device];
         let member = self.listener.as_ref().and_then(|listening| listening.member.as_ref());
         let handed_over = member.is_some_and(BalancerMember::has_handed_over);
-        limit.is_some() || handed_over || control.into_iter().any(|source| happened[source as usize])
+        limit.is_some() || handed_over || [CONNECTIONS, REQUESTS, DEVICE_EVENTS].into_iter().any(has)
     }
 
     fn waker(&self) -> Waker {
@@ -568,6 +586,12 @@ impl Fabric for VerbsFabric {
     }
 
     fn longest_wait(&self) -> Option<Duration> {
-        self.sleep_limit()
+        if !self.completion.ready.is_empty() || !self.events.is_empty() {
+            Some(Duration::ZERO)
+        } else if !self.completion.attention.is_empty() {
+            Some(TICK)
+        } else {
+            self.lost.as_ref().map(|_| if self.device.objects.is_some() { TICK } else { RECOVERY_INTERVAL })
+        }
     }
 }

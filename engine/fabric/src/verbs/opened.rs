@@ -7,18 +7,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use rustix::event::epoll::EventFlags;
+
 use super::config::{FeatureMode, VerbsConfig};
 use super::connect::{self, WATCH};
 use super::device::{self, Choice, Gid, Port};
 use super::qp::depth;
 use super::quirks::Quirks;
 use super::receives::SharedReceives;
-use super::sleep::EventSource;
 use super::sys::{
     CmId, CompletionChannel, CompletionQueue, DeviceContext, EventChannel, ProtectionDomain, QueuePair,
     SharedReceiveQueue,
 };
-use super::{VerbsFabric, explain, path, probe, reaper};
+use super::{COMPLETIONS, DEVICE_EVENTS, VerbsFabric, explain, path, probe, reaper};
 use crate::host;
 use crate::sleeper::Sleeper;
 use crate::{Capabilities, FabricError};
@@ -43,7 +44,6 @@ pub(super) struct OpenedDevice {
     /// Event channel of the identifiers. It stays when the device is opened again.
     pub(super) channel: Arc<EventChannel>,
     pub(super) choice: Choice,
-    pub(super) is_infiniband: bool,
     pub(super) quirks: Quirks,
     pub(super) capabilities: Capabilities,
     /// The port's initial count of messages without a Receive.
@@ -61,8 +61,7 @@ impl OpenedDevice {
         config: &VerbsConfig,
         channel: Option<&Arc<EventChannel>>,
     ) -> Result<(Self, SharedReceives, usize), FabricError> {
-        let ports = device::ports();
-        let choice = choose(&ports, config)?;
+        let choice = choose(&device::ports(), config)?;
         let context = DeviceContext::open(&choice.device)
             .map_err(|e| explain::open_error(format!("ibv_open_device {}", choice.device), &e))?;
         let attributes = context.attributes().map_err(|e| FabricError::system("ibv_query_device", e))?;
@@ -119,10 +118,8 @@ impl OpenedDevice {
             checks_window_bounds: quirks.checks_window_bounds,
             ..Capabilities::default()
         };
-        let is_chosen = |port: &Port| (&port.device, port.number) == (&choice.device, choice.port);
         let room = cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize;
         let device = Self {
-            is_infiniband: ports.iter().any(|port| is_chosen(port) && port.link_layer == "InfiniBand"),
             not_ready_before: device::receiver_not_ready(&choice.device, choice.port),
             objects: Some(SharedObjects { cq, pd, context, watch: watch(choice.gid.as_ref(), &channel) }),
             channel,
@@ -139,8 +136,8 @@ impl OpenedDevice {
     /// A failure of `epoll_ctl`.
     pub(super) fn watch_events(&self, sleeper: &Sleeper) -> Result<(), FabricError> {
         let Some(objects) = &self.objects else { return Ok(()) };
-        EventSource::Completions.watch(sleeper, objects.cq.parents().fd())?;
-        EventSource::Device.watch(sleeper, objects.context.async_fd())
+        sleeper.add(objects.cq.parents().fd(), COMPLETIONS, EventFlags::IN)?;
+        sleeper.add(objects.context.async_fd(), DEVICE_EVENTS, EventFlags::IN)
     }
 
     /// Closes the device. librdmacm also releases a `removed` one.

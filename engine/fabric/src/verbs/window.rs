@@ -103,12 +103,7 @@ impl QpWindows {
         Ok(window.mw.rkey())
     }
 
-    /// Reverts a local invalidation that was not posted.
-    pub(super) fn undo_revoke(&mut self, index: u32) {
-        let _ = self.change(index, (WindowState::Revoking, WindowState::Bound), "a window that is not in revocation");
-    }
-
-    /// Frees a window after its local invalidation, or one whose bind was not posted.
+    /// Frees a window after its local invalidation.
     #[inline]
     pub(super) fn free(&mut self, index: u32) {
         if let Some(window) = self.list.get_mut(index as usize) {

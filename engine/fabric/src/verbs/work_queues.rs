@@ -174,7 +174,8 @@ impl WorkQueues {
         table.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
-    /// Posts a chain with one call, up to `room` requests.
+    /// Posts a chain with one call, up to `room` requests. If the device refuses some, their windows cannot be used any
+    /// more, because only the destruction of such a queue pair tells what became of them.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -256,9 +257,6 @@ impl WorkQueues {
         stats.doorbells += 1;
         stats.posts += posted as u64;
         stats.signalled += signals;
-        if posted < count {
-            chain[posted..count].iter().for_each(|posting| self.undo(posting));
-        }
         chain.drain(..posted).for_each(|posting| self.store(posting));
         result
     }
@@ -377,16 +375,6 @@ impl WorkQueues {
             }
         };
         self.in_flight.push_back(InFlight { wr_id, opcode, is_reported: signalled, memory });
-    }
-
-    /// Reverts the window state of a request that was built but not posted.
-    #[cold]
-    fn undo(&mut self, posting: &Posting) {
-        match &posting.wr {
-            WorkRequest::Bind { window, .. } => self.windows.free(window.index),
-            WorkRequest::LocalInvalidate { window } => self.windows.undo_revoke(window.index),
-            WorkRequest::Send { .. } | WorkRequest::Write { .. } | WorkRequest::Read { .. } => {}
-        }
     }
 
     /// Posts a signalled Send or Write with immediate data. False for other requests, or on failure.
