@@ -9,7 +9,7 @@ use super::qp::{QpState, VerbsQp};
 use super::quirks::Quirks;
 use super::receives::SharedReceives;
 use super::sys::WorkCompletion;
-use super::work_queues::Scratch;
+use super::work_queues::PostContext;
 use super::wr_id::{Owner, WrId};
 use crate::table::Table;
 use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, Status};
@@ -75,8 +75,8 @@ impl CompletionState {
     }
 
     /// Posts a marker to a send queue, whose completion proves the end of all earlier requests.
-    pub(super) fn post_marker(&mut self, id: QpId, scratch: &mut Scratch) {
-        if self.table.get(id).is_some_and(|qp| qp.queues.post_marker(scratch)) {
+    pub(super) fn post_marker(&mut self, id: QpId, context: &mut PostContext) {
+        if self.table.get(id).is_some_and(|qp| qp.queues.post_marker(context)) {
             self.room = self.room.saturating_sub(1);
         }
     }

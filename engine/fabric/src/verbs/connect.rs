@@ -35,14 +35,6 @@ const REJECTED_BY_CONSUMER: i32 = 28;
 /// No listener (`IB_CM_REJ_INVALID_SERVICE_ID`).
 const REJECTED_NO_SERVICE: i32 = 8;
 
-/// An unanswered connect request.
-pub(super) struct PendingRequest {
-    pub(super) cm: CmId,
-    pub(super) responder_resources: u16,
-    pub(super) initiator_depth: u16,
-    pub(super) count: ConnectionCount,
-}
-
 pub(super) fn milliseconds(time: Duration) -> i32 {
     time.as_millis().clamp(1, i32::MAX as u128) as i32
 }
@@ -141,7 +133,7 @@ impl VerbsFabric {
                 Ok(None) => return,
                 Err(error) => {
                     let line = format_args!("rdma_get_cm_event: {error}");
-                    return self.scratch.log.warn("failures of rdma_get_cm_event", line);
+                    return self.context.log.warn("failures of rdma_get_cm_event", line);
                 }
             }
         }
@@ -161,8 +153,8 @@ impl VerbsFabric {
             WATCH => return,
             // The peer gave up before the answer.
             cookie if cookie & REQUEST != 0 => {
-                let gone = self.requests.remove(&((cookie & !REQUEST) as u64));
-                return gone.into_iter().for_each(|request| reaper::dispose(request.cm));
+                let gone = self.take_request((cookie & !REQUEST) as u64);
+                return gone.into_iter().for_each(|(_, cm, _)| reaper::dispose(cm));
             }
             _ => {}
         }
@@ -236,19 +228,25 @@ impl VerbsFabric {
         }
     }
 
-    pub(super) fn add_request(&mut self, Accepted { request: event, count }: Accepted<CmEvent>) {
-        let Some(mut cm) = event.request else { return };
+    pub(super) fn add_request(&mut self, mut accepted: Accepted<CmEvent>) {
+        let CmEvent { request: Some(cm), private_data, .. } = &mut accepted.request else { return };
         self.next_request += 1;
         let number = self.next_request;
         if let Err(error) = cm.adopt(&self.device.channel, REQUEST | number as usize) {
             let line = format_args!("a connect request is lost: rdma_migrate_id: {error}");
-            return self.scratch.log.warn("connect requests lost", line);
+            return self.context.log.warn("connect requests lost", line);
         }
         let peer = cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
-        let (responder_resources, initiator_depth) = (event.responder_resources.into(), event.initiator_depth.into());
-        self.requests.insert(number, PendingRequest { cm, responder_resources, initiator_depth, count });
-        let (request, private_data) = (RequestId(number), event.private_data);
+        let (request, private_data) = (RequestId(number), std::mem::take(private_data));
+        self.requests.insert(number, accepted);
         self.events.push(ControlEvent::ConnectRequest { request, private_data, peer });
+    }
+
+    /// Forgets an unanswered connect request. Returns its parameters, its identifier, and its count at the listener.
+    pub(super) fn take_request(&mut self, number: u64) -> Option<(CmEvent, CmId, ConnectionCount)> {
+        let Accepted { request: mut event, count } = self.requests.remove(&number)?;
+        let cm = event.request.take()?;
+        Some((event, cm, count))
     }
 
     fn report_established(&mut self, id: QpId, private_data: Vec<u8>) {
@@ -377,13 +375,13 @@ impl VerbsFabric {
 
     /// Waits a bounded time for the last completions of a queue pair in error.
     pub(super) fn drain_completions(&mut self, id: QpId) {
-        self.completion.post_marker(id, &mut self.scratch);
+        self.completion.post_marker(id, &mut self.context);
         let within = self.config.drain;
         let limit = Instant::now() + within;
         let capacity = self.device.objects.as_ref().map_or(0, |objects| objects.cq.capacity() as usize);
         if !drain(&mut DrainingQp { fabric: self, id, limit, done: Vec::new() }, capacity) {
             let line = format_args!("{id:?}: its last completions did not come within {within:?}");
-            self.scratch.log.warn("queue pairs whose last completions did not come", line);
+            self.context.log.warn("queue pairs whose last completions did not come", line);
         }
     }
 }

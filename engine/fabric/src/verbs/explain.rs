@@ -20,13 +20,9 @@ const NODES: &str = "/dev/infiniband";
 pub(super) const NO_DEVICE: &str = "load the driver of the adapter (`sudo modprobe mlx5_ib`), or make a soft-RoCE device (`sudo modprobe rdma_rxe && \
                                    sudo rdma link add rxe0 type rxe netdev NETDEV`)";
 
-fn errno(error: &io::Error) -> Option<Errno> {
-    error.raw_os_error().map(Errno::from_raw_os_error)
-}
-
 /// Error for a failed open. The cause is the kernel, a missing module, or permissions.
 pub(super) fn open_error(call: impl fmt::Display, error: &io::Error) -> FabricError {
-    let why = match errno(error) {
+    let why = match Errno::from_io_error(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
         Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => {
             // The libraries report inaccessible nodes like missing ones.
@@ -42,7 +38,7 @@ pub(super) fn open_error(call: impl fmt::Display, error: &io::Error) -> FabricEr
 
 /// Error for a failed call that pins memory or creates a device object.
 pub(super) fn pin_error(call: impl fmt::Display, error: &io::Error) -> FabricError {
-    let why = match errno(error) {
+    let why = match Errno::from_io_error(error) {
         Some(Errno::NOMEM | Errno::AGAIN | Errno::PERM) => memlock(),
         Some(Errno::NOSPC) => "the device has no more of these: `rdma resource show` tells who holds them".to_owned(),
         Some(Errno::INVAL) => "the device cannot do this: see its limits with `ibv_devinfo -v`".to_owned(),

@@ -151,7 +151,7 @@ impl Listening {
 }
 
 fn refused(address: &str, at: SocketAddr, error: &io::Error) -> FabricError {
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
+    match Errno::from_io_error(error) {
         Some(Errno::ADDRINUSE) => {
             let port = at.port();
             let detail = format!(

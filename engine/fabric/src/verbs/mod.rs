@@ -61,15 +61,14 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use self::complete::CompletionState;
 pub use self::config::{FeatureMode, VerbsConfig};
-use self::connect::PendingRequest;
 use self::listener::Listening;
 pub use self::listener::VerbsListener;
 use self::opened::{OpenedDevice, SharedObjects};
 use self::qp::{QpState, VerbsQp};
 use self::region::MemoryRegions;
-use self::sys::CmId;
-use self::work_queues::Scratch;
-use super::accept_balancer::BalancerMember;
+use self::sys::{CmEvent, CmId};
+use self::work_queues::PostContext;
+use super::accept_balancer::{Accepted, BalancerMember};
 use super::host;
 use super::sleeper::{Sleeper, shorter};
 use super::{
@@ -108,13 +107,12 @@ const POLLS_PER_YIELD: u64 = 16;
 pub struct VerbsFabric {
     // In drop order: queue pairs before the objects that they use.
     /// Unanswered connect requests, by their numbers.
-    requests: BTreeMap<u64, PendingRequest>,
+    requests: BTreeMap<u64, Accepted<CmEvent>>,
     completion: CompletionState,
-    regions: MemoryRegions,
+    context: PostContext,
     listener: Option<Listening>,
     sleeper: Sleeper,
     device: OpenedDevice,
-    scratch: Scratch,
     events: Vec<ControlEvent>,
     next_request: u64,
     /// Set while the device is removed or failed, until it is reopened.
@@ -151,11 +149,10 @@ impl VerbsFabric {
         Ok(Self {
             requests: BTreeMap::new(),
             completion: CompletionState::new(receives, room, &device.quirks),
-            regions: MemoryRegions::new(device.objects.as_ref().map(|objects| &objects.pd)),
+            context: PostContext::new(MemoryRegions::new(device.objects.as_ref().map(|objects| &objects.pd))),
             listener: None,
             sleeper,
             device,
-            scratch: Scratch::default(),
             events: Vec::new(),
             next_request: 0,
             lost: None,
@@ -211,10 +208,11 @@ impl VerbsFabric {
             if self.completion.table.iter().next().is_some() {
                 return;
             }
-            std::mem::take(&mut self.requests).into_values().for_each(|request| reaper::dispose(request.cm));
+            let requests = std::mem::take(&mut self.requests).into_values();
+            requests.filter_map(|accepted| accepted.request.request).for_each(reaper::dispose);
             let flushed = |buf| Completion::failed_receive(QpId::NONE, Status::Flushed, buf);
             self.completion.ready.extend(self.completion.shared.close().into_iter().map(flushed));
-            self.regions.close();
+            self.context.regions.close();
             self.device.close(&self.sleeper, lost.event == DeviceEvent::Removed);
             log::info!("{} is closed, and looked for once a second", self.device.choice.device);
         }
@@ -230,7 +228,7 @@ impl VerbsFabric {
             }
             Err(error) => {
                 let line = format_args!("{} is not served: {error}", self.device.choice.device);
-                self.scratch.log.warn("devices that are not there again", line);
+                self.context.log.warn("devices that are not there again", line);
             }
         }
     }
@@ -245,7 +243,7 @@ impl VerbsFabric {
         let (mut found, receives, room) = OpenedDevice::open(&config, Some(&self.device.channel))?;
         if let Err(error) = self.attach(&found) {
             drop(receives);
-            self.regions.close();
+            self.context.regions.close();
             found.close(&self.sleeper, false);
             return Err(error);
         }
@@ -273,7 +271,7 @@ impl VerbsFabric {
             return refused("the connection manager does not know it");
         }
         found.watch_events(&self.sleeper)?;
-        self.regions.open(&objects.pd)?;
+        self.context.regions.open(&objects.pd)?;
         if let Some(listening) = &mut self.listener {
             listening.bind_again()?;
             listening.join(&self.sleeper)?;
@@ -289,7 +287,8 @@ impl Drop for VerbsFabric {
             self.destroy_qp(id);
         }
         self.completion.ready.clear();
-        std::mem::take(&mut self.requests).into_values().for_each(|request| reaper::dispose(request.cm));
+        let requests = std::mem::take(&mut self.requests).into_values();
+        requests.filter_map(|accepted| accepted.request.request).for_each(reaper::dispose);
     }
 }
 
@@ -302,19 +301,20 @@ impl Fabric for VerbsFabric {
 
     /// Counters. `receiver_not_ready` is the port's counter, so it includes other users of the port.
     fn stats(&self) -> FabricStats {
-        let stats = &self.completion.stats;
-        FabricStats { receiver_not_ready: stats.receiver_not_ready + self.device.receiver_not_ready(), ..*stats }
+        let (stats, FabricStats { posts, doorbells, signalled, .. }) = (&self.completion.stats, self.context.stats);
+        let receiver_not_ready = stats.receiver_not_ready + self.device.receiver_not_ready();
+        FabricStats { posts, doorbells, signalled, receiver_not_ready, ..*stats }
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        self.regions.add(arena, access)
+        self.context.regions.add(arena, access)
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         if self.completion.table.iter().any(|qp| qp.queues.windows.exposes(arena)) {
             return Err(FabricError::still_bound(arena));
         }
-        self.regions.remove(arena)
+        self.context.regions.remove(arena)
     }
 
     fn bind(address: &FabricAddress) -> Result<VerbsListener, FabricError> {
@@ -386,11 +386,10 @@ impl Fabric for VerbsFabric {
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let gone = || FabricError::misuse(format!("{request:?} is unknown, or the peer has given it up"));
-        let request = self.requests.remove(&request.0).ok_or_else(gone)?;
-        let PendingRequest { cm, responder_resources, initiator_depth, count } = request;
+        let (event, cm, count) = self.take_request(request.0).ok_or_else(gone)?;
         let mut params = params.clone();
-        params.responder_resources = params.responder_resources.min(responder_resources);
-        params.initiator_depth = params.initiator_depth.min(initiator_depth);
+        params.responder_resources = params.responder_resources.min(event.responder_resources.into());
+        params.initiator_depth = params.initiator_depth.min(event.initiator_depth.into());
         let possible = self.objects().and_then(|_| self.check_device(&cm)).and_then(|()| self.check_mtu(&cm));
         if let Err(error) = possible {
             reaper::dispose(cm);
@@ -410,7 +409,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        let Some(PendingRequest { cm, .. }) = self.requests.remove(&request.0) else { return };
+        let Some((_, cm, _)) = self.take_request(request.0) else { return };
         connect::reject(&cm, &private_data[..private_data.len().min(connect::REJECT_DATA)]);
         reaper::dispose(cm);
     }
@@ -421,7 +420,7 @@ impl Fabric for VerbsFabric {
             QpState::Up => {
                 qp.state = QpState::Closing;
                 qp.deadline = Some(Instant::now() + self.config.linger);
-                self.completion.post_marker(id, &mut self.scratch);
+                self.completion.post_marker(id, &mut self.context);
                 self.completion.attention.push(id.slot);
             }
             QpState::Connecting => self.fail_connect(id, FabricError::misuse("given up by this side")),
@@ -451,7 +450,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        self.scratch.log.sum_up();
+        self.context.log.sum_up();
         let tokens = self.sleeper.wait::<TOKENS>(Some(Duration::ZERO));
         let has = |source| tokens.clone().into_iter().flatten().any(|token| token == source);
         if has(DEVICE_EVENTS) {
@@ -499,16 +498,16 @@ impl Fabric for VerbsFabric {
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let CompletionState { table, shared, ready, stats, room, .. } = &mut self.completion;
         let posted = match qp {
-            None => shared.post(&self.regions, bufs, *room),
+            None => shared.post(&self.context.regions, bufs, *room),
             Some(id) => {
                 let Some(qp) = table.get(id) else { return 0 };
                 if matches!(qp.state, QpState::Ended | QpState::Failed) && !qp.queues.shares_receives() {
                     // Some devices do not flush requests posted this late.
-                    let n = bufs.iter().take_while(|buf| self.regions.get(buf.arena()).is_some()).count();
+                    let n = bufs.iter().take_while(|buf| self.context.regions.get(buf.arena()).is_some()).count();
                     ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
                     return n;
                 }
-                qp.queues.post_recv(&self.regions, bufs, *room)
+                qp.queues.post_recv(&self.context.regions, bufs, *room)
             }
         };
         stats.recv_posts += posted as u64;
@@ -518,12 +517,12 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let CompletionState { table, stats, room, .. } = &mut self.completion;
+        let CompletionState { table, room, .. } = &mut self.completion;
         let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests()) else {
             return Err(PostError::NotConnected);
         };
         let before = chain.len();
-        let result = qp.queues.post(&mut self.scratch, &self.regions, stats, chain, *room);
+        let result = qp.queues.post(&mut self.context, chain, *room);
         *room -= before - chain.len();
         result
     }
@@ -531,7 +530,7 @@ impl Fabric for VerbsFabric {
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let CompletionState { table, room, .. } = &mut self.completion;
         let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests() && *room > 0) else { return false };
-        let posted = qp.queues.post_immediate(&mut self.scratch, &self.regions, posting, immediate);
+        let posted = qp.queues.post_immediate(&mut self.context, posting, immediate);
         *room -= usize::from(posted);
         posted
     }

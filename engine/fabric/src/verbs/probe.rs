@@ -18,11 +18,10 @@ use super::device::Choice;
 use super::quirks::Quirks;
 use super::region::MemoryRegions;
 use super::sys::{CompletionChannel, CompletionQueue, DeviceContext, ProtectionDomain, QpAttributes};
-use super::work_queues::{Scratch, WorkQueues};
+use super::work_queues::{PostContext, WorkQueues};
 use super::wr_id::WrId;
 use crate::{
-    Access, Completion, ConnectParams, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId,
-    WorkRequest,
+    Access, Completion, ConnectParams, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest,
 };
 
 /// Time-out of the test, which is never repeated.
@@ -71,9 +70,7 @@ struct Pair {
     /// The invalidated key of the last Receive.
     invalidated: Option<u32>,
     flags: u32,
-    regions: MemoryRegions,
-    scratch: Scratch,
-    stats: FabricStats,
+    context: PostContext,
     cq: Rc<CompletionQueue>,
     pool: Pool,
 }
@@ -83,46 +80,41 @@ fn qp(end: usize) -> QpId {
     QpId { slot: end as u32, generation: 0 }
 }
 
-fn other(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::other(why)
-}
-
 impl Pair {
     fn new(context: &Rc<DeviceContext>, choice: &Choice, port: &ibv_port_attr, quirks: &Quirks) -> io::Result<Self> {
         let pd = ProtectionDomain::new(context)?;
         let cq = CompletionQueue::new(context, CompletionChannel::new(context)?, 64)?;
         let arena = ArenaConfig { bytes: 0, name: "probe", pages: PagePolicy::Small, ..ArenaConfig::default() };
         let classes = vec![Class { size: BYTES, count: 4 }];
-        let pool = Pool::new(&PoolConfig { classes, arena }).map_err(other)?;
+        let pool = Pool::new(&PoolConfig { classes, arena }).map_err(io::Error::other)?;
         let mut regions = MemoryRegions::new(Some(&pd));
-        regions.add(pool.arena(), Access::REMOTE).map_err(other)?;
+        regions.add(pool.arena(), Access::REMOTE).map_err(io::Error::other)?;
         let params =
             ConnectParams { send_queue_depth: 8, own_receive_queue: Some(2), windows: 1, ..ConnectParams::default() };
         let end = |slot| WorkQueues::new(qp(slot), &pd, &cq, None, &params, 0);
         let mut ends = [end(0)?, end(1)?];
-        ends[0].windows.add(qp(0)).map_err(other)?;
+        ends[0].windows.add(qp(0)).map_err(io::Error::other)?;
         for (own, peer) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
             for step in steps(peer.number(), choice, port) {
                 own.modify(step)?;
             }
         }
-        let (scratch, stats) = (Scratch::default(), FabricStats::default());
         let flags = quirks.invalidated_flags;
-        Ok(Self { ends, out: Vec::new(), invalidated: None, flags, regions, scratch, stats, cq, pool })
+        Ok(Self { ends, out: Vec::new(), invalidated: None, flags, context: PostContext::new(regions), cq, pool })
     }
 
     fn buf(&self, len: usize) -> io::Result<Buf> {
-        self.pool.alloc(len).ok_or_else(|| other("no buffer is left"))
+        self.pool.alloc(len).ok_or_else(|| io::Error::other("no buffer is left"))
     }
 
     fn lent(&self) -> io::Result<Lent> {
-        self.buf(BYTES)?.lend().map_err(|_| other("a pool lends on its own thread only"))
+        self.buf(BYTES)?.lend().map_err(|_| io::Error::other("a pool lends on its own thread only"))
     }
 
     fn post(&mut self, end: usize, wr: WorkRequest) -> io::Result<()> {
         let mut chain = vec![Posting { wr_id: 0, signalled: true, wr }];
-        let posted = self.ends[end].post(&mut self.scratch, &self.regions, &mut self.stats, &mut chain, usize::MAX);
-        posted.map_err(|why| other(format!("{why:?}")))
+        let posted = self.ends[end].post(&mut self.context, &mut chain, usize::MAX);
+        posted.map_err(|why| io::Error::other(format!("{why:?}")))
     }
 
     /// Waits for the next completion of this kind at this end.
@@ -133,7 +125,7 @@ impl Pair {
                 return Ok(self.out.remove(at).status);
             }
             if start.elapsed() > PATIENCE {
-                return Err(other(format!("{opcode:?} does not end")));
+                return Err(io::Error::other(format!("{opcode:?} does not end")));
             }
             let Self { ends, out, invalidated, flags, cq, .. } = self;
             cq.poll(usize::MAX, |done| {
@@ -155,13 +147,13 @@ impl Pair {
 
     /// Binds the first end's window and returns the peer's view of it.
     fn expose(&mut self, mem: &Lent) -> io::Result<RemoteMemory> {
-        let rkey = self.ends[0].windows.next_rkey(0).ok_or_else(|| other("no window"))?;
+        let rkey = self.ends[0].windows.next_rkey(0).ok_or_else(|| io::Error::other("no window"))?;
         let window = WindowId { qp: qp(0), index: 0 };
         let (mem, address) = (mem.clone(), mem.address() as u64);
         self.post(0, WorkRequest::Bind { window, mem, offset: 0, len: WINDOW, access: Access::REMOTE_WRITE })?;
         match self.wait(0, Opcode::Bind)? {
             Status::Success => Ok(RemoteMemory { rkey, address }),
-            status => Err(other(format!("a window is not bound: {status:?}"))),
+            status => Err(io::Error::other(format!("a window is not bound: {status:?}"))),
         }
     }
 
@@ -176,10 +168,10 @@ impl Pair {
         let mem = self.lent()?;
         let first = self.expose(&mem)?;
         if !self.write(WINDOW, first)?.is_ok() {
-            return Err(other("a Write into a window is refused"));
+            return Err(io::Error::other("a Write into a window is refused"));
         }
         let mut receive = vec![self.buf(BYTES)?];
-        self.ends[0].post_recv(&self.regions, &mut receive, 1);
+        self.ends[0].post_recv(&self.context.regions, &mut receive, 1);
         let buf = self.buf(1)?;
         self.post(1, WorkRequest::Send { buf, invalidate: Some(first.rkey), fence: false })?;
         if !self.wait(0, Opcode::Recv)?.is_ok() || self.invalidated != Some(first.rkey) {

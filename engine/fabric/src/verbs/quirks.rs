@@ -2,18 +2,12 @@
 
 #![forbid(unsafe_code)]
 
-use rdma_sys::ibv_device_attr;
+use rdma_sys::{ibv_device_attr, ibv_device_cap_flags as caps, ibv_wc_flags};
 
 use super::device;
 
-/// `IBV_WC_WITH_INV`.
-const WITH_INVALIDATION: u32 = 1 << 3;
-/// The kernel's value of the same flag, which rxe passes through.
+/// The kernel's value of `IBV_WC_WITH_INV`, which rxe passes through.
 const WITH_INVALIDATION_KERNEL: u32 = 1 << 2;
-/// `IBV_DEVICE_MEM_MGT_EXTENSIONS`: Send With Invalidate, among others.
-const MEMORY_MANAGEMENT: u32 = 1 << 21;
-/// `IBV_DEVICE_MEM_WINDOW_TYPE_2A` and `…_2B`.
-const WINDOWS_TYPE_2: u32 = 3 << 23;
 
 /// Behavior of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,14 +31,16 @@ pub(super) struct Quirks {
 impl Quirks {
     pub(super) fn of(name: &str, attributes: &ibv_device_attr) -> Self {
         let flags = attributes.device_cap_flags;
-        let has_windows = flags & WINDOWS_TYPE_2 != 0 && attributes.max_mw > 0;
+        let windows = (caps::IBV_DEVICE_MEM_WINDOW_TYPE_2A | caps::IBV_DEVICE_MEM_WINDOW_TYPE_2B).0;
+        let has_windows = flags & windows != 0 && attributes.max_mw > 0;
+        let invalidated = ibv_wc_flags::IBV_WC_WITH_INV.0;
         // The kernel's rxe, observed in 6.1 and unchanged in later sources.
         let is_soft = device::is_soft_roce(name);
         Self {
             family: if is_soft { "soft-RoCE" } else { "" },
             has_windows,
-            remote_invalidate: has_windows && flags & MEMORY_MANAGEMENT != 0,
-            invalidated_flags: if is_soft { WITH_INVALIDATION | WITH_INVALIDATION_KERNEL } else { WITH_INVALIDATION },
+            remote_invalidate: has_windows && flags & caps::IBV_DEVICE_MEM_MGT_EXTENSIONS.0 != 0,
+            invalidated_flags: if is_soft { invalidated | WITH_INVALIDATION_KERNEL } else { invalidated },
             checks_window_bounds: !is_soft,
             reports_last_receive: !is_soft,
             works_on_our_cores: is_soft,

@@ -113,10 +113,10 @@ impl ReceiveTable {
     }
 }
 
-/// Index of a request in the posted vector.
-pub(super) fn position<W>(requests: &[W], at: *const W) -> Option<usize> {
-    let offset = at.addr().checked_sub(requests.as_ptr().addr())?;
-    Some(offset / size_of::<W>()).filter(|&n| n < requests.len())
+/// Index of the posted entry that holds a request.
+pub(super) fn position<E, W>(entries: &[E], request: *const W) -> Option<usize> {
+    let offset = request.addr().checked_sub(entries.as_ptr().addr())?;
+    Some(offset / size_of::<E>()).filter(|&n| n < entries.len())
 }
 
 /// The shared receive queue with its buffers.

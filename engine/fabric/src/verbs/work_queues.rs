@@ -56,22 +56,33 @@ struct InFlight {
 
 const REFUSED: &str = "the device refused it; see the log";
 
-/// Buffers to build chains, shared by all queue pairs to stay in cache. Entries are reused as they are. Devices do not
-/// read the unions that an opcode does not use. Immediate data is the exception, and drivers expect 0 there.
-#[derive(Default)]
-pub(super) struct Scratch {
-    requests: Vec<ibv_send_wr>,
-    parts: Vec<ibv_sge>,
+/// What the posts of all queue pairs share.
+pub(super) struct PostContext {
+    pub(super) regions: MemoryRegions,
+    /// Counters of posts.
+    pub(super) stats: FabricStats,
     /// Log lines that peers can cause.
     pub(super) log: ClockedLog,
+    /// Buffers to build chains, shared to stay in cache. Entries are reused as they are. Devices do not read the unions
+    /// that an opcode does not use. Immediate data is the exception, and drivers expect 0 there.
+    entries: Vec<Entry>,
 }
 
-impl Scratch {
+/// The device's form of a request, with its only part.
+struct Entry {
+    request: ibv_send_wr,
+    part: ibv_sge,
+}
+
+impl PostContext {
+    pub(super) fn new(regions: MemoryRegions) -> Self {
+        Self { regions, stats: FabricStats::default(), log: ClockedLog::default(), entries: Vec::new() }
+    }
+
     #[inline]
     fn reserve(&mut self, count: usize) {
-        if self.requests.len() < count {
-            self.requests.resize_with(count, blank);
-            self.parts.resize_with(count, || NOTHING);
+        if self.entries.len() < count {
+            self.entries.resize_with(count, blank);
         }
     }
 }
@@ -179,40 +190,32 @@ impl WorkQueues {
     #[inline]
     pub(super) fn post(
         &mut self,
-        scratch: &mut Scratch,
-        regions: &MemoryRegions,
-        stats: &mut FabricStats,
+        context: &mut PostContext,
         chain: &mut Vec<Posting>,
         room: usize,
     ) -> Result<(), PostError> {
         let room = room.min(self.depth.saturating_sub(self.in_flight.len()));
-        let one = if chain.len() == 1 && room > 0 { self.post_one(scratch, regions, stats, chain) } else { None };
-        one.unwrap_or_else(|| self.post_all(scratch, regions, stats, chain, room))
+        let one = if chain.len() == 1 && room > 0 { self.post_one(context, chain) } else { None };
+        one.unwrap_or_else(|| self.post_all(context, chain, room))
     }
 
     /// Posts a chain of one inline Send, the usual call or reply. `None` for any other chain.
     #[inline]
-    fn post_one(
-        &mut self,
-        scratch: &mut Scratch,
-        regions: &MemoryRegions,
-        stats: &mut FabricStats,
-        chain: &mut Vec<Posting>,
-    ) -> Option<Result<(), PostError>> {
+    fn post_one(&mut self, context: &mut PostContext, chain: &mut Vec<Posting>) -> Option<Result<(), PostError>> {
         let posting = chain.first()?;
         if !matches!(&posting.wr, WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data) {
             return None;
         }
-        scratch.reserve(1);
-        let (request, part) = (scratch.requests.first_mut()?, scratch.parts.first_mut()?);
-        self.build(regions, posting, self.next_sequence(), request, part).ok()?;
+        context.reserve(1);
+        let entry = context.entries.first_mut()?;
+        self.build(&context.regions, posting, self.next_sequence(), entry).ok()?;
         let is_signalled = self.signals(posting.signalled);
-        request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
-        let posted = self.ring_doorbell(scratch, 1);
+        entry.request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
+        let posted = self.ring_doorbell(context, 1);
         if posted != Err(0) {
-            stats.doorbells += 1;
-            stats.posts += 1;
-            stats.signalled += u64::from(is_signalled);
+            context.stats.doorbells += 1;
+            context.stats.posts += 1;
+            context.stats.signalled += u64::from(is_signalled);
             chain.pop().into_iter().for_each(|posting| self.store(posting));
         }
         Some(posted.map_err(|_| PostError::Invalid(REFUSED)))
@@ -220,26 +223,18 @@ impl WorkQueues {
 
     /// Posts any chain with one call, up to `room` requests.
     #[inline(never)]
-    fn post_all(
-        &mut self,
-        scratch: &mut Scratch,
-        regions: &MemoryRegions,
-        stats: &mut FabricStats,
-        chain: &mut Vec<Posting>,
-        room: usize,
-    ) -> Result<(), PostError> {
+    fn post_all(&mut self, context: &mut PostContext, chain: &mut Vec<Posting>, room: usize) -> Result<(), PostError> {
         let mut result = if chain.len() > room { Err(PostError::QueueFull) } else { Ok(()) };
         let fits = &chain[..chain.len().min(room)];
-        scratch.reserve(fits.len());
+        context.reserve(fits.len());
         let (mut sequence, mut count, mut signals) = (self.next_sequence(), 0, 0);
-        let places = scratch.requests.iter_mut().zip(&mut scratch.parts);
-        for (posting, (request, part)) in fits.iter().zip(places) {
-            if let Err(why) = self.build(regions, posting, sequence, request, part) {
+        for (posting, entry) in fits.iter().zip(&mut context.entries) {
+            if let Err(why) = self.build(&context.regions, posting, sequence, entry) {
                 result = Err(PostError::Invalid(why));
                 break;
             }
             let is_signalled = self.signals(posting.signalled);
-            request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
+            entry.request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
             signals += u64::from(is_signalled);
             sequence = sequence.wrapping_add(1);
             count += 1;
@@ -247,37 +242,37 @@ impl WorkQueues {
         if count == 0 {
             return result;
         }
-        let posted = match self.ring_doorbell(scratch, count) {
+        let posted = match self.ring_doorbell(context, count) {
             Ok(()) => count,
             Err(posted) => {
                 result = Err(PostError::Invalid(REFUSED));
                 posted
             }
         };
-        stats.doorbells += 1;
-        stats.posts += posted as u64;
-        stats.signalled += signals;
+        context.stats.doorbells += 1;
+        context.stats.posts += posted as u64;
+        context.stats.signalled += signals;
         chain.drain(..posted).for_each(|posting| self.store(posting));
         result
     }
 
-    /// Links and posts the first `count` requests. On failure returns the count taken.
+    /// Links and posts the first `count` entries. On failure returns the count taken.
     #[inline]
-    fn ring_doorbell(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
-        let (requests, parts) = (scratch.requests.as_mut_ptr(), scratch.parts.as_mut_ptr());
-        for (n, request) in scratch.requests.iter_mut().take(count).enumerate() {
-            request.sg_list = parts.wrapping_add(n);
-            request.next = if n + 1 < count { requests.wrapping_add(n + 1) } else { ptr::null_mut() };
+    fn ring_doorbell(&self, context: &mut PostContext, count: usize) -> Result<(), usize> {
+        let mut first = ptr::null_mut();
+        for entry in context.entries[..count].iter_mut().rev() {
+            (entry.request.sg_list, entry.request.next) = (&raw mut entry.part, first);
+            first = &raw mut entry.request;
         }
         let Some(qp) = &self.qp else { return Err(0) };
-        // SAFETY: the chain is linked over vectors that outlive the call. Its memory is that of `chain`, which moves
+        // SAFETY: the chain is linked over a vector that outlives the call. Its memory is that of `chain`, which moves
         // into `in_flight`. Regions keep their arenas. Windows live in `self.windows`, which deallocates them only with
         // the queue pair in error.
-        unsafe { qp.post_send(requests) }.map_err(|(error, first)| {
+        unsafe { qp.post_send(first) }.map_err(|(error, refused)| {
             let line = format_args!("{:?}: ibv_post_send of {count} requests: {error}", self.id);
-            scratch.log.warn("failures of ibv_post_send", line);
+            context.log.warn("failures of ibv_post_send", line);
             // A device that does not report the first refused request may have taken all.
-            position(&scratch.requests[..count], first).unwrap_or(count)
+            position(&context.entries[..count], refused).unwrap_or(count)
         })
     }
 
@@ -288,8 +283,7 @@ impl WorkQueues {
         regions: &MemoryRegions,
         posting: &Posting,
         sequence: u32,
-        request: &mut ibv_send_wr,
-        part: &mut ibv_sge,
+        Entry { request, part }: &mut Entry,
     ) -> Result<(), &'static str> {
         request.wr_id = self.owner.send(sequence);
         request.send_flags = 0;
@@ -378,25 +372,20 @@ impl WorkQueues {
     }
 
     /// Posts a signalled Send or Write with immediate data. False for other requests, or on failure.
-    pub(super) fn post_immediate(
-        &mut self,
-        scratch: &mut Scratch,
-        regions: &MemoryRegions,
-        posting: Posting,
-        immediate: u32,
-    ) -> bool {
-        let (mut request, mut part) = (blank(), NOTHING);
-        let built = self.build(regions, &posting, self.next_sequence(), &mut request, &mut part);
+    pub(super) fn post_immediate(&mut self, context: &mut PostContext, posting: Posting, immediate: u32) -> bool {
+        let mut entry = blank();
+        let built = self.build(&context.regions, &posting, self.next_sequence(), &mut entry);
         if built.is_err() || self.in_flight.len() >= self.depth {
             return false;
         }
+        let request = &mut entry.request;
         request.opcode = match request.opcode {
             ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
             ibv_wr_opcode::IBV_WR_RDMA_WRITE => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
             _ => return false,
         };
         request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-        if self.ring_signalled(scratch, request, part).is_err() {
+        if self.ring_signalled(context, entry).is_err() {
             return false;
         }
         self.store(posting);
@@ -405,14 +394,15 @@ impl WorkQueues {
 
     /// Posts a marker: an RDMA Write of no bytes, which needs no key. Its completion proves the end of all earlier
     /// requests. False if unnecessary or impossible.
-    pub(super) fn post_marker(&mut self, scratch: &mut Scratch) -> bool {
+    pub(super) fn post_marker(&mut self, context: &mut PostContext) -> bool {
         let is_marker = |last: &InFlight| matches!(last.memory, RequestMemory::Marker);
         if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(is_marker) {
             return false;
         }
-        let wr_id = self.owner.send(self.next_sequence());
-        let marker = ibv_send_wr { wr_id, opcode: ibv_wr_opcode::IBV_WR_RDMA_WRITE, ..blank() };
-        if self.ring_signalled(scratch, marker, NOTHING) == Err(0) {
+        let mut entry = blank();
+        entry.request.wr_id = self.owner.send(self.next_sequence());
+        entry.request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        if self.ring_signalled(context, entry) == Err(0) {
             return false;
         }
         let memory = RequestMemory::Marker;
@@ -421,12 +411,12 @@ impl WorkQueues {
     }
 
     /// Posts one request, signalled. On failure returns the count taken, see [`ring_doorbell`](Self::ring_doorbell).
-    fn ring_signalled(&mut self, scratch: &mut Scratch, mut request: ibv_send_wr, part: ibv_sge) -> Result<(), usize> {
-        request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+    fn ring_signalled(&mut self, context: &mut PostContext, mut entry: Entry) -> Result<(), usize> {
+        entry.request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
         self.unsignalled = 0;
-        scratch.reserve(1);
-        (scratch.requests[0], scratch.parts[0]) = (request, part);
-        self.ring_doorbell(scratch, 1)
+        context.reserve(1);
+        context.entries[0] = entry;
+        self.ring_doorbell(context, 1)
     }
 
     /// Completes a send queue request and the unsignalled ones before it.
@@ -511,8 +501,8 @@ impl Drop for WorkQueues {
 }
 
 #[inline]
-fn blank() -> ibv_send_wr {
-    // SAFETY: the struct consists of integers, null pointers, and unions of them.
+fn blank() -> Entry {
+    // SAFETY: the structs consist of integers, null pointers, and unions of them.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
