@@ -56,18 +56,13 @@ impl<T> BalancerMember<T> {
     /// Assigns a connection that this fabric has accepted, and returns it if it stays here. Each fabric has at most
     /// `most` connections handed over.
     pub(crate) fn assign(&self, request: T, most: usize) -> Option<Accepted<T>> {
-        let (load, count) = {
-            // The lock is held until it is counted: of two that choose at a time, the second sees the first.
-            let all = lock(&self.balancer.0);
-            let others = all.iter().filter(|load| lock(&load.handed_over).len() < most);
-            let fewest = others.min_by_key(|load| {
-                let own = Arc::ptr_eq(load, &self.own);
-                (Arc::strong_count(&load.connections), !own)
-            });
-            let load = fewest.unwrap_or(&self.own);
-            (Arc::clone(load), Arc::clone(&load.connections))
-        };
-        let accepted = Accepted { request, count };
+        // The lock is held until it is counted: of two that choose at a time, the second sees the first.
+        let all = lock(&self.balancer.0);
+        let others = all.iter().filter(|load| lock(&load.handed_over).len() < most);
+        let fewest = others.min_by_key(|load| (Arc::strong_count(&load.connections), !Arc::ptr_eq(load, &self.own)));
+        let load = Arc::clone(fewest.unwrap_or(&self.own));
+        let accepted = Accepted { request, count: Arc::clone(&load.connections) };
+        drop(all);
         if Arc::ptr_eq(&load, &self.own) {
             return Some(accepted);
         }

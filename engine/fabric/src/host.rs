@@ -106,24 +106,18 @@ fn split(text: &str) -> Result<(&str, u16), &'static str> {
     if text.contains(char::is_whitespace) {
         return Err("it contains a space");
     }
-    let port = |text: &str| number(text).map_err(|()| "the port is no number from 0 to 65535");
-    if let Some(rest) = text.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']').ok_or("a bracket is not closed")?;
-        if host.is_empty() {
-            return Err("the host is missing");
-        }
-        return match rest.strip_prefix(':') {
-            Some(number) => Ok((host, port(number)?)),
-            None if rest.is_empty() => Ok((host, DEFAULT_PORT)),
-            None => Err("something follows the bracket that is no :PORT"),
-        };
+    let (host, rest) = match text.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').ok_or("a bracket is not closed")?,
+        None if text.matches(':').count() > 1 => return Err("IPv6 addresses stand in brackets: [fd00::1]:20049"),
+        None => text.split_at(text.find(':').unwrap_or(text.len())),
+    };
+    if host.is_empty() {
+        return Err("the host is missing");
     }
-    match text.split_once(':') {
-        Some((_, number)) if number.contains(':') => Err("IPv6 addresses stand in brackets: [fd00::1]:20049"),
-        Some(("", _)) => Err("the host is missing"),
-        Some((host, number)) => Ok((host, port(number)?)),
-        None if text.is_empty() => Err("the host is missing"),
-        None => Ok((text, DEFAULT_PORT)),
+    match rest.strip_prefix(':') {
+        Some(port) => Ok((host, number(port).map_err(|()| "the port is no number from 0 to 65535")?)),
+        None if rest.is_empty() => Ok((host, DEFAULT_PORT)),
+        None => Err("something follows the bracket that is no :PORT"),
     }
 }
 

@@ -72,19 +72,12 @@ pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
 
 /// Error of a socket file that cannot be bound, with the owner of the present file.
 fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
-    match found(path) {
-        Some(found) if error == Errno::ADDRINUSE && no_socket(path).is_some() => {
-            FabricError::address(name, format!("there is {found}, no socket; remove it, or take another name"))
-        }
-        Some(found) if error == Errno::ADDRINUSE => FabricError::in_use(
-            name,
-            format!(
-                "there is {found}; if its server is alive (ss -xlp shows it), stop it, else remove the file; or take \
-                 another name"
-            ),
-        ),
-        _ => bind_error(name, error),
+    let Some(found) = found(path).filter(|_| error == Errno::ADDRINUSE) else { return bind_error(name, error) };
+    if no_socket(path).is_some() {
+        return FabricError::address(name, format!("there is {found}, no socket; remove it, or take another name"));
     }
+    let remedy = "stop it, else remove the file; or take another name";
+    FabricError::in_use(name, format!("there is {found}; if its server is alive (ss -xlp shows it), {remedy}"))
 }
 
 /// The non-socket at a path; `None` for a socket or nothing.

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use rdma_sys::{ibv_qp_state, rdma_cm_event_type as kinds};
 
 use super::complete::CompletionState;
-use super::drain::{Draining, ErrorState, drain};
+use super::drain::{ErrorState, drain};
 use super::qp::{QpState, VerbsQp};
 use super::sys::{self, AsyncEvent, CmEvent, CmId, EventChannel, POLL_BATCH};
 use super::work_queues::WorkQueues;
 use super::{VerbsFabric, explain, path, reaper, wr_id};
 use crate::accept_balancer::{Accepted, ConnectionCount};
-use crate::{Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, RequestId};
+use crate::{ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, RequestId};
 
 /// Maximum events of one kind per pass, for fairness.
 const MAX_EVENTS: usize = 256;
@@ -379,38 +379,25 @@ impl VerbsFabric {
         let within = self.config.drain;
         let limit = Instant::now() + within;
         let capacity = self.device.objects.as_ref().map_or(0, |objects| objects.cq.capacity() as usize);
-        if !drain(&mut DrainingQp { fabric: self, id, limit, done: Vec::new() }, capacity) {
+        let mut done = Vec::new();
+        let take = |fabric: &mut Self| {
+            let taken = fabric.poll_device(&mut done, POLL_BATCH);
+            fabric.completion.ready.extend(done.drain(..));
+            taken
+        };
+        let is_silent = |fabric: &mut Self| {
+            let qp = fabric.completion.table.peek(id);
+            qp.is_none_or(|qp| qp.error_state.is_silent(qp.queues.outstanding()))
+        };
+        let wait = |fabric: &mut Self| {
+            fabric.device_events();
+            std::thread::yield_now();
+            Instant::now() < limit
+        };
+        if !drain(self, capacity, take, is_silent, wait) {
             let line = format_args!("{id:?}: its last completions did not come within {within:?}");
             self.context.log.warn("queue pairs whose last completions did not come", line);
         }
-    }
-}
-
-/// A queue pair before its destruction, with its fabric.
-struct DrainingQp<'a> {
-    fabric: &'a mut VerbsFabric,
-    id: QpId,
-    limit: Instant,
-    done: Vec<Completion>,
-}
-
-impl Draining for DrainingQp<'_> {
-    fn take(&mut self) -> usize {
-        let Self { fabric, done, .. } = self;
-        let taken = fabric.poll_device(done, POLL_BATCH);
-        fabric.completion.ready.extend(done.drain(..));
-        taken
-    }
-
-    fn is_silent(&mut self) -> bool {
-        let qp = self.fabric.completion.table.peek(self.id);
-        qp.is_none_or(|qp| qp.error_state.is_silent(qp.queues.outstanding()))
-    }
-
-    fn wait(&mut self) -> bool {
-        self.fabric.device_events();
-        std::thread::yield_now();
-        Instant::now() < self.limit
     }
 }
 

@@ -7,28 +7,27 @@
 
 use super::sys::POLL_BATCH;
 
-/// A queue pair in error, with outstanding completions.
-pub(super) trait Draining {
-    /// Takes up to [`POLL_BATCH`] completions from the queue. Returns the count.
-    fn take(&mut self) -> usize;
-    /// Whether the device will add no more completions of the queue pair.
-    fn is_silent(&mut self) -> bool;
-    /// Whether to poll again. False after the time-out.
-    fn wait(&mut self) -> bool;
-}
-
 /// Takes completions of a queue of this capacity until none of a queue pair in error can be left. Returns false if the
 /// device may still add some after the time-out.
-pub(super) fn drain(last: &mut impl Draining, capacity: usize) -> bool {
-    while !last.is_silent() {
-        last.take();
-        if !last.wait() {
+///
+/// `take` takes up to [`POLL_BATCH`] completions from the queue, and returns their count. `is_silent` says whether the
+/// device will add no more of the queue pair, and `wait` whether to poll again.
+pub(super) fn drain<Q>(
+    queue: &mut Q,
+    capacity: usize,
+    mut take: impl FnMut(&mut Q) -> usize,
+    mut is_silent: impl FnMut(&mut Q) -> bool,
+    mut wait: impl FnMut(&mut Q) -> bool,
+) -> bool {
+    while !is_silent(queue) {
+        take(queue);
+        if !wait(queue) {
             return false;
         }
     }
     // Others fill the queue meanwhile. Entries of before are at most as many as the queue holds.
     for _ in 0..capacity.div_ceil(POLL_BATCH) {
-        if last.take() < POLL_BATCH {
+        if take(queue) < POLL_BATCH {
             break;
         }
     }
@@ -77,16 +76,14 @@ mod tests {
     impl Queue {
         fn drain(&mut self) -> bool {
             let capacity = self.capacity;
-            drain(self, capacity)
+            drain(self, capacity, Self::take, Self::is_silent, Self::wait)
         }
 
         fn new(ours: usize, capacity: usize) -> Self {
             let entries = (0..ours).map(|_| true).collect();
             Self { entries, capacity, busy: false, looks: 0, late: 0, patience: 100, got: 0, takes: 0 }
         }
-    }
 
-    impl Draining for Queue {
         fn take(&mut self) -> usize {
             self.takes += 1;
             assert!(self.takes < 1000, "it goes on for ever");
