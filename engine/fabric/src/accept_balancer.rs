@@ -4,9 +4,9 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::Waker;
+use crate::{Waker, lock};
 
 /// The fabrics that listen at one address. `T` is a connection request.
 #[derive(Debug)]
@@ -101,9 +101,4 @@ impl<T> Load<T> {
         lock(&self.handed_over).push_back(accepted);
         self.waker.wake();
     }
-}
-
-/// A panic of another thread has left the list whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

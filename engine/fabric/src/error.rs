@@ -60,13 +60,10 @@ impl FabricError {
     #[cold]
     #[doc(hidden)]
     pub fn failed(call: impl fmt::Display, error: &io::Error) -> Self {
-        let limit = exceeded_limit(error).or_else(|| {
-            let limit = match Errno::from_io_error(error)? {
-                Errno::NOSPC => "sockets that may be watched: sysctl fs.epoll.max_user_watches",
-                Errno::NOBUFS | Errno::NOMEM => "memory of the kernel: sysctl net.ipv4.tcp_mem for TCP",
-                _ => return None,
-            };
-            Some(limit.to_owned())
+        let limit = exceeded_limit(error).or_else(|| match Errno::from_io_error(error)? {
+            Errno::NOSPC => Some("sockets that may be watched: sysctl fs.epoll.max_user_watches".to_owned()),
+            Errno::NOBUFS | Errno::NOMEM => Some("memory of the kernel: sysctl net.ipv4.tcp_mem for TCP".to_owned()),
+            _ => None,
         });
         let limit = limit.map_or(String::new(), |limit| format!(" ({limit})"));
         Self::system(call, format_args!("{error}{limit}")).caused_by(Some(error))

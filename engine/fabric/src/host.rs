@@ -78,23 +78,18 @@ fn number<T: FromStr>(text: &str) -> Result<T, ()> {
 /// Reads `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; names are looked up.
 pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
-    let error = |detail: String| FabricError::address(text, detail);
-    let (host, port) = split(text).map_err(|detail| error(detail.to_owned()))?;
+    let (host, port) = split(text).map_err(|detail| FabricError::address(text, detail))?;
     // Another attempt may find it.
     let mut found = (host, port).to_socket_addrs().map_err(|e| {
         let wanted = "wanted HOST:PORT, 10.0.0.1:20049 or [fd00::1]:20049";
-        FabricError::new(
-            FabricErrorKind::Unreachable,
-            format_args!("address {text:?}: looking up {host:?}: {e}; {wanted}"),
-        )
+        let detail = format_args!("address {text:?}: looking up {host:?}: {e}; {wanted}");
+        FabricError::new(FabricErrorKind::Unreachable, detail)
     })?;
-    let found = found.next().ok_or_else(|| error(format!("{host:?} has no address")))?;
+    let found = found.next().ok_or_else(|| FabricError::address(text, format_args!("{host:?} has no address")))?;
     if matches!(found.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) {
-        return Err(error(
-            "it is link-local, which names no host for certain; give the interface a global or a unique local address \
-             (ip addr add fd00::1/64 dev NETDEV), and use that"
-                .to_owned(),
-        ));
+        let detail = "it is link-local, which names no host for certain; give the interface a global or a unique local \
+                      address (ip addr add fd00::1/64 dev NETDEV), and use that";
+        return Err(FabricError::address(text, detail));
     }
     Ok(found)
 }

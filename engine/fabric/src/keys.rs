@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 
 use crate::{FabricError, QpId, WindowId};
 
@@ -165,9 +165,7 @@ impl Randoms {
     /// Another one each time.
     pub(crate) fn next(&mut self) -> u32 {
         self.count += 1;
-        let mut hasher = self.state.build_hasher();
-        hasher.write_u64(self.count);
-        hasher.finish() as u32
+        self.state.hash_one(self.count) as u32
     }
 }
 

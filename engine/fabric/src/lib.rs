@@ -98,6 +98,7 @@ pub mod verbs;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use self::arrival::{Arrival, Found};
@@ -686,4 +687,9 @@ impl Waker {
         // anyway.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
+}
+
+/// Locks a mutex of this crate. Nothing that is done under one can panic half done.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,14 +3,16 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread::Builder;
+
+use crate::lock;
 
 /// Bytes of stack of such a thread, which does nothing but drop.
 const STACK: usize = 128 << 10;
 
-/// Threads that drop values. Each value has its own thread while there are fewer than `threads`. So a slow one delays no
-/// other. A thread ends when no value waits.
+/// Threads that drop values. Each value has its own thread while there are fewer than `threads`. So a slow one delays
+/// no other. A thread ends when no value waits.
 #[derive(Debug)]
 pub(super) struct Reaper<T> {
     name: &'static str,
@@ -34,12 +36,12 @@ impl<T: Send + 'static> Reaper<T> {
 
     /// Whether the backlog forbids starting more work that needs destruction.
     pub(super) fn is_full(&self) -> bool {
-        self.lock().waiting.len() >= self.most
+        lock(&self.state).waiting.len() >= self.most
     }
 
     /// Drops it, some time.
     pub(super) fn dispose(&'static self, gone: T) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.waiting.push_back(gone);
         if state.threads == self.threads {
             return;
@@ -48,7 +50,7 @@ impl<T: Send + 'static> Reaper<T> {
         drop(state);
         let thread = Builder::new().name(self.name.to_owned()).stack_size(STACK);
         if thread.spawn(|| self.reap()).is_err() {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.threads -= 1;
             // Then the others do it, or, if there are none, we.
             if state.threads == 0 {
@@ -61,18 +63,13 @@ impl<T: Send + 'static> Reaper<T> {
 
     /// Drops values until none waits.
     fn reap(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while let Some(gone) = state.waiting.pop_front() {
             drop(state);
             drop(gone);
-            state = self.lock();
+            state = lock(&self.state);
         }
         state.threads -= 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // Nothing that is done under the lock can panic half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,7 +116,7 @@ mod tests {
         let mut slow = [next(&is_gone), next(&is_gone)];
         slow.sort_unstable();
         assert_eq!(slow, [1, 2]);
-        assert!(reaper.lock().threads <= 3);
+        assert!(lock(&reaper.state).threads <= 3);
     }
 
     #[test]

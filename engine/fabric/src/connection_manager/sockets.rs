@@ -47,11 +47,6 @@ pub(crate) enum Token {
     Qp(QpId),
 }
 
-impl Token {
-    /// The bits below the kind.
-    const REST: u64 = (1 << 61) - 1;
-}
-
 impl From<Token> for u64 {
     /// Three bits of kind, and the number.
     fn from(token: Token) -> Self {
@@ -68,7 +63,8 @@ impl From<Token> for u64 {
 
 impl From<u64> for Token {
     fn from(data: u64) -> Self {
-        let rest = data & Self::REST;
+        // The bits below the kind.
+        let rest = data & ((1 << 61) - 1);
         match data >> 61 {
             0 => Self::Waker,
             1 => Self::Listener,

@@ -33,7 +33,8 @@ pub(super) struct CompletionState {
     pub(super) room: usize,
     /// The port has no link, so no peer answers.
     pub(super) is_port_down: bool,
-    invalidated_flags: u32,
+    /// Flags of completions that mark an invalidated key.
+    pub(super) invalidated_flags: u32,
 }
 
 impl CompletionState {
@@ -51,12 +52,6 @@ impl CompletionState {
             is_port_down: false,
             invalidated_flags: quirks.invalidated_flags,
         }
-    }
-
-    /// Continues with a reopened device. Counters and queue pair names stay.
-    pub(super) fn resume(&mut self, shared: SharedReceives, room: usize, quirks: &Quirks) {
-        (self.shared, self.room, self.is_port_down) = (shared, room, false);
-        self.invalidated_flags = quirks.invalidated_flags;
     }
 
     /// Removes a queue pair, and its number.

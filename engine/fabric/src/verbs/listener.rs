@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use super::{REQUESTS, VerbsConfig, device, explain, reaper};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember};
 use crate::host::{self, NamedDevice};
 use crate::sleeper::Sleeper;
-use crate::{FabricAddress, FabricError};
+use crate::{FabricAddress, FabricError, lock};
 
 /// Backlog of unanswered connect requests.
 const BACKLOG: i32 = 512;
@@ -56,22 +56,20 @@ impl VerbsListener {
         Ok(Self(Arc::new(SharedListener { bound, channel, text, named, address: at, balancer: Arc::default() })))
     }
 
-    /// The bound address. Unspecified for all addresses.
-    pub(super) fn address(&self) -> IpAddr {
-        self.0.address.ip()
-    }
-
-    /// Checks that the address may belong to this device.
+    /// Checks that a fabric on this device, with connections from `source`, may listen here.
     ///
     /// # Errors
-    /// The address names another device.
-    pub(super) fn check_named(&self, config: &VerbsConfig, device: &str) -> Result<(), FabricError> {
-        config.check_named(&self.0.text, self.0.named.as_ref(), device)
-    }
-
-    /// Ignores poisoning: no operation under the lock can panic midway.
-    fn bound(&self) -> MutexGuard<'_, Binding> {
-        self.0.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The address names another device, or is not the source address.
+    pub(super) fn check(&self, config: &VerbsConfig, device: &str, source: Option<IpAddr>) -> Result<(), FabricError> {
+        let SharedListener { text, named, address, .. } = &*self.0;
+        config.check_named(text, named.as_ref(), device)?;
+        let at = address.ip();
+        match source.filter(|from| !at.is_unspecified() && at != *from) {
+            Some(from) => Err(FabricError::misuse(format!(
+                "listening at {at} with the GID of {from}: choose another GID, or none"
+            ))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -95,7 +93,7 @@ pub(super) struct Listening {
 impl Listening {
     /// Takes no requests before `join`.
     pub(super) fn new(listener: &VerbsListener) -> Self {
-        let removals = listener.bound().removals;
+        let removals = lock(&listener.0.bound).removals;
         Self { listener: listener.clone(), member: None, removals }
     }
 
@@ -125,7 +123,7 @@ impl Listening {
     /// Processes the removal of the fabric's device. An address of that device is removed with it. A listener for all
     /// addresses stays.
     pub(super) fn device_removed(&mut self, device: &str) {
-        let mut bound = self.listener.bound();
+        let mut bound = lock(&self.listener.0.bound);
         let of_it = bound.id.as_ref().and_then(CmId::device).is_some_and(|of| of == device);
         if of_it && bound.removals == self.removals {
             bound.removals += 1;
@@ -140,7 +138,7 @@ impl Listening {
     /// The errors are those of [`VerbsListener::bind`].
     pub(super) fn bind_again(&mut self) -> Result<(), FabricError> {
         let SharedListener { channel, address, .. } = &*self.listener.0;
-        let mut bound = self.listener.bound();
+        let mut bound = lock(&self.listener.0.bound);
         if bound.id.is_none() {
             let id = bind(channel, *address).map_err(|e| refused(&address.to_string(), *address, &e))?;
             bound.id = Some(id);

@@ -187,7 +187,8 @@ impl VerbsFabric {
             }
         }
         // The next device has its own counter.
-        self.completion.stats.receiver_not_ready += self.device.stop_counting();
+        self.completion.stats.receiver_not_ready += self.device.receiver_not_ready();
+        self.device.not_ready_before = u64::MAX;
         self.lost = Some(DeviceLoss { event, next_check: Instant::now() + RECOVERY_INTERVAL, was_watched });
     }
 
@@ -247,7 +248,9 @@ impl VerbsFabric {
             found.close(&self.sleeper, false);
             return Err(error);
         }
-        self.completion.resume(receives, room, &found.quirks);
+        // Counters and the names of queue pairs stay.
+        let CompletionState { shared, room: free, is_port_down, invalidated_flags, .. } = &mut self.completion;
+        (*shared, *free, *is_port_down, *invalidated_flags) = (receives, room, false, found.quirks.invalidated_flags);
         self.device = found;
         Ok(())
     }
@@ -325,16 +328,7 @@ impl Fabric for VerbsFabric {
         if self.listener.is_some() {
             return Err(FabricError::misuse("this fabric listens already"));
         }
-        listener.check_named(&self.config, &self.device.choice.device)?;
-        if let Some(from) = self.device.source(&self.config)
-            && !listener.address().is_unspecified()
-            && listener.address() != from
-        {
-            return Err(FabricError::misuse(format!(
-                "listening at {} with the GID of {from}: choose another GID, or none",
-                listener.address()
-            )));
-        }
+        listener.check(&self.config, &self.device.choice.device, self.device.source(&self.config))?;
         let mut listening = Listening::new(listener);
         // With a lost device, the listener waits for the device's return.
         if self.lost.is_none() {

@@ -46,8 +46,8 @@ pub(super) struct OpenedDevice {
     pub(super) choice: Choice,
     pub(super) quirks: Quirks,
     pub(super) capabilities: Capabilities,
-    /// The port's initial count of messages without a Receive.
-    not_ready_before: u64,
+    /// The port's initial count of messages without a Receive. The maximum ends the count.
+    pub(super) not_ready_before: u64,
 }
 
 impl OpenedDevice {
@@ -156,13 +156,6 @@ impl OpenedDevice {
     /// Messages without a Receive at the port since the device was opened.
     pub(super) fn receiver_not_ready(&self) -> u64 {
         device::receiver_not_ready(&self.choice.device, self.choice.port).saturating_sub(self.not_ready_before)
-    }
-
-    /// Ends the count of messages without a Receive, and returns it.
-    pub(super) fn stop_counting(&mut self) -> u64 {
-        let count = self.receiver_not_ready();
-        self.not_ready_before = u64::MAX;
-        count
     }
 
     /// Source address of connections, if a GID was chosen.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rdma_sys::{ibv_access_flags, ibv_port_attr, ibv_qp_attr_mask as mask, ibv_qp_state as state};
@@ -21,7 +21,7 @@ use super::sys::{CompletionChannel, CompletionQueue, DeviceContext, ProtectionDo
 use super::work_queues::{PostContext, WorkQueues};
 use super::wr_id::WrId;
 use crate::{
-    Access, Completion, ConnectParams, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest,
+    Access, Completion, ConnectParams, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest, lock,
 };
 
 /// Time-out of the test, which is never repeated.
@@ -48,7 +48,7 @@ pub(super) fn probe_once(
     quirks: &Quirks,
 ) -> Option<ProbeResults> {
     static RESULTS: Mutex<BTreeMap<String, Option<ProbeResults>>> = Mutex::new(BTreeMap::new());
-    let mut results = RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut results = lock(&RESULTS);
     let probe = || {
         let pair = || Pair::new(context, choice, port, quirks);
         let probed = pair().and_then(Pair::invalidates).and_then(|remote_invalidate| {

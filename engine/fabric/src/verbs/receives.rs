@@ -18,18 +18,20 @@ pub(super) struct ReceiveTable {
     owner: Owner,
     places: Vec<Option<Posted>>,
     free: Vec<u32>,
+    /// Buffers to build chains.
     requests: Vec<ibv_recv_wr>,
     parts: Vec<ibv_sge>,
 }
 
 impl ReceiveTable {
     pub(super) fn new(owner: Owner, depth: u32) -> Self {
+        let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
         Self {
             owner,
             places: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
-            requests: Vec::new(),
-            parts: Vec::new(),
+            requests: (0..depth).map(|_| ibv_recv_wr { wr_id: 0, next, sg_list, num_sge: 1 }).collect(),
+            parts: (0..depth).map(|_| ibv_sge { addr: 0, length: 0, lkey: 0 }).collect(),
         }
     }
 
@@ -49,9 +51,6 @@ impl ReceiveTable {
         post: impl FnOnce(*mut ibv_recv_wr) -> PostResult<ibv_recv_wr>,
     ) -> usize {
         let room = bufs.len().min(self.free.len()).min(limit);
-        if self.requests.len() < room {
-            self.grow(room);
-        }
         let (requests, parts) = (self.requests.as_mut_ptr(), self.parts.as_mut_ptr());
         let places = self.requests.iter_mut().zip(&mut self.parts).zip(self.free.iter().rev());
         let mut count = 0;
@@ -80,13 +79,6 @@ impl ReceiveTable {
             self.places[place as usize] = Some(buf.post());
         }
         posted
-    }
-
-    #[cold]
-    fn grow(&mut self, count: usize) {
-        let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
-        self.requests.resize_with(count, || ibv_recv_wr { wr_id: 0, next, sg_list, num_sge: 0 });
-        self.parts.resize_with(count, || ibv_sge { addr: 0, length: 0, lkey: 0 });
     }
 
     /// The buffer of a completed Receive, with the received length. `None` for an unknown Receive.

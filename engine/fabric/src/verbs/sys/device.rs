@@ -53,8 +53,8 @@ destroyed_by! {
     ibv_srq: ibv_destroy_srq,
 }
 
-/// An object of libibverbs, which is destroyed on drop. It keeps the objects and memory that it was made with alive until
-/// then. If its destruction fails, they live on, because the device may still use them.
+/// An object of libibverbs, which is destroyed on drop. It keeps the objects and memory that it was made with alive
+/// until then. If its destruction fails, they live on, because the device may still use them.
 pub(crate) struct Object<T: Destroy, P> {
     raw: NonNull<T>,
     parents: ManuallyDrop<P>,
@@ -82,8 +82,8 @@ impl<T: Destroy, P> Object<T, P> {
 
     /// Destroys the object, which is not used afterwards, and releases its parents.
     fn end(&mut self) -> io::Result<()> {
-        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once: `destroy` and `drop`,
-        // of which only one runs, call this.
+        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once: only `destroy` and
+        // `drop` call this, of which one runs.
         check(unsafe { T::destroy(self.raw()) })?;
         // SAFETY: the field is not used again.
         unsafe { ManuallyDrop::drop(&mut self.parents) };
@@ -260,8 +260,8 @@ impl MemoryRegion {
     }
 }
 
-/// A type-2 memory window. Its destruction revokes the peer's access, whether the window is bound or not. After an error
-/// the revocation is uncertain.
+/// A type-2 memory window. Its destruction revokes the peer's access, whether the window is bound or not. After an
+/// error the revocation is uncertain.
 pub(crate) type MemoryWindow = Object<ibv_mw, Rc<ProtectionDomain>>;
 
 impl MemoryWindow {
