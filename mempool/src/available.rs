@@ -45,7 +45,7 @@ impl AvailableMemory {
     /// Sets aside an arena's memory, in the pages that it would get.
     ///
     /// # Errors
-    /// [`MemErrorKind::TooLittle`](crate::MemErrorKind::TooLittle) if too little is available.
+    /// Too little is available.
     pub fn set_aside(&mut self, arena: &ArenaConfig) -> Result<(), MemError> {
         for &page in arena.pages.sizes_to_try(arena.bytes).iter().filter(|page| page.is_hugetlb()) {
             let pages = arena.bytes.div_ceil(page.bytes()) as u64;

@@ -145,7 +145,7 @@ impl PoolConfig {
     /// The pool's arena. Without given bytes it has the size of the classes.
     ///
     /// # Errors
-    /// [`MemErrorKind::Invalid`](crate::MemErrorKind::Invalid) without a valid layout.
+    /// The classes have no valid layout.
     pub fn own_arena(&self) -> Result<ArenaConfig, MemError> {
         let (_, needed) = lay_out(&self.classes, stride)?;
         let bytes = if self.arena.bytes == 0 { needed } else { self.arena.bytes };

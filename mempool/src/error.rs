@@ -14,36 +14,7 @@ use crate::stats::ClassCensus;
 #[non_exhaustive]
 pub struct MemError(pub(crate) Box<MemErrorCause>);
 
-/// Kind of a [`MemError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum MemErrorKind {
-    /// Out of memory: host, control group, reserved pages, or arena.
-    TooLittle,
-    /// A limit or permission denies locking memory, or a NUMA node.
-    Denied,
-    /// An invalid request of the caller.
-    Invalid,
-    /// A system call failed.
-    System,
-}
-
 impl MemError {
-    /// Whether memory, a permission, the request or the system is the cause.
-    #[doc(hidden)]
-    pub fn kind(&self) -> MemErrorKind {
-        match &*self.0 {
-            MemErrorCause::HugePages { .. }
-            | MemErrorCause::Transparent { .. }
-            | MemErrorCause::Populate { .. }
-            | MemErrorCause::Short { .. }
-            | MemErrorCause::ArenaFull { .. } => MemErrorKind::TooLittle,
-            MemErrorCause::Lock { .. } | MemErrorCause::Bind { .. } => MemErrorKind::Denied,
-            MemErrorCause::Invalid(_) => MemErrorKind::Invalid,
-            MemErrorCause::System { .. } => MemErrorKind::System,
-        }
-    }
-
     /// An invalid request of the caller, or of another process.
     pub(crate) fn invalid(why: impl Into<String>) -> Self {
         MemErrorCause::Invalid(why.into()).into()

@@ -20,11 +20,11 @@ pub(crate) const MEMLOCK_REMEDY: &str = "raise it: `sudo prlimit --pid $$ --meml
 
 /// The kernel's hugetlb pages of one size, on one node or all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct HugePool {
+pub(crate) struct HugePool {
     /// Pages reserved.
-    pub total: u64,
+    pub(crate) total: u64,
     /// Unused pages of these.
-    pub free: u64,
+    pub(crate) free: u64,
 }
 
 impl HugePool {

@@ -1,6 +1,6 @@
 //! Hugepage arenas, per-core buffer pools, and buffers whose owner is a type.
 //!
-//! The memory layer of an RPC-over-RDMA engine. It is independent of NICs: it sees a device as a [`Registrar`].
+//! The memory layer of an RPC-over-RDMA engine. It is independent of NICs: devices register an [`Arena`] by address.
 //!
 //! 1. An [`Arena`] is one sealed memfd, mapped once and prefaulted. It uses hugetlb pages where the host has them, on
 //!    the configured NUMA node. Its [`ArenaReport`] states in one line the pages obtained and how to get larger ones.
@@ -50,7 +50,6 @@ mod map;
 mod owner;
 mod pool;
 mod prefetch;
-mod register;
 mod remote_free;
 mod report;
 mod ring;
@@ -62,14 +61,13 @@ pub use arena::{Arena, ArenaId};
 pub use available::AvailableMemory;
 pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
-pub use error::{Leak, MemError, MemErrorKind};
+pub use error::{Leak, MemError};
 pub use external_memory::GivenMemory;
-pub use host::{HugePool, MemoryLimits, exceeded_limit, thread_limits};
+pub use host::{MemoryLimits, exceeded_limit, thread_limits};
 #[doc(hidden)]
 pub use owner::current as current_thread;
 pub use pool::Pool;
 pub use prefetch::prefetch;
-pub use register::{Registrar, Registrations};
 pub use report::ArenaReport;
 pub use ring::{PeerRing, PeerRings};
 pub use shared::{Line, PeerMapping, SharedMapping};

@@ -79,7 +79,8 @@ impl Pool {
     /// The classes with buffers of `len` to `longest` bytes, the smallest first.
     #[inline]
     fn classes_within(&self, len: usize, longest: usize) -> impl Iterator<Item = &ClassList> {
-        self.core().classes.iter().filter(move |class| (len..=longest).contains(&class.layout.size))
+        let fitting = self.core().classes.iter().filter(move |class| class.layout.size >= len);
+        fitting.take_while(move |class| class.layout.size <= longest)
     }
 
     /// Takes a buffer of this class, unless it is too short or the class is empty.
@@ -96,31 +97,19 @@ impl Pool {
     /// when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
-        for class in &self.core().classes {
+        self.alloc_within(len, usize::MAX)
+    }
+
+    /// Allocates `len` bytes from classes of at most `longest` bytes. Longer buffers are spared.
+    #[inline]
+    pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
+        for class in self.classes_within(len, longest) {
             if let Some(buf) = Self::alloc_from(class, len) {
                 return Some(buf);
             }
         }
         self.count_oversize(len);
         None
-    }
-
-    /// Allocates `len` bytes from classes of at most `longest` bytes. Longer buffers are spared.
-    #[inline]
-    pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
-        match self.first_class(len) {
-            Some(class) if class.free() > 0 && class.layout.size <= longest => Self::alloc_from(class, len),
-            _ => self.alloc_larger(len, longest),
-        }
-    }
-
-    #[cold]
-    fn alloc_larger(&self, len: usize, longest: usize) -> Option<Buf> {
-        let buf = self.classes_within(len, longest).find_map(|class| Self::alloc_from(class, len));
-        if buf.is_none() {
-            self.count_oversize(len);
-        }
-        buf
     }
 
     /// Counts a request that failed, if no class could ever hold it.

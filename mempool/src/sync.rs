@@ -41,12 +41,6 @@ pub mod cell {
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
         }
-
-        /// The value again.
-        #[inline]
-        pub fn into_inner(self) -> T {
-            self.0.into_inner()
-        }
     }
 }
 

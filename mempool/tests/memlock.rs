@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use rpcrdma_mempool::{Arena, ArenaConfig, MemError, MemErrorKind, PagePolicy};
+use rpcrdma_mempool::{Arena, ArenaConfig, MemError, PagePolicy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -26,7 +26,6 @@ fn the_error_names_limit_and_remedy() {
         locked(4 << 20).unwrap_err()
     });
     let error = error.join().unwrap();
-    assert!(error.kind() == MemErrorKind::Denied, "{error}");
     let text = error.to_string();
     for part in [
         "mlock of 4194304 bytes failed",
