@@ -3,7 +3,7 @@
 //!
 //! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out. It
 //! is not counted per allocation. While the pool lives, the core lives. A dropped pool leaves the number of outstanding
-//! buffers in its [`RemoteFreeList`], and the last of them frees the core.
+//! buffers in its [`IndexStack`], and the last of them frees the core.
 
 use std::cell::{Cell, OnceCell};
 use std::ptr::NonNull;
@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use crate::arena::{Arena, ArenaId};
 use crate::classes::ClassLayout;
 use crate::current_thread;
-use crate::remote_free::{PushOutcome, RemoteFreeList};
+use crate::index_stack::IndexStack;
 use crate::stats::{ClassCensus, ClassStats};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -52,6 +52,8 @@ pub(crate) struct BufHeader {
     pub(crate) arena: ArenaId,
     /// Among all buffers of the pool.
     index: u32,
+    /// Link of the list of remote frees.
+    next: AtomicU32,
     /// See [`state`].
     pub(crate) state: AtomicU32,
 }
@@ -78,7 +80,7 @@ impl BufHeader {
 
     /// A copy of this header with a clone count of its own, which is one.
     pub(crate) fn owned(&self) -> Self {
-        Self { state: AtomicU32::new(state::OWNED | 1), ..*self }
+        Self { next: AtomicU32::new(IndexStack::NIL), state: AtomicU32::new(state::OWNED | 1), ..*self }
     }
 
     /// Counts a buffer that the device may never return.
@@ -168,13 +170,14 @@ pub(crate) struct Core {
     /// The buffers, class by class. Filled once the core has its place, which they point to.
     headers: OnceCell<Box<[BufHeader]>>,
     pub(crate) leaked: AtomicU64,
-    pub(crate) remote_free: RemoteFreeList,
+    /// Buffers that other threads returned.
+    pub(crate) remote_free: IndexStack,
 }
 
 impl Core {
     /// Owned by this thread, all buffers free. `offset`: a range of the arena that is this pool's.
     pub(crate) fn new(arena: Arena, offset: usize, layouts: &[ClassLayout]) -> NonNull<Self> {
-        let count = layouts.iter().map(|class| class.count).sum();
+        let count: usize = layouts.iter().map(|class| class.count).sum();
         let larger = |class: &ClassLayout| count - class.first as usize - class.count;
         let core = NonNull::from(Box::leak(Box::new(Self {
             owner: AtomicU64::new(current_thread()),
@@ -183,7 +186,7 @@ impl Core {
             classes: layouts.iter().map(|class| ClassList::new(class, larger(class))).collect(),
             headers: OnceCell::new(),
             leaked: AtomicU64::new(0),
-            remote_free: RemoteFreeList::new(count),
+            remote_free: IndexStack::default(),
         })));
         // SAFETY: leaked just now.
         let this = unsafe { core.as_ref() };
@@ -208,6 +211,7 @@ impl Core {
                 capacity: size as u32,
                 arena: self.arena.id(),
                 index: first + i as u32,
+                next: AtomicU32::new(IndexStack::NIL),
                 state: AtomicU32::new(state::HELD),
             }
         })
@@ -245,10 +249,17 @@ impl Core {
     /// Takes in buffers that other threads returned. Owner thread only.
     #[inline]
     pub(crate) fn drain(&self) -> usize {
-        self.remote_free.take(|index| {
-            let header = &self.headers()[index as usize];
-            header.class().push(NonNull::from(header));
-        })
+        if !self.remote_free.has_any() {
+            return 0;
+        }
+        let returned = IndexStack::list(self.remote_free.take(), |index| self.link(index));
+        let push = |header: &BufHeader| header.class().push(NonNull::from(header));
+        returned.map(|index| push(&self.headers()[index as usize])).count()
+    }
+
+    /// The link of a buffer in the list of remote frees.
+    fn link(&self, index: u32) -> &AtomicU32 {
+        &self.headers()[index as usize].next
     }
 }
 
@@ -282,10 +293,10 @@ pub(crate) unsafe fn release(header: NonNull<BufHeader>) {
 #[inline(never)]
 unsafe fn release_remote(header: NonNull<BufHeader>) {
     // SAFETY: the buffer is out, so the core, which owns this, lives until the push.
-    let &BufHeader { core, index, .. } = unsafe { header.as_ref() };
+    let BufHeader { core, index, next, .. } = unsafe { header.as_ref() };
+    let core = *core;
     // SAFETY: the buffer is out, so its core lives until the push.
-    let returned = unsafe { core.as_ref() }.remote_free.push(index);
-    if returned == PushOutcome::Last {
+    if unsafe { core.as_ref() }.remote_free.push(*index, next) {
         // SAFETY: the pool was dropped and this was the last buffer, so no other pointer to the core exists.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
     }
@@ -301,7 +312,7 @@ pub(crate) unsafe fn abandon(core: NonNull<Core>) {
     let out = this.classes.iter().map(|class| class.layout.count - class.free()).sum();
     // From now on no thread finds its own number here; other threads never did.
     this.set_owner(NOBODY);
-    if this.remote_free.close(out) {
+    if this.remote_free.close(out, |index| this.link(index)) {
         // SAFETY: no buffer is out, and the pool gives its pointer up.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
     }

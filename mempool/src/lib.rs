@@ -45,12 +45,12 @@ mod core;
 mod error;
 mod external_memory;
 mod host;
+mod index_stack;
 mod map;
 #[cfg_attr(all(target_arch = "x86_64", target_os = "linux", not(loom), not(miri)), path = "thread_pointer.rs")]
 mod owner;
 mod pool;
 mod prefetch;
-mod remote_free;
 mod report;
 mod ring;
 mod shared;
@@ -64,6 +64,8 @@ pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError};
 pub use external_memory::GivenMemory;
 pub use host::{MemoryLimits, exceeded_limit, thread_limits};
+#[doc(hidden)]
+pub use index_stack::IndexStack;
 #[doc(hidden)]
 pub use owner::current as current_thread;
 pub use pool::Pool;

@@ -24,11 +24,11 @@
 //!    returns it if DONE was set without WAITER, as the completer has finished then. When DONE met WAITER, both have
 //!    work left: the completer sets LEFT, the ticket GONE, and the second one returns the slot.
 //! 4. No end touches a slot, or the table, after the step that lets the other end return the slot.
-//! 5. The table is freed once its owner is gone and all slots are returned (`remaining`).
+//! 5. The table is freed once its owner is gone and all slots are returned (`returned` counts them).
 //!
 //! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's load (Acquire). *waiter*: the ticket's
 //! WAITER (Release) with the completer's DONE (Acquire). *end of use*: LEFT and GONE, both AcqRel. *return*: the push
-//! onto `returned` (Release) with the owner's swap (Acquire).
+//! onto `returned` with the owner's take (see [`IndexStack`]).
 #![expect(unsafe_code, reason = "cells change hands between threads, by the protocol above")]
 
 use std::future::Future;
@@ -39,9 +39,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
+use rpcrdma_mempool::IndexStack;
 use rpcrdma_mempool::sync::cell::UnsafeCell;
 use rpcrdma_mempool::sync::thread::{self, Thread};
-use rpcrdma_mempool::sync::{AtomicU32, AtomicUsize, Ordering, hint};
+use rpcrdma_mempool::sync::{AtomicU32, Ordering, hint};
 
 use super::idle::{Idle, IdlePolicy, IdleStep};
 use super::parker::park_thread;
@@ -50,11 +51,6 @@ const WAITER: u32 = 1;
 const DONE: u32 = 2;
 const LEFT: u32 = 4;
 const GONE: u32 = 8;
-
-/// End of a list of free slots.
-const NIL: u32 = u32::MAX;
-/// Value of the list head once the owner is gone: returned slots are only counted.
-const CLOSED: u32 = u32::MAX - 1;
 
 /// The call was dropped without a result, because the shard stopped or the call was abandoned on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,13 +82,18 @@ struct Slot<T> {
 
 struct Table<T> {
     slots: Box<[CachePadded<Slot<T>>]>,
-    /// Head of the list of slots returned since the last swap, or [`CLOSED`].
-    returned: CachePadded<AtomicU32>,
-    /// Once `returned` is [`CLOSED`]: slots not yet returned, plus one for the owner.
-    remaining: AtomicUsize,
+    /// Slots returned since the last take. Once the owner is gone, it counts those not yet returned.
+    returned: IndexStack,
     /// Read at each use and written at the end, so that models detect a use that races with the end.
     #[cfg(loom)]
     life: UnsafeCell<()>,
+}
+
+impl<T> Table<T> {
+    /// The link of a free slot.
+    fn link(&self, index: u32) -> &AtomicU32 {
+        &self.slots[index as usize].next
+    }
 }
 
 /// Slots for outstanding calls, held by the thread that starts calls.
@@ -110,17 +111,16 @@ impl<T> SlotTable<T> {
     /// A table for `capacity` outstanding calls, at least 1. Each takes about `size_of::<T>() + 64` bytes, in whole
     /// pairs of cache lines against false sharing.
     pub fn new(capacity: u32) -> Self {
-        let capacity = capacity.clamp(1, CLOSED - 1);
+        let capacity = capacity.clamp(1, IndexStack::NIL - 2);
         let slot = |index: u32| Slot {
             state: AtomicU32::new(0),
-            next: AtomicU32::new(if index + 1 < capacity { index + 1 } else { NIL }),
+            next: AtomicU32::new(if index + 1 < capacity { index + 1 } else { IndexStack::NIL }),
             value: UnsafeCell::new(MaybeUninit::uninit()),
             waiter: UnsafeCell::new(None),
         };
         let table = Box::new(Table {
             slots: (0..capacity).map(|index| CachePadded::new(slot(index))).collect(),
-            returned: CachePadded::new(AtomicU32::new(NIL)),
-            remaining: AtomicUsize::new(0),
+            returned: IndexStack::default(),
             #[cfg(loom)]
             life: UnsafeCell::new(()),
         });
@@ -132,10 +132,10 @@ impl<T> SlotTable<T> {
     pub fn acquire(&mut self) -> Option<(Ticket<T>, Completer<T>)> {
         let table = self.table();
         let mut index = self.free;
-        if index == NIL {
+        if index == IndexStack::NIL {
             // SYNC POINT return: earlier users have finished with these slots. NIL again if none was returned.
-            index = table.returned.swap(NIL, Ordering::Acquire);
-            if index == NIL {
+            index = table.returned.take();
+            if index == IndexStack::NIL {
                 return None;
             }
         }
@@ -162,34 +162,21 @@ pub(crate) fn oneshot<T>() -> (Ticket<T>, Completer<T>) {
 impl<T> Drop for SlotTable<T> {
     fn drop(&mut self) {
         let table = self.table();
-        // Set before CLOSED makes others count.
-        table.remaining.store(table.slots.len() + 1, Ordering::Relaxed);
-        let returned = table.returned.swap(CLOSED, Ordering::AcqRel);
-        let mut free = 0;
-        for list in [self.free, returned] {
-            let mut index = list;
-            while index != NIL {
-                free += 1;
-                index = table.slots[index as usize].next.load(Ordering::Relaxed);
-            }
+        let out = table.slots.len() - IndexStack::list(self.free, |index| table.link(index)).count();
+        if table.returned.close(out, |index| table.link(index)) {
+            free(self.table);
         }
-        release_table(self.table, free + 1);
     }
 }
 
-/// Subtracts so many users of a closed table: returned slots, and the owner. The last one frees the table.
-fn release_table<T>(table: NonNull<Table<T>>, users: usize) {
-    // SAFETY: rule 5, the caller's share in `remaining` keeps the table until the next line.
-    let remaining = unsafe { &table.as_ref().remaining };
-    // Orders each user's last access before the free.
-    if remaining.fetch_sub(users, Ordering::AcqRel) == users {
-        // SAFETY: it came from `Box::leak` in `new`, and no share is left, so this happens once. Free slots have empty
-        // cells (rule 3).
-        let table = unsafe { Box::from_raw(table.as_ptr()) };
-        #[cfg(loom)]
-        table.life.with_mut(|_| ());
-        drop(table);
-    }
+/// Frees a table whose owner has ended, and whose slots are all returned.
+fn free<T>(table: NonNull<Table<T>>) {
+    // SAFETY: it came from `Box::leak` in `new`, and `returned` lets one caller get here, once no share is left. Free
+    // slots have empty cells (rule 3).
+    let table = unsafe { Box::from_raw(table.as_ptr()) };
+    #[cfg(loom)]
+    table.life.with_mut(|_| ());
+    drop(table);
 }
 
 /// Reference to a slot, of either end.
@@ -248,18 +235,10 @@ impl<T> End<T> {
     /// Returns the slot; the end must not be used afterwards.
     #[inline]
     fn release(self) {
-        let table = self.table();
-        let next = &self.slot().next;
-        let mut head = table.returned.load(Ordering::Acquire);
-        while head != CLOSED {
-            next.store(head, Ordering::Relaxed);
-            // SYNC POINT return. Pushing alone has no ABA: the owner always takes the whole list.
-            match table.returned.compare_exchange_weak(head, self.index, Ordering::Release, Ordering::Acquire) {
-                Ok(_) => return,
-                Err(now) => head = now,
-            }
+        // SYNC POINT return.
+        if self.table().returned.push(self.index, &self.slot().next) {
+            free(self.table);
         }
-        release_table(self.table, 1);
     }
 }
 

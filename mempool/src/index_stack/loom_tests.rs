@@ -6,7 +6,8 @@ use crate::sync::{Arc, thread};
 
 /// The list with its guarded bytes: loom fails if an access to `bytes` is not ordered behind the previous one.
 struct Shared {
-    list: RemoteFreeList,
+    stack: IndexStack,
+    links: Vec<AtomicU32>,
     bytes: Vec<UnsafeCell<u32>>,
     freed: AtomicUsize,
 }
@@ -14,7 +15,8 @@ struct Shared {
 impl Shared {
     fn new(count: usize) -> Arc<Self> {
         let bytes = (0..count).map(|_| UnsafeCell::new(0)).collect();
-        Arc::new(Self { list: RemoteFreeList::new(count), bytes, freed: AtomicUsize::new(0) })
+        let links = (0..count).map(|_| AtomicU32::new(IndexStack::NIL)).collect();
+        Arc::new(Self { stack: IndexStack::default(), links, bytes, freed: AtomicUsize::new(0) })
     }
 
     fn touch(&self, index: u32) {
@@ -31,9 +33,13 @@ impl Shared {
 
     fn give_back(&self, index: u32) {
         self.touch(index);
-        if self.list.push(index) == PushOutcome::Last {
+        if self.stack.push(index, &self.links[index as usize]) {
             self.free();
         }
+    }
+
+    fn take(&self) -> impl Iterator<Item = u32> {
+        IndexStack::list(self.stack.take(), |index| &self.links[index as usize])
     }
 }
 
@@ -45,11 +51,10 @@ fn loom_returned_buffers_go_out_again() {
             let shared = shared.clone();
             thread::spawn(move || indices.iter().for_each(|&index| shared.give_back(index)))
         });
-        let mut seen = Vec::new();
-        shared.list.take(|index| seen.push(index));
+        let mut seen: Vec<_> = shared.take().collect();
         seen.iter().for_each(|&index| shared.touch(index));
         returners.into_iter().for_each(|returner| returner.join().unwrap());
-        shared.list.take(|index| seen.push(index));
+        seen.extend(shared.take());
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2], "each returns once");
     });
@@ -64,8 +69,7 @@ fn loom_a_buffer_goes_round_while_others_return() {
             thread::spawn(move || shared.give_back(0))
         };
         // Reused as soon as it is returned, and then returned by another thread.
-        let mut again = None;
-        shared.list.take(|index| again = Some(index));
+        let again = shared.take().last();
         let second = again.map(|index| {
             let shared = shared.clone();
             thread::spawn(move || shared.give_back(index))
@@ -73,8 +77,7 @@ fn loom_a_buffer_goes_round_while_others_return() {
         shared.give_back(1);
         first.join().unwrap();
         second.into_iter().for_each(|second| second.join().unwrap());
-        let mut seen = Vec::new();
-        shared.list.take(|index| seen.push(index));
+        let mut seen: Vec<_> = shared.take().collect();
         seen.sort_unstable();
         assert_eq!(seen, [0, 1]);
     });
@@ -90,9 +93,8 @@ fn loom_the_last_one_frees_when_the_pool_goes_first_or_last() {
         });
         // Buffer 2 is on the owner's free list.
         shared.touch(2);
-        let mut out = 2;
-        out -= shared.list.take(|_| {});
-        if shared.list.close(out) {
+        let out = 2 - shared.take().count();
+        if shared.stack.close(out, |index| &shared.links[index as usize]) {
             shared.free();
         }
         returners.into_iter().for_each(|returner| returner.join().unwrap());

@@ -1,0 +1,100 @@
+//! Stack of indices that any thread returns and one thread takes.
+//!
+//! The links lie with the indexed items, out of reach of hostile peers. Other threads only push, and the owner only
+//! takes the whole stack. So no index can be popped and pushed again under a waiting compare-and-swap (no ABA).
+//!
+//! When the owner ends while items are out, the head is closed for good. From then on each returning item counts down,
+//! and the last one frees all of them.
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{AtomicU32, AtomicUsize, Ordering};
+
+/// Head of a stack whose owner has ended.
+const CLOSED: u32 = u32::MAX - 1;
+
+/// Returned indices of one owner.
+#[derive(Debug)]
+pub struct IndexStack {
+    /// Written by foreign threads: on its own cache line.
+    head: CachePadded<AtomicU32>,
+    /// Items still out, plus the closing owner; counts once the head is closed.
+    remaining: AtomicUsize,
+}
+
+impl Default for IndexStack {
+    fn default() -> Self {
+        Self { head: CachePadded::new(AtomicU32::new(Self::NIL)), remaining: AtomicUsize::new(0) }
+    }
+}
+
+impl IndexStack {
+    /// Ends a list of indices. Valid indices are less than the one before it.
+    pub const NIL: u32 = u32::MAX;
+
+    /// Returns an index, from any thread. All that this thread did to the item happens before the owner takes it.
+    ///
+    /// True if it was the last item and the owner has ended: the caller frees everything. Otherwise, all items may be
+    /// freed already: touch none from here on.
+    #[inline]
+    #[must_use]
+    pub fn push(&self, index: u32, link: &AtomicU32) -> bool {
+        // Acquire pairs with `close`: a reader of the mark also sees `remaining`.
+        let mut head = self.head.load(Ordering::Acquire);
+        while head != CLOSED {
+            // Relaxed: published by the exchange below.
+            link.store(head, Ordering::Relaxed);
+            // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so they
+            // extend this release. The owner reads only the newest, and synchronises with all.
+            match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Acquire) {
+                Ok(_) => return false,
+                Err(now) => head = now,
+            }
+        }
+        self.count_down(1)
+    }
+
+    /// Whether indices wait. Owner only. One relaxed load.
+    #[inline]
+    pub fn has_any(&self) -> bool {
+        // Relaxed: a stale "empty" only delays the item to the next turn.
+        self.head.load(Ordering::Relaxed) != Self::NIL
+    }
+
+    /// Takes all returned indices, and returns the first of them or [`NIL`](Self::NIL). Owner only.
+    #[inline]
+    pub fn take(&self) -> u32 {
+        // Acquire pairs with the exchange of every `push`.
+        self.head.swap(Self::NIL, Ordering::Acquire)
+    }
+
+    /// The indices of a taken list. The link of an index is read before the index is returned.
+    pub fn list<'a>(first: u32, link: impl Fn(u32) -> &'a AtomicU32) -> impl Iterator<Item = u32> {
+        let next = |index| (index != Self::NIL).then_some(index);
+        // Relaxed: made visible by the swap in `take`.
+        std::iter::successors(next(first), move |&index| next(link(index).load(Ordering::Relaxed)))
+    }
+
+    /// Closes the stack. Owner only, once, as its last call. `out` items are out, those that wait here included.
+    ///
+    /// True if all of them are back by now: the caller frees everything. Otherwise the last [`push`](Self::push)
+    /// returns true.
+    #[must_use]
+    pub fn close<'a>(&self, out: usize, link: impl Fn(u32) -> &'a AtomicU32) -> bool {
+        // Relaxed: published by the swap below. One more than the outstanding items, so that the count cannot reach
+        // zero before this ends.
+        self.remaining.store(out + 1, Ordering::Relaxed);
+        // Release hands `remaining` to later readers of `CLOSED`.
+        let waiting = Self::list(self.head.swap(CLOSED, Ordering::AcqRel), link).count();
+        self.count_down(waiting + 1)
+    }
+
+    /// Subtracts so many returned items of a closed stack; true if none is left.
+    fn count_down(&self, returned: usize) -> bool {
+        // AcqRel: each returner publishes its last accesses, and the last one takes all of them in before it frees.
+        self.remaining.fetch_sub(returned, Ordering::AcqRel) == returned
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests;
