@@ -15,12 +15,13 @@ pub type Array<'a, T> = Sequence<'a, T, false>;
 pub type List<'a, T> = Sequence<'a, T, true>;
 
 /// An [`Array`], or a [`List`] whose elements follow pointers.
-pub struct Sequence<'a, T, const LINKED: bool>(Elements<'a, T>);
-
-enum Elements<'a, T> {
-    Slice(&'a [T]),
-    /// Checked bytes of so many elements, with the pointers in front of them.
-    Encoded(&'a [u8], usize),
+///
+/// Its elements are values, or encoded: one of the two is empty.
+pub struct Sequence<'a, T, const LINKED: bool> {
+    elements: &'a [T],
+    /// Checked bytes of `count` elements, with the pointers in front of them.
+    encoded: &'a [u8],
+    count: usize,
 }
 
 impl<T, const LINKED: bool> Clone for Sequence<'_, T, LINKED> {
@@ -31,24 +32,16 @@ impl<T, const LINKED: bool> Clone for Sequence<'_, T, LINKED> {
 
 impl<T, const LINKED: bool> Copy for Sequence<'_, T, LINKED> {}
 
-impl<T> Clone for Elements<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Elements<'_, T> {}
-
 impl<'a, T, const LINKED: bool> From<&'a [T]> for Sequence<'a, T, LINKED> {
     fn from(elements: &'a [T]) -> Self {
-        Self(Elements::Slice(elements))
+        Self { elements, encoded: &[], count: 0 }
     }
 }
 
 /// No elements.
 impl<T, const LINKED: bool> Default for Sequence<'_, T, LINKED> {
     fn default() -> Self {
-        Self(Elements::Slice(&[]))
+        Self::from(&[][..])
     }
 }
 
@@ -56,19 +49,14 @@ impl<'a, T, const LINKED: bool> Sequence<'a, T, LINKED> {
     /// Bytes in front of an element.
     const POINTER: usize = if LINKED { 4 } else { 0 };
 
-    /// The elements to send, and the bytes and number of encoded ones. One of the two is empty.
-    fn parts(&self) -> (&'a [T], &'a [u8], usize) {
-        match self.0 {
-            Elements::Slice(elements) => (elements, &[], 0),
-            Elements::Encoded(bytes, count) => (&[], bytes, count),
-        }
+    fn of_encoded(encoded: &'a [u8], count: usize) -> Self {
+        Self { elements: &[], encoded, count }
     }
 
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
-        let (elements, _, count) = self.parts();
-        elements.len() + count
+        self.elements.len() + self.count
     }
 
     /// Whether there are none.
@@ -82,8 +70,7 @@ impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Sequence<'a, T, LINKED> {
     /// The elements, in order.
     #[must_use]
     pub fn iter(&self) -> Iter<'a, T, LINKED> {
-        let (elements, bytes, count) = self.parts();
-        Iter { elements: elements.iter(), encoded: Decoder::new(bytes), count }
+        Iter { elements: self.elements.iter(), encoded: Decoder::new(self.encoded), count: self.count }
     }
 }
 
@@ -91,19 +78,18 @@ impl<T: Encode, const LINKED: bool> Sequence<'_, T, LINKED> {
     /// Bytes of the elements, and of the word that counts them or ends them.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
-        let (elements, bytes, _) = self.parts();
-        4 + bytes.len() + elements.iter().map(|element| Self::POINTER + element.encoded_len()).sum::<usize>()
+        4 + self.encoded.len()
+            + self.elements.iter().map(|element| Self::POINTER + element.encoded_len()).sum::<usize>()
     }
 
     fn encode_elements(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
-        let (elements, bytes, _) = self.parts();
-        for element in elements {
+        for element in self.elements {
             if LINKED {
                 to.bool(true)?;
             }
             element.encode(to)?;
         }
-        to.bytes(bytes)
+        to.bytes(self.encoded)
     }
 }
 
@@ -123,7 +109,7 @@ impl<'a, T: Decode<'a>> Array<'a, T> {
         for _ in 0..count {
             T::decode(from)?;
         }
-        Ok(Self(Elements::Encoded(from.since(at), count)))
+        Ok(Self::of_encoded(from.since(at), count))
     }
 }
 
@@ -146,7 +132,7 @@ impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
             T::decode(from)?;
             (bytes, count) = (from.since(at), count + 1);
         }
-        Ok(Self(Elements::Encoded(bytes, count)))
+        Ok(Self::of_encoded(bytes, count))
     }
 }
 
@@ -252,6 +238,6 @@ impl ListBuilder {
     /// The list.
     #[must_use]
     pub fn list<T>(&self) -> List<'_, T> {
-        Sequence(Elements::Encoded(&self.bytes, self.count))
+        Sequence::of_encoded(&self.bytes, self.count)
     }
 }

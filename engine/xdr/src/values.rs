@@ -38,25 +38,6 @@ number! {
     bool: 4, bool, "bool", |word| word, |number| number;
 }
 
-impl Decode<'_> for () {
-    #[inline]
-    fn decode(_: &mut Decoder<'_>) -> Result<Self, BadXdr> {
-        Ok(())
-    }
-}
-
-impl Encode for () {
-    #[inline]
-    fn encoded_len(&self) -> usize {
-        0
-    }
-
-    #[inline]
-    fn encode(&self, _: &mut Encoder<'_>) -> Result<(), NoSpace> {
-        Ok(())
-    }
-}
-
 /// `T *x`.
 impl<'a, T: Decode<'a>> Decode<'a> for Option<T> {
     #[inline]
@@ -123,30 +104,28 @@ impl<const N: usize> Encode for [u8; N] {
     }
 }
 
-/// Several arguments of one procedure, in order (RFC 5531 §12).
+/// The arguments of one procedure, in order (RFC 5531 §12).
 macro_rules! several {
-    ($($($name:ident)*;)*) => {
+    ($($($name:ident $at:tt)*;)*) => {
         $(
             impl<'a, $($name: Decode<'a>),*> Decode<'a> for ($($name,)*) {
                 #[inline]
                 fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
-                    Ok(($($name::decode(from)?,)*))
+                    let _from = from;
+                    Ok(($($name::decode(_from)?,)*))
                 }
             }
 
             impl<$($name: Encode),*> Encode for ($($name,)*) {
                 #[inline]
-                #[expect(non_snake_case, reason = "named as their types")]
                 fn encoded_len(&self) -> usize {
-                    let ($($name,)*) = self;
-                    0 $(+ $name.encoded_len())*
+                    0 $(+ self.$at.encoded_len())*
                 }
 
                 #[inline]
-                #[expect(non_snake_case, reason = "named as their types")]
                 fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
-                    let ($($name,)*) = self;
-                    $($name.encode(to)?;)*
+                    let _to = to;
+                    $(self.$at.encode(_to)?;)*
                     Ok(())
                 }
             }
@@ -154,6 +133,8 @@ macro_rules! several {
     };
 }
 several! {
-    A B; A B C; A B C D; A B C D E; A B C D E F; A B C D E F G; A B C D E F G H; A B C D E F G H I;
-    A B C D E F G H I J; A B C D E F G H I J K; A B C D E F G H I J K L;
+    ; A 0 B 1; A 0 B 1 C 2; A 0 B 1 C 2 D 3; A 0 B 1 C 2 D 3 E 4; A 0 B 1 C 2 D 3 E 4 F 5;
+    A 0 B 1 C 2 D 3 E 4 F 5 G 6; A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7; A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8;
+    A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9; A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10;
+    A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11;
 }
