@@ -183,7 +183,9 @@ fn obtain(config: &ArenaConfig) -> Result<Made, MemError> {
         };
         match *error.0 {
             // Of two sizes of reserved pages the smaller is the easier to get: its advice stands.
-            MemErrorCause::HugePages { .. } => advice = Some(advise(config, page)),
+            MemErrorCause::HugePages { pool, .. } => {
+                advice = Some(format!("for {page} pages, {}", pool.shortage(config.bytes)));
+            }
             MemErrorCause::Transparent { .. } if matches!(host::shmem_enabled().as_str(), "never" | "deny") => {
                 let or = advice.map_or(String::new(), |hugetlb| format!("{hugetlb}; or "));
                 advice = Some(format!("{or}for transparent huge pages {}", host::SHMEM_REMEDY));
@@ -197,14 +199,6 @@ fn obtain(config: &ArenaConfig) -> Result<Made, MemError> {
     Ok((fd, map, ArenaReport { advice, ..report }))
 }
 
-/// The cause of missing pages, and the command that reserves them.
-fn advise(config: &ArenaConfig, page: PageSize) -> String {
-    let needed = config.bytes.div_ceil(page.bytes()) as u64;
-    let pool = HugePool::read(page, config.node);
-    let remedy = pool.remedy(needed, page, config.node);
-    format!("for {page} pages ({needed} needed, {} free) reserve them: {remedy}", pool.free)
-}
-
 /// One attempt: the whole arena in this page size.
 fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<Made, MemError> {
     let &ArenaConfig { node, prefault, lock, name, .. } = config;
@@ -216,7 +210,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<Made, MemError> {
         AvailableMemory::now(node).set_aside_ordinary(bytes as u64)?;
     }
     let no_pages = |call, source| {
-        MemError::from(MemErrorCause::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source })
+        MemError::from(MemErrorCause::HugePages { call, bytes, pool: HugePool::read(page, node), source })
     };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match *error.0 {
         // A kernel without this page size fails here. A limit of the process holds for any page size.

@@ -16,9 +16,7 @@ use crate::host::{HugePool, available_memory};
 /// that does not fit always fails.
 #[derive(Clone, Debug)]
 pub struct AvailableMemory {
-    huge_1g: HugePool,
-    huge_2m: HugePool,
-    node: Option<u32>,
+    huge: [HugePool; 2],
     /// Bytes in other pages.
     ordinary: u64,
     /// The file with the limit of the control group that bounds these bytes. `None` if the host does.
@@ -29,17 +27,14 @@ impl AvailableMemory {
     /// Queries the kernel. `node`: the node for reserved pages.
     pub fn now(node: Option<u32>) -> Self {
         let (ordinary, group) = ordinary(available_memory(), Path::new("/"));
-        let (huge_1g, huge_2m) = (HugePool::read(PageSize::Huge1G, node), HugePool::read(PageSize::Huge2M, node));
-        Self { huge_1g, huge_2m, node, ordinary, group }
+        let huge = [PageSize::Huge1G, PageSize::Huge2M].map(|page| HugePool::read(page, node));
+        Self { huge, ordinary, group }
     }
 
     /// Bytes that are not set aside, in pages of this policy; `u64::MAX` if unknown.
     pub fn bytes(&self, pages: PagePolicy) -> u64 {
-        match pages {
-            PagePolicy::Require(page @ PageSize::Huge1G) => self.huge_1g.free * page.bytes() as u64,
-            PagePolicy::Require(page @ PageSize::Huge2M) => self.huge_2m.free * page.bytes() as u64,
-            _ => self.ordinary,
-        }
+        let reserved = self.huge.iter().find(|pool| pages == PagePolicy::Require(pool.page));
+        reserved.map_or(self.ordinary, HugePool::free_bytes)
     }
 
     /// Sets aside an arena's memory, in the pages that it would get.
@@ -47,21 +42,17 @@ impl AvailableMemory {
     /// # Errors
     /// Too little is available.
     pub fn set_aside(&mut self, arena: &ArenaConfig) -> Result<(), MemError> {
-        for &page in arena.pages.sizes_to_try(arena.bytes).iter().filter(|page| page.is_hugetlb()) {
-            let pages = arena.bytes.div_ceil(page.bytes()) as u64;
-            let pool = if page == PageSize::Huge1G { &mut self.huge_1g } else { &mut self.huge_2m };
-            if pages <= pool.free {
-                pool.free -= pages;
+        for page in arena.pages.sizes_to_try(arena.bytes) {
+            let Some(pool) = self.huge.iter_mut().find(|pool| pool.page == page) else { continue };
+            let needed = pool.needed(arena.bytes);
+            if needed <= pool.free {
+                pool.free -= needed;
                 return Ok(());
             }
             if arena.pages == PagePolicy::Require(page) {
-                let available = pool.free * page.bytes() as u64;
-                let limit = format!(
-                    "{pages} {page} pages are needed, {} are free; reserve them: {}",
-                    pool.free,
-                    pool.remedy(pages, page, self.node)
-                );
-                return Err(MemErrorCause::Short { bytes: arena.bytes as u64, available, limit }.into());
+                let limit = format!("in {page} pages, {}", pool.shortage(arena.bytes));
+                let (bytes, available) = (arena.bytes as u64, pool.free_bytes());
+                return Err(MemErrorCause::Short { bytes, available, limit }.into());
             }
         }
         self.set_aside_ordinary(arena.bytes as u64)
@@ -211,8 +202,9 @@ mod tests {
     }
 
     fn host(free_2m: u64, ordinary: u64) -> AvailableMemory {
-        let huge_2m = HugePool { total: free_2m, free: free_2m };
-        AvailableMemory { huge_1g: HugePool::default(), huge_2m, node: None, ordinary, group: None }
+        let pool = |page, free| HugePool { page, node: None, total: free, free };
+        let huge = [pool(PageSize::Huge1G, 0), pool(PageSize::Huge2M, free_2m)];
+        AvailableMemory { huge, ordinary, group: None }
     }
 
     #[test]
@@ -234,7 +226,7 @@ mod tests {
         assert_eq!((host.bytes(require), host.bytes(PagePolicy::Auto)), (6 << 20, GIB));
         host.set_aside(&arena(4 << 20, require)).unwrap();
         let error = host.set_aside(&arena(4 << 20, require)).unwrap_err().to_string();
-        assert!(error.contains("2 2 MiB hugetlb pages are needed, 1 are free"), "{error}");
+        assert!(error.contains("in 2 MiB hugetlb pages, 2 pages are needed, 1 are free"), "{error}");
         assert!(error.contains("nr_hugepages"), "{error}");
         let group = AvailableMemory { group: Some("/g/memory.max".into()), ..host };
         assert!(group.limit().contains("`echo BYTES | sudo tee /g/memory.max`"), "{}", group.limit());

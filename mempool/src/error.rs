@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 
-use crate::config::PageSize;
 use crate::host::{HugePool, MemoryLimits};
 use crate::stats::ClassCensus;
 
@@ -46,16 +45,11 @@ impl From<MemErrorCause> for MemError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemErrorCause {
     /// Hugetlb pages were required and not available.
-    #[error(
-        "{call} of {bytes} bytes in {page} pages failed; {} pages are needed, {} are free{}; reserve them: {}",
-        needed(*.bytes, *.page), .pool.free, on_node(*.node), .pool.remedy(needed(*.bytes, *.page), *.page, *.node)
-    )]
+    #[error("{call} of {bytes} bytes in {} pages failed; {}", .pool.page, .pool.shortage(*.bytes))]
     HugePages {
         call: &'static str,
         /// Requested bytes, in whole pages.
         bytes: usize,
-        page: PageSize,
-        node: Option<u32>,
         pool: HugePool,
         source: io::Error,
     },
@@ -124,14 +118,6 @@ pub(crate) enum MemErrorCause {
         free: usize,
         len: usize,
     },
-}
-
-fn needed(bytes: usize, page: PageSize) -> u64 {
-    bytes.div_ceil(page.bytes()) as u64
-}
-
-fn on_node(node: Option<u32>) -> String {
-    node.map_or(String::new(), |node| format!(" on NUMA node {node}"))
 }
 
 fn asked_node(node: Option<u32>) -> String {

@@ -19,8 +19,10 @@ pub(crate) const MEMLOCK_REMEDY: &str = "raise it: `sudo prlimit --pid $$ --meml
      that starts the program, `LimitMEMLOCK=infinity` in its systemd unit, or `sudo setcap cap_ipc_lock+ep PROGRAM`";
 
 /// The kernel's hugetlb pages of one size, on one node or all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HugePool {
+    pub(crate) page: PageSize,
+    pub(crate) node: Option<u32>,
     /// Pages reserved.
     pub(crate) total: u64,
     /// Unused pages of these.
@@ -30,27 +32,41 @@ pub(crate) struct HugePool {
 impl HugePool {
     /// Reads it from sysfs; zeroes if the kernel has no pages of this size.
     pub(crate) fn read(page: PageSize, node: Option<u32>) -> Self {
-        let directory = Self::directory(page, node);
-        let count = |file| text(&format!("{directory}/{file}")).trim().parse().unwrap_or(0);
-        Self { total: count("nr_hugepages"), free: count("free_hugepages") }
+        let mut pool = Self { page, node, total: 0, free: 0 };
+        let count = |file| text(&format!("{}/{file}", pool.directory())).trim().parse().unwrap_or(0);
+        (pool.total, pool.free) = (count("nr_hugepages"), count("free_hugepages"));
+        pool
     }
 
-    fn directory(page: PageSize, node: Option<u32>) -> String {
-        let pool = format!("hugepages/hugepages-{}kB", page.bytes() >> 10);
-        match node {
+    fn directory(&self) -> String {
+        let pool = format!("hugepages/hugepages-{}kB", self.page.bytes() >> 10);
+        match self.node {
             Some(node) => format!("/sys/devices/system/node/node{node}/{pool}"),
             None => format!("/sys/kernel/mm/{pool}"),
         }
     }
 
-    /// The command that reserves enough for `needed` more pages.
-    pub(crate) fn remedy(&self, needed: u64, page: PageSize, node: Option<u32>) -> String {
-        let target = self.total + needed.saturating_sub(self.free);
-        let command = format!("`echo {target} | sudo tee {}/nr_hugepages`", Self::directory(page, node));
-        match page {
-            PageSize::Huge1G => format!("{command}, or boot with `hugepagesz=1G hugepages={target}`"),
-            _ => command,
-        }
+    /// Bytes of the unused pages.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.free * self.page.bytes() as u64
+    }
+
+    /// Pages for so many bytes.
+    pub(crate) fn needed(&self, bytes: usize) -> u64 {
+        bytes.div_ceil(self.page.bytes()) as u64
+    }
+
+    /// The pages that are needed for so many bytes and those that are free, and the command that reserves enough.
+    pub(crate) fn shortage(&self, bytes: usize) -> String {
+        let (needed, free) = (self.needed(bytes), self.free);
+        let on_node = self.node.map_or(String::new(), |node| format!(" on NUMA node {node}"));
+        let target = self.total + needed.saturating_sub(free);
+        let boot = match self.page {
+            PageSize::Huge1G => format!(", or boot with `hugepagesz=1G hugepages={target}`"),
+            _ => String::new(),
+        };
+        let command = format!("`echo {target} | sudo tee {}/nr_hugepages`{boot}", self.directory());
+        format!("{needed} pages are needed, {free} are free{on_node}; reserve them: {command}")
     }
 }
 
@@ -244,9 +260,9 @@ mod tests {
 
     #[test]
     fn remedies_count_existing_pages() {
-        let pool = HugePool { total: 10, free: 4 };
-        assert!(pool.remedy(6, PageSize::Huge2M, None).contains("echo 12 | sudo tee /sys/kernel/mm/hugepages"));
-        let text = pool.remedy(1, PageSize::Huge1G, Some(1));
+        let pool = HugePool { page: PageSize::Huge2M, node: None, total: 10, free: 4 };
+        assert!(pool.shortage(6 * (2 << 20)).contains("echo 12 | sudo tee /sys/kernel/mm/hugepages"));
+        let text = HugePool { page: PageSize::Huge1G, node: Some(1), ..pool }.shortage(1);
         assert!(text.contains("echo 10 |") && text.contains("node1/hugepages/hugepages-1048576kB"), "{text}");
     }
 }

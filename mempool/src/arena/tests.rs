@@ -57,7 +57,7 @@ fn auto_reports_its_pages_and_a_remedy() {
         PageSize::Transparent => assert!(host::huge_shmem_bytes(arena.base_address()) > 0, "{line}"),
         PageSize::Small => {
             assert_eq!(host::huge_shmem_bytes(arena.base_address()), 0);
-            assert!(line.contains("(4 needed, ") && line.contains("nr_hugepages"), "{line}");
+            assert!(line.contains("4 pages are needed, ") && line.contains("nr_hugepages"), "{line}");
             if host::shmem_enabled() == "never" {
                 assert!(line.contains("echo advise | sudo tee") && line.contains("shmem_enabled"), "{line}");
             }

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::*;
+use crate::config::PageSize;
 
 fn says(error: MemErrorCause, parts: &[&str]) {
     let error = MemError::from(error);
@@ -35,9 +36,7 @@ fn hugepages() {
     let error = |page, node| MemErrorCause::HugePages {
         call: "mmap",
         bytes: 1 << 30,
-        page,
-        node,
-        pool: HugePool { total: 100, free: 12 },
+        pool: HugePool { page, node, total: 100, free: 12 },
         source: no_memory(),
     };
     says(
