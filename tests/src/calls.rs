@@ -49,8 +49,22 @@ pub trait Calls {
         self.launch(call, token)
     }
 
+    /// Starts a call, and sends it unless it has to wait.
+    fn send_call(&mut self, token: u64, call: impl FnOnce(&mut Self) -> ClientCall) -> Option<CallId>;
+
+    /// Starts a call with these arguments, and sends it unless it has to wait.
+    fn send(&mut self, procedure: u32, args: &[u8], token: u64) -> Option<CallId> {
+        self.send_call(token, |client| client.prepared(procedure, args))
+    }
+
     /// Makes a call and waits for its end.
     fn outcome(&mut self, call: ClientCall) -> Outcome;
+
+    /// Makes a call and waits for its end.
+    fn run_call(&mut self, call: impl FnOnce(&mut Self) -> ClientCall) -> Outcome {
+        let call = call(self);
+        self.outcome(call)
+    }
 
     /// Makes a call with these arguments, and waits for its end.
     fn run(&mut self, procedure: u32, args: &[u8]) -> Outcome {
@@ -121,6 +135,13 @@ impl<F: Fabric> Calls for LocalClient<F> {
 
     fn launch(&mut self, call: ClientCall, token: u64) -> Option<CallId> {
         self.start(self.first(), call, token)
+    }
+
+    fn send_call(&mut self, token: u64, call: impl FnOnce(&mut Self) -> ClientCall) -> Option<CallId> {
+        let call = call(self);
+        let id = self.launch(call, token);
+        self.flush();
+        id
     }
 
     fn outcome(&mut self, call: ClientCall) -> Outcome {

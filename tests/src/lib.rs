@@ -39,7 +39,7 @@ pub use raw::{
 };
 pub use raw_server::{Place, RawServer};
 pub use reverse::{HELLO, both_ways, call_back, called_back, serving_client, telling_services};
-pub use rows::{Row, for_each, pairs, row, with_raw, with_raw_of};
+pub use rows::{Row, for_each, pairs, row, says, with_raw, with_raw_of};
 pub use script::Step;
 pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
@@ -48,8 +48,8 @@ pub use services::{
 };
 pub use timed::TimedServer;
 pub use world::{
-    OfClient, OfServer, With, World, echo, in_mode, load, local_and, mirror, scarce, served_or_lost, small,
-    small_client, small_server, store,
+    OfClient, OfServer, With, World, echo, in_mode, load, local_and, mirror, reconnecting, scarce, served_or_lost,
+    small, small_client, small_server, store,
 };
 
 /// Compiles the examples in documents outside the crates, and runs those that can run.

@@ -38,6 +38,7 @@ pub use rpcrdma::{
 pub use rpcrdma_mempool::{Arena, ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 pub use rustix::fd::{AsFd, BorrowedFd};
 
+pub use crate::assert_matches;
 pub use crate::*;
 
 /// All credit modes.

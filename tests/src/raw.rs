@@ -269,7 +269,7 @@ impl RawPeer {
         peer.revision = revision;
         match scheme {
             CreditMode::V1 => peer.version = Version::V1,
-            _ => peer.introduce(),
+            _ => drop(peer.introduce()),
         }
         assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
         peer
@@ -361,18 +361,20 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// Exchanges properties with a server.
-    pub fn introduce(&mut self) {
+    /// Exchanges properties with a server; returns its message.
+    pub fn introduce(&mut self) -> Message {
         self.send_properties();
         let answer = self.receive().expect("the server's properties");
         self.take_properties(&answer.bytes);
+        answer
     }
 
-    /// Exchanges properties with a client.
-    pub fn welcome(&mut self) {
+    /// Exchanges properties with a client; returns its message.
+    pub fn welcome(&mut self) -> Message {
         let hello = self.receive().expect("the client's properties");
         self.send_properties();
         self.take_properties(&hello.bytes);
+        hello
     }
 
     /// Sends a CONNPROP with the properties that this side [offers](Self::offers).
@@ -767,7 +769,7 @@ impl<F: Fabric> RawPeer<F> {
     pub fn welcome_in(&mut self, scheme: CreditMode) {
         match scheme {
             CreditMode::V1 => self.version = Version::V1,
-            _ => self.welcome(),
+            _ => drop(self.welcome()),
         }
     }
 

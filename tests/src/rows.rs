@@ -1,6 +1,6 @@
 //! Drivers of tests that are tables.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 
 use rpcrdma::{CreditMode, Services};
 
@@ -62,4 +62,24 @@ pub fn pairs<A: Clone, B: Clone>(
 ) -> Vec<(A, B)> {
     let second: Vec<B> = second.into_iter().collect();
     first.into_iter().flat_map(|a| second.iter().map(move |b| (a.clone(), b.clone()))).collect()
+}
+
+/// Checks that a text has all of these parts.
+#[track_caller]
+pub fn says(text: impl Display, parts: &[&str]) {
+    let text = text.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{text:?} lacks {part:?}");
+    }
+}
+
+/// Checks that a value matches a pattern.
+#[macro_export]
+macro_rules! assert_matches {
+    ($value:expr, $pattern:pat) => {
+        match $value {
+            $pattern => {}
+            other => panic!("{other:?} is no {}", stringify!($pattern)),
+        }
+    };
 }

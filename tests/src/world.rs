@@ -1,6 +1,7 @@
 //! Servers and clients of one test, checked for leaks at its end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
@@ -310,6 +311,14 @@ pub fn small_server() -> ServerConfig {
 /// A client of the standard program.
 pub fn small_client(shard: Config) -> ClientConfig {
     ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }
+}
+
+/// A client that reconnects up to so many times, at once.
+pub fn reconnecting(config: impl OfClient, attempts: u32) -> ClientConfig {
+    config.of_client().with(|c| {
+        c.connect.reconnect_attempts = attempts;
+        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
+    })
 }
 
 /// True if the call has its reply, or was lost with its connection.

@@ -14,8 +14,7 @@ fn bound(bindings: &[(u32, Binding)], scheme: CreditMode) -> ClientConfig {
 
 /// A call with four bytes of arguments, Read chunks of `sent` bytes and Write chunks of `room` bytes.
 fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usize]) -> Outcome {
-    let call = client.chunked(procedure, &[0; 4], sent, room);
-    client.outcome(call)
+    client.run_call(|client| client.chunked(procedure, &[0; 4], sent, room))
 }
 
 #[test]
@@ -246,8 +245,7 @@ fn an_empty_write_chunk_brings_its_result_inline() {
         assert_eq!(contents(&memory, 100), [2; 100]);
         for (procedure, lists) in [(23, Lists::new()), (24, argument)] {
             let answer = client.ask(procedure, &lists.write([]), b"");
-            let refused = ReplyBody::accepted(AcceptStat::GarbageArgs);
-            assert_eq!(answer.reply_body(), refused, "{procedure}: {answer}");
+            assert_eq!(answer.reply_body(), ReplyBody::accepted(AcceptStat::GarbageArgs), "{procedure}: {answer}");
         }
     });
 }

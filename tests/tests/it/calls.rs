@@ -46,8 +46,7 @@ fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
     let config = small().with(|c| c.memory.long_buffers = vec![]);
     let (_world, mut client) = World::pair_with("no-room", small(), services, config);
     for procedure in [20, 21] {
-        let error = client.run(procedure, b"").unwrap_err();
-        assert!(matches!(error, CallError::NoReplyBuffer { .. }), "{error}");
+        assert_matches!(client.run(procedure, b"").unwrap_err(), CallError::NoReplyBuffer { .. });
         echo(&mut client, b"the connection lives on").unwrap();
     }
 }
@@ -94,8 +93,7 @@ fn the_server_sees_the_credential() {
         let results = of(Credential::sys(machine, uid, gid, gids).unwrap());
         assert_eq!(results[..4], be(&[1]));
         let sys = AuthSys::parse(&results[4..]).unwrap();
-        let found = (sys.machine, sys.uid, sys.gid, sys.gids().len());
-        assert_eq!(found, (machine.as_bytes(), uid, gid, gids.len()));
+        assert_eq!((sys.machine, sys.uid, sys.gid, sys.gids().len()), (machine.as_bytes(), uid, gid, gids.len()));
     }
 }
 
@@ -140,8 +138,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
     let (_world, mut client) = World::pair_with("deadline", workers(), gate.services(true), small());
     let _opens = gate.opens();
     let start = |client: &mut LocalClient, deadline| {
-        let call = client.prepared(GATED, b"").timeout(deadline);
-        client.launch(call, 7);
+        client.send_call(7, |client| client.prepared(GATED, b"").timeout(deadline));
     };
     start(&mut client, Duration::from_millis(1));
     assert_eq!(client.end(), (7, Err(CallError::TimedOut { sent: true })));
@@ -242,8 +239,7 @@ fn a_busy_address_and_wrong_addresses_are_explained() {
         (&long, "address"),
     ];
     for_each(cases, |(name, part)| {
-        let error = unstarted(&name.parse().unwrap(), small_server());
-        assert!(error.contains(part), "{error}");
+        says(unstarted(&name.parse().unwrap(), small_server()), &[part]);
         let connects = part != "address" || LocalClient::connect(&name.parse().unwrap(), small_client(small())).is_ok();
         assert_eq!(connects, part != "address");
     });
@@ -298,8 +294,7 @@ fn pages_that_cannot_be_had_are_explained() {
     let config = small().with(|c| c.memory.pages = pages).of_server();
     // Few machines have a free page of 1 GiB; where one is free, the server starts.
     if let Err(error) = Server::start(&world.address(), standard_services(), &config) {
-        let text = super::errors::chain(&error);
-        assert!(text.contains("1 GiB") && text.contains("hugepages"), "{text}");
+        says(super::errors::chain(&error), &["1 GiB", "hugepages"]);
     }
 }
 

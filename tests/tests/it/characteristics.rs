@@ -49,10 +49,8 @@ fn offer_changes(offers: &mut Properties<'static>) {
 
 /// Exchanges properties with a client, and takes its INITXCH.
 fn welcome(peer: &mut RawPeer) {
-    let hello = peer.receive().expect("the client's properties");
     offer_changes(&mut peer.offers);
-    peer.send_properties();
-    peer.take_properties(&hello);
+    peer.welcome();
     assert_eq!(next_operation(peer).2, OperationCode::Initial);
 }
 
@@ -140,8 +138,7 @@ fn the_initial_set_has_the_constant_characteristics() {
     let expected = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
     assert_eq!(never, expected.map(PropertyId::code));
     // The server rejects a request for any of them.
-    let answer = request(&mut peer, 3, &[(PropertyId::SegmentCount.code(), &[0, 0, 0, 4])]);
-    assert_eq!(answer, [vec![], vec![0], vec![]]);
+    assert_eq!(request(&mut peer, 3, &[(PropertyId::SegmentCount.code(), &[0, 0, 0, 4])]), [vec![], vec![0], vec![]]);
 }
 
 #[test]
@@ -341,8 +338,7 @@ fn announced_characteristics_take_effect_at_once() {
                 call = parts.next().expect("the next part");
                 count += 1;
             }
-            let segments = call.writes().next().map_or(0, |chunk| chunk.len());
-            assert_eq!((count, segments, call.inv_handle() != 0), seen);
+            assert_eq!((count, call.writes().next().map_or(0, |chunk| chunk.len()), call.inv_handle() != 0), seen);
             update(peer, which, value);
             peer.reply(call.xid(), b"");
         });

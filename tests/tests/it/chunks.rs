@@ -112,8 +112,7 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
         (ECHO, &[], &[5], Ok(())),
     ];
     for_each(cases, |(procedure, sent, room, expected)| {
-        let call = client.chunked(procedure, &[0; 4], sent, room);
-        assert_eq!(client.outcome(call).map(drop), expected);
+        assert_eq!(client.run_call(|client| client.chunked(procedure, &[0; 4], sent, room)).map(drop), expected);
         echo(&mut client, b"the connection lives on").unwrap();
     });
     let again = client.stats().calls_retransmitted;
@@ -213,8 +212,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
     // The client retransmits the first call with the rest of the chunk's buffer as room.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
     for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {
-        let call = client.chunked(20, b"", &[], room);
-        assert_eq!(client.outcome(call).map(drop), outcome);
+        assert_eq!(client.run_call(|client| client.chunked(20, b"", &[], room)).map(drop), outcome);
     }
     drop(client);
     world.server_balances();
@@ -259,8 +257,7 @@ fn a_result_without_a_chunk_is_an_error() {
     let cases: [(u32, &[usize], &[usize], _); 3] =
         [(30, &[], &[4095], Ok(Vec::new())), (31, &[100], &[4096], refused.clone()), (32, &[], &[], refused)];
     for_each(cases, |(procedure, sent, room, expected)| {
-        let call = client.chunked(procedure, b"", sent, room);
-        assert_eq!(client.outcome(call), expected);
+        assert_eq!(client.run_call(|client| client.chunked(procedure, b"", sent, room)), expected);
     });
 }
 
@@ -279,8 +276,7 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let mut client = world.client(&address, small());
     // The second call finds the same connection alive, and the handler without memory.
     for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
-        let call = client.chunked(20, b"", &[], &[4096]);
-        assert_eq!(client.outcome(call), Err(CallError::Refused(refusal)));
+        assert_eq!(client.run_call(|client| client.chunked(20, b"", &[], &[4096])), Err(CallError::Refused(refusal)));
     }
     drop(client);
     world.server_balances();

@@ -17,16 +17,11 @@ fn serve(world: &mut World, config: ServerConfig, services: Services) -> Address
     address
 }
 
-fn start(client: &mut LocalClient, procedure: u32, token: u64) {
-    client.begin(procedure, b"", token);
-    client.flush();
-}
-
 /// One more connection of the greedy host, with its calls under way.
 fn greedy(address: &Address, procedure: u32) -> (Cable, LocalClient) {
     let cable = Cable::new(address, GREEDY);
     let mut client = LocalClient::connect(cable.address(), small_client(small())).expect("a connection");
-    (0..CALLS).for_each(|n| start(&mut client, procedure, n));
+    (0..CALLS).for_each(|n| _ = client.send(procedure, b"", n));
     (cable, client)
 }
 
@@ -49,7 +44,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     echo(&mut victim, b"four").expect("it is served as before");
     let mut other = world.client(&address, small());
     for client in [&mut victim, &mut other] {
-        start(client, HELD, 0);
+        client.send(HELD, b"", 0);
         client.poll_until(|_| held.len() > before);
         held.last().answer(Ok(()));
         assert_eq!(ends(client, 0), Some(Ok(())));
@@ -84,7 +79,7 @@ fn workers_skip_the_calls_of_closed_connections() {
         client.poll_until(|_| world.stats().worker_queue_depth == connection * CALLS && gate.came() == 1);
     }
     assert!(settles(|| world.stats().connections == 1 && gate.came() == 1), "a worker runs one of them");
-    start(&mut victim, GATED, 0);
+    victim.send(GATED, b"", 0);
     victim.poll_until(|_| world.stats().worker_queue_depth == 3 * CALLS + 1);
     gate.open();
     assert_eq!(ends(&mut victim, 0), Some(Ok(())));
@@ -96,7 +91,7 @@ fn the_end_of_a_server_does_not_wait_for_queued_calls() {
     let (mut world, gate) = (World::new("queued"), Gate::default());
     let address = serve_gated(&mut world, &gate);
     let mut client = world.client(&address, small());
-    (0..CALLS).for_each(|n| start(&mut client, GATED, n));
+    (0..CALLS).for_each(|n| _ = client.send(GATED, b"", n));
     client.poll_until(|_| world.stats().worker_queue_depth == CALLS && gate.came() == 1);
     let server = world.take_server();
     std::thread::scope(|scope| {

@@ -92,11 +92,6 @@ fn new_client(world: &World, address: &Address, scheme: CreditMode) -> LocalClie
     client
 }
 
-fn start(client: &mut LocalClient, token: u64) {
-    client.begin(HELD, b"", token);
-    client.flush();
-}
-
 /// A call that waited in a queue until its connection closed has not run: a retransmission runs.
 #[test]
 fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
@@ -125,7 +120,7 @@ fn a_dropped_call_is_refused_and_counted() {
         let (world, address, held) = World::holding("dropped", scheme);
         let mut client = new_client(&world, &address, scheme);
         for token in 0..3 {
-            start(&mut client, token);
+            client.send(HELD, b"", token);
             drop(held.next_call());
             assert_eq!(client.end(), (token, system_error()));
         }
@@ -139,7 +134,7 @@ fn an_answer_to_a_closed_connection_is_harmless() {
     for_each(SCHEMES, |scheme| {
         let (world, address, held) = World::holding("over", scheme);
         let [mut client, mut other] = [0; 2].map(|_| new_client(&world, &address, scheme));
-        (0..4).for_each(|token| start(&mut client, token));
+        (0..4).for_each(|token| _ = client.send(HELD, b"", token));
         let [late, dropped, first, second] = [0; 4].map(|_| held.next_call());
         assert!(!first.is_disconnected());
         drop(client);
@@ -159,14 +154,14 @@ fn a_connection_has_no_more_deferred_calls_than_its_limit() {
         let config = in_mode(scheme).with(|c| c.limits.max_deferred = 2);
         let (world, address, held) = World::holding("bounded", config);
         let [mut greedy, mut other] = [0; 2].map(|_| new_client(&world, &address, scheme));
-        (0..6).for_each(|token| start(&mut greedy, token));
+        (0..6).for_each(|token| _ = greedy.send(HELD, b"", token));
         let mut calls = VecDeque::from([held.next_call(), held.next_call()]);
         for _ in 0..50 {
             greedy.poll(|done| panic!("{done:?}"));
             echo(&mut other, b"others are served").expect("an echo");
         }
         assert!(held.is_empty(), "a third one was taken");
-        start(&mut other, 0);
+        other.send(HELD, b"", 0);
         answer(held.next_call(), b"other");
         assert_eq!(other.end(), (0, Ok(b"other".to_vec())));
         for token in 0..6 {
@@ -177,7 +172,7 @@ fn a_connection_has_no_more_deferred_calls_than_its_limit() {
         }
         assert!(held.is_empty());
         // Calls that still wait when their connection closes reach no handler.
-        (0..5).for_each(|token| start(&mut greedy, token));
+        (0..5).for_each(|token| _ = greedy.send(HELD, b"", token));
         let calls = [held.next_call(), held.next_call()];
         drop(greedy);
         assert!(settles(|| calls.iter().all(|call| call.is_disconnected())));
@@ -192,7 +187,7 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
     for_each(SCHEMES, |scheme| {
         let (mut world, address, held) = World::holding("drained", scheme);
         let mut client = new_client(&world, &address, scheme);
-        start(&mut client, 7);
+        client.send(HELD, b"", 7);
         let call = held.next_call();
         let draining = draining(&mut world, Duration::from_secs(20));
         // A draining server refuses new calls. Version 1 cannot announce a drain, so there the server refuses
@@ -212,7 +207,7 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         // A drain does not wait forever for an answer. The call may be answered after the server has ended.
         let (mut world, address, held) = World::holding("undrained", scheme);
         let mut client = new_client(&world, &address, scheme);
-        start(&mut client, 8);
+        client.send(HELD, b"", 8);
         let call = held.next_call();
         let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
         assert!(undrained.to_string().contains("connections open on 1 shard"), "{undrained}");
@@ -298,8 +293,8 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
         let none = Arc::strong_count(&alive);
         let futures = || Arc::strong_count(&alive) - none;
         client.run(HELD, b"four").expect("a reply, though the future goes on");
-        start(&mut client, 1);
-        start(&mut other, 2);
+        client.send(HELD, b"", 1);
+        other.send(HELD, b"", 2);
         client.quiet_until(|_| {
             other.poll(|done| panic!("{done:?}"));
             wakers.lock().expect("a list").len() == 3
@@ -346,9 +341,7 @@ fn a_waiting_call_gets_freed_buffers() {
         let server = TimedServer::start(&address, scheme, services);
         let mut clients = [0; 8].map(|_| new_client(&world, &address, scheme));
         for (token, client) in (0..).zip(&mut clients) {
-            let call = client.chunked(HELD, b"", &[], &[1 << 20]);
-            client.launch(call, token);
-            client.flush();
+            client.send_call(token, |client| client.chunked(HELD, b"", &[], &[1 << 20]));
         }
         // The buffers cover only some of the calls; the others run as these are answered.
         let all = settles(|| !held.is_empty() && held.len() as u64 + server.stats().memory_waits >= 8);
@@ -392,8 +385,7 @@ fn memory_with_a_published_address_stays_with_its_call() {
         let address = world.serve_with(config, standard_and([(HELD, procedure.write_chunks(1, 1 << 16))]));
         let mut client = world.client(&address, small());
         for (token, procedure) in [(0, HELD), (1, LOAD)] {
-            let call = client.chunked(procedure, &be(&[8, 8]), &[], &[50_000]);
-            client.launch(call, token);
+            client.send_call(token, |client| client.chunked(procedure, &be(&[8, 8]), &[], &[50_000]));
         }
         // The second call is answered, unless it waits for the memory of the first.
         let mut ended = 0;

@@ -64,8 +64,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
         let fabric = device(&address, &config, chaos, 1);
         let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
-        let call = client.prepared(STORE, &[0; 4]).read_chunk(4, client.pattern_buf(1, 500));
-        client.launch(call, 1);
+        client.send_call(1, |client| client.prepared(STORE, &[0; 4]).read_chunk(4, client.pattern_buf(1, 500)));
         let mut end = None;
         client.each_end(1, |done| {
             assert!(says.recv().expect("the server speaks"), "it was exposed");

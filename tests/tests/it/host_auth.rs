@@ -246,8 +246,7 @@ fn a_client_without_the_key_learns_it_at_its_first_attempt() {
     let (world, address) = serving("no-key", required("blue"));
     let mut config = small_client(with(AuthPolicy::Off));
     config.connect.reconnect_attempts = 10;
-    let reason = refusal(LocalClient::connect(&address, config.clone()));
-    assert!(reason.contains(&AuthError::KeyRequired.to_string()), "{reason}");
+    says(refusal(LocalClient::connect(&address, config.clone())), &[&AuthError::KeyRequired.to_string()]);
     assert_eq!(world.stats().peer_faults, 1, "one attempt, without a fallback to version 1");
     let Err(error) = Client::connect(&address, config) else { panic!("it was let in") };
     assert!(matches!(error, ConnectError::NotAuthenticated { .. }), "{error}");

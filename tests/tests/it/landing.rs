@@ -60,14 +60,6 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     };
     let kept = Arc::clone(&latest);
     let handler = move |call: &mut ServerCall| keep(call, ours, &kept);
-    let also = handler.clone();
-    let later = move |mut call: DeferredCall| {
-        let handler = also.clone();
-        drop(std::thread::spawn(move || {
-            let outcome = handler(&mut call);
-            call.answer(outcome);
-        }));
-    };
     let usual = |call: &mut ServerCall| match call.read_chunk(0) {
         Some(page) if !patterned(9999, page) => Ok(()),
         _ => Err(Refusal::GarbageArguments),
@@ -78,8 +70,8 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     };
     standard_and([
         (STORES[0], land(Procedure::new(handler.clone()))),
-        (STORES[1], land(Procedure::new(handler).on_workers())),
-        (STORES[2], land(Procedure::deferred(later))),
+        (STORES[1], land(Procedure::new(handler.clone()).on_workers())),
+        (STORES[2], land(Way::Thread.procedure(handler))),
         (STORES[3], Procedure::new(usual).read_chunks(1, PAGE).place_reads_in(|_, _, _| None)),
         (LATEST, Procedure::new(give).write_chunks(1, PAGE).results_from_handler()),
     ])
@@ -223,9 +215,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
     });
     for (what, wanted) in [(0, 0), (1, 0), (0, 0), (1, 0), (2, 2), (2, 4)] {
         let [one, two] = [10, 11].map(|seed| client.pattern_buf(seed, PAGE));
-        let call = client.prepared(BOTH, &be(&[what])).read_chunk(4, one).read_chunk(4 + PAGE, two);
-        client.launch(call, 0);
-        client.flush();
+        client.send_call(0, |client| client.prepared(BOTH, &be(&[what])).read_chunk(4, one).read_chunk(4 + PAGE, two));
         let ended = eventually(|| {
             server.poll_once();
             let mut ended = None;

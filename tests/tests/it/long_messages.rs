@@ -59,8 +59,7 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
         });
         let mut client = server.client(scheme);
         for _ in 0..2 {
-            let error = with_room(&mut client).expect_err("no reply");
-            assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
+            assert_matches!(with_room(&mut client).expect_err("no reply"), CallError::MalformedReply(_));
             assert_eq!(client.stats().exposed_buffers, 0);
         }
     });
@@ -91,8 +90,7 @@ fn reply_long(peer: &mut RawPeer, call: &Message, message: &[u8]) {
 
 /// A call that allows a reply of 20000 bytes.
 fn with_room(client: &mut LocalClient) -> Outcome {
-    let call = client.prepared(ECHO, &[0; 4]).expect_reply(20_000);
-    client.outcome(call)
+    client.run_call(|client| client.prepared(ECHO, &[0; 4]).expect_reply(20_000))
 }
 
 /// A configuration without continued messages.
@@ -110,8 +108,7 @@ fn a_long_reply_with_two_different_xids_ends_its_call() {
             }
         });
         let mut client = server.client(uncontinued(scheme));
-        let error = with_room(&mut client).expect_err("another XID");
-        assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
+        assert_matches!(with_room(&mut client).expect_err("another XID"), CallError::MalformedReply(_));
         assert_eq!(with_room(&mut client), Ok(vec![9; 12_000]));
         assert_eq!(client.stats().exposed_buffers, 0);
     });
@@ -206,8 +203,7 @@ fn a_long_call_has_position_0_in_every_segment() {
     let at = ARGS_AT + 20_000;
     for_each(SCHEMES_2, |scheme| {
         let (call, message) = long_call(scheme, 4096, 20_000, &[5000]);
-        let expected = [(0, 4096), (0, 4096), (0, 4096), (0, 4096), (0, 3656), (at, 4096), (at, 904)];
-        assert_eq!(reads(&call), expected);
+        assert_eq!(reads(&call), [(0, 4096), (0, 4096), (0, 4096), (0, 4096), (0, 3656), (at, 4096), (at, 904)]);
         assert!(call.htype() == HeaderType::Nomsg && !call.flags().contains(Flags::RESPONSE));
         assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
     });

@@ -20,37 +20,31 @@ fn serving_large(name: &'static str) -> (World, Address) {
 #[test]
 fn the_first_message_is_a_connprop_of_at_most_1024_bytes() {
     let key = Arc::new(PreSharedKey::new("one", b"a key of some length, as keys are").expect("a key"));
-    let with_key = (Revision::Ietf00, AuthPolicy::Optional(key));
-    for_each(
-        [(Revision::Ietf00, AuthPolicy::Off), (Revision::Cel09, AuthPolicy::Off), with_key],
-        |(revision, policy)| {
-            let server = RawServer::listen("first-message", move |mut listener| {
-                listener.revision = revision;
-                let mut peer = listener.accept_next();
-                let hello = peer.receive().expect("a first message");
-                assert!(hello.len() <= 1024, "{} bytes", hello.len());
-                assert_eq!((hello.version(), hello.htype()), (Version::V2, HeaderType::Connprop));
-                assert_eq!(hello.flags(), Flags::NONE);
-                peer.send_properties();
-                peer.take_properties(&hello);
-                peer.behave();
-            });
-            let config = small().with(|c| (c.debug.revision, c.wire.host_auth) = (revision, policy));
-            goes_on(&mut server.client(config), 1);
-        },
-    );
+    use Revision::{Cel09, Ietf00};
+    let policies = [(Ietf00, AuthPolicy::Off), (Cel09, AuthPolicy::Off), (Ietf00, AuthPolicy::Optional(key))];
+    for_each(policies, |(revision, policy)| {
+        let server = RawServer::listen("first-message", move |mut listener| {
+            listener.revision = revision;
+            let mut peer = listener.accept_next();
+            let hello = peer.welcome();
+            assert!(hello.len() <= 1024, "{} bytes", hello.len());
+            assert_eq!((hello.version(), hello.htype()), (Version::V2, HeaderType::Connprop));
+            assert_eq!(hello.flags(), Flags::NONE);
+            peer.behave();
+        });
+        let config = small().with(|c| (c.debug.revision, c.wire.host_auth) = (revision, policy));
+        goes_on(&mut server.client(config), 1);
+    });
 }
 
 #[test]
 fn both_ends_send_connprop_and_obey_the_other() {
     let (_world, address) = serving_large("obeyed");
     let mut client = RawPeer::connect_silently(&address);
-    client.send_properties();
     // The server's properties precede all else, in a message that fits the Receives of a peer that has not read it.
-    let answer = client.receive().expect("the server's properties");
+    let answer = client.introduce();
     let said = answer.properties();
     assert_eq!((said.receive_size, said.send_size, answer.len() <= 1024), (8192, 8192, true));
-    client.take_properties(&answer);
     client.ping();
     // The peer's own properties apply. The tests of each property cover the others.
     assert_eq!(client.ask(REPLY, Chunks::NONE, &be(&[8192 - 40 - RPC_REPLY as u32])).len(), 8192);
@@ -139,10 +133,7 @@ fn flag_4_goes_to_peers_only_that_offered_it() {
         (0..3).for_each(|_| assert_eq!(client.ask(ECHO, Chunks::NONE, b"any!").received().is_some(), offered));
         let server = RawServer::start_silently(&world.address(), move |peer| {
             peer.offers.windowed_credits = offered;
-            let hello = peer.receive().expect("the client's properties");
-            assert_eq!(hello.received(), None, "nothing was offered yet");
-            peer.send_properties();
-            peer.take_properties(&hello);
+            assert_eq!(peer.welcome().received(), None, "nothing was offered yet");
             while let Some(message) = peer.receive() {
                 assert_eq!(message.received().is_some(), offered);
                 peer.reply(message.xid(), b"fine");
@@ -237,8 +228,7 @@ fn err_vers_without_a_version_of_ours_names_its_range() {
         let refused = LocalClient::connect(server.address(), config.with(|c| c.connect.reconnect_attempts = 9));
         let [_, low, high] = err_vers;
         let none = if low == 2 { "" } else { ", this side none of them" };
-        let error = refused.expect_err("refused").to_string();
-        assert!(error.contains(&format!("peer supports versions {low} to {high}{none}")), "{error}");
+        says(refused.expect_err("refused"), &[&format!("peer supports versions {low} to {high}{none}")]);
     });
 }
 

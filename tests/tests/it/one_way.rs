@@ -49,8 +49,7 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
     let [call, longer] = [99_960, 99_964].map(|len| client.prepared(NOTE, &data_of(7, len)).one_way());
     assert_eq!(client.outcome(call), Ok(Vec::new()));
     assert!(told.recv_timeout(Duration::from_secs(20)).expect("it runs") == data_of(7, 99_960));
-    let error = client.outcome(longer).expect_err("it is too long");
-    assert!(matches!(error, CallError::TooLong { .. }), "{error}");
+    assert_matches!(client.outcome(longer).expect_err("it is too long"), CallError::TooLong { .. });
     assert_eq!(client.stats().exposed_buffers, 0);
 }
 
@@ -59,8 +58,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let (services, told) = noting();
     let (world, address) = World::serving("one-way-not", small_server(), services);
     let mut client = world.client(&address, CreditMode::V1);
-    let call = client.prepared(NOTE, b"").one_way();
-    assert_eq!(client.outcome(call), Err(Defect::NotOneWay.into()));
+    assert_eq!(client.run_call(|client| client.prepared(NOTE, b"").one_way()), Err(Defect::NotOneWay.into()));
     // Version 1 counts credits by replies, so a caller that waits for a reply gets one.
     client.run(NOTE, b"").unwrap();
     let mut client = world.client(&address, small());

@@ -114,8 +114,7 @@ fn a_failed_start_is_an_error() {
     let refused = Server::start_with(&world.address(), |_| Ok(Application::default()), &config).err();
     assert!(refused.is_some_and(|error| error.to_string().starts_with("`ServerConfig::workers` is set")));
     let refused = Server::start_with(&world.address(), |_| Err("no disk".into()), &small_server()).err();
-    let refused = super::errors::chain(&refused.expect("it fails"));
-    assert_eq!(refused, "application of shard 0 failed to start: no disk");
+    assert_eq!(super::errors::chain(&refused.expect("it fails")), "application of shard 0 failed to start: no disk");
 }
 
 #[test]
@@ -212,8 +211,7 @@ fn a_client_dropped_during_calls_causes_no_warning() {
     for_each(0..20, |turns| {
         let queue = Queue::default();
         let (mut server, mut client, _) = pair_in_one_loop(&world, &queue);
-        let call = client.chunked(BY_TASK, &[0; 4], &[60_000], &[60_000]);
-        client.launch(call, 0);
+        client.send_call(0, |client| client.chunked(BY_TASK, &[0; 4], &[60_000], &[60_000]));
         client.launch_each(1..8, |client, _| client.prepared(ECHO, &[0; 4]));
         let lines = place::warnings_of(|| {
             client.flush();
@@ -364,11 +362,6 @@ impl Drop for Bomb {
     }
 }
 
-fn start(client: &mut LocalClient, what: u8, token: u64) {
-    client.begin(TAKEN, &[what], token);
-    client.flush();
-}
-
 /// Result of the next call that ends.
 fn end(client: &mut LocalClient) -> Result<(), CallError> {
     client.end().1.map(drop)
@@ -414,7 +407,7 @@ fn a_task_that_panics_is_dropped_with_its_calls_and_the_shard_goes_on() {
         let mut client = world.client(&address, small());
         for _ in 0..4 {
             // Its first call is dropped with it. Then the task no longer exists.
-            start(&mut client, WAIT, 0);
+            client.send(TAKEN, &[WAIT], 0);
             assert_eq!(end(&mut client), SYSTEM_ERR);
             assert_eq!(bombs.load(Ordering::SeqCst), usize::from(bomb));
             echo(&mut client, b"goes on").expect("an echo");
@@ -457,15 +450,15 @@ fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
     let mut client = world.client(&address, small());
     let mut other = world.client(&address, small());
     // One future panics, and one completes.
-    start(&mut client, PANIC, 0);
+    client.send(TAKEN, &[PANIC], 0);
     assert_eq!(end(&mut client), SYSTEM_ERR);
-    start(&mut client, END, 0);
+    client.send(TAKEN, &[END], 0);
     assert_eq!(end(&mut client), Ok(()));
     echo(&mut client, b"goes on").expect("an echo");
     assert_eq!(bombs.load(Ordering::SeqCst), 2);
     // Three futures end with their connection. Those of another connection last until the shard ends.
-    (0..3).for_each(|token| start(&mut client, WAIT, token));
-    (0..2).for_each(|token| start(&mut other, WAIT, token));
+    (0..3).for_each(|token| _ = client.send(TAKEN, &[WAIT], token));
+    (0..2).for_each(|token| _ = other.send(TAKEN, &[WAIT], token));
     assert!(settles(|| polled.load(Ordering::SeqCst) == 7));
     drop(client);
     assert!(settles(|| bombs.load(Ordering::SeqCst) == 5));

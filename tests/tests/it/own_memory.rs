@@ -77,8 +77,7 @@ pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
 
 /// Starts a call for a page.
 fn get(client: &mut LocalClient, token: u64) {
-    let call = client.chunked(PAGE_OF, b"", &[], &[PAGE]);
-    client.launch(call, token);
+    client.send_call(token, |client| client.chunked(PAGE_OF, b"", &[], &[PAGE]));
 }
 
 /// All shards and workers send pages that one thread has filled.

@@ -38,9 +38,7 @@ fn clients<const N: usize>(name: &'static str, server: Config, config: &Config) 
 }
 
 fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
-    let call = client.prepared(procedure, &vec![1; len]).expect_reply(LONG);
-    client.launch(call, token);
-    client.flush();
+    client.send_call(token, |client| client.prepared(procedure, &vec![1; len]).expect_reply(LONG));
 }
 
 /// The result of a call; `None` if it stays unanswered.
@@ -269,9 +267,7 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
 
 /// A held call with a Read chunk.
 fn held_bulk(client: &mut LocalClient, token: u64) {
-    let call = client.chunked(HELD_BULK, &[0; 4], &[40_000], &[]);
-    client.launch(call, token);
-    client.flush();
+    client.send_call(token, |client| client.chunked(HELD_BULK, &[0; 4], &[40_000], &[]));
 }
 
 /// The server waits one second for bulk memory that the application keeps, even while held calls have none of it. Calls
@@ -293,8 +289,7 @@ fn buffers_kept_by_the_application_delay_parked_calls_by_one_second_at_most() {
     echo(&mut other, b"four").unwrap();
     start(&mut other, HELD, 4, 100);
     assert!(settles(|| held.len() == 1));
-    let call = client.chunked(404, &[0; 4], &[40_000], &[]);
-    client.outcome(call).expect("it is kept");
+    client.run_call(|client| client.chunked(404, &[0; 4], &[40_000], &[])).expect("it is kept");
     let begun = Instant::now();
     (1..=6).for_each(|token| store(&mut client, token));
     assert!(client.ends(6).iter().all(|(_, end)| end.is_err()), "there is no memory for them");

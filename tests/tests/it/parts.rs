@@ -81,9 +81,8 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
             server.poll_once();
         });
         for token in 0..6 {
-            let call = client.prepared(if token == 0 { LONG } else { SHORT }, b"").expect_reply(LENGTH);
-            client.launch(call, token);
-            client.flush();
+            let procedure = if token == 0 { LONG } else { SHORT };
+            client.send_call(token, |client| client.prepared(procedure, b"").expect_reply(LENGTH));
             // Each other call arrives between two parts of the first reply, and takes a buffer.
             server.poll_once();
         }

@@ -134,10 +134,7 @@ fn settings_may_change_with_a_reconnection() {
         peer.reply(call.xid(), b"");
         peer.idle();
     });
-    let mut client = server.client(small_client(version_1(4096)).with(|c| {
-        (c.connect.reconnect_attempts, c.connect.retransmit) = (1000, true);
-        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
-    }));
+    let mut client = server.client(reconnecting(version_1(4096), 1000).with(|c| c.connect.retransmit = true));
     for receive_size in [4096, 1024, 2048] {
         // An exact fit shows which threshold is in force. The third call of each connection is answered on the next
         // one.
@@ -147,8 +144,7 @@ fn settings_may_change_with_a_reconnection() {
         assert_eq!(told.recv().expect("the server speaks"), (receive_size, HeaderType::Msg));
         assert_eq!(told.recv().expect("the server speaks").1, HeaderType::Nomsg);
         // The call times out after it was sent; then the connection is lost.
-        let call = client.prepared(ECHO, b"").timeout(Duration::from_millis(1));
-        client.launch(call, 1);
+        client.send_call(1, |client| client.prepared(ECHO, b"").timeout(Duration::from_millis(1)));
         client.end().1.expect_err("no answer");
         client.poll_until(|client| !client.is_established(client.first()));
         client.poll_until(|client| client.is_established(client.first()));
@@ -198,8 +194,7 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     let mut client = RawPeer::connect_saying(&address, &said(4096, 4096, true));
     for (handles, invalidated) in invalidated(&mut client) {
         // The only handle, or none.
-        let only = if let [only] = handles[..] { Some(only) } else { None };
-        assert_eq!(invalidated, only, "of {handles:x?}");
+        assert_eq!(invalidated, if let [only] = handles[..] { Some(only) } else { None }, "of {handles:x?}");
     }
     client.ping();
     // A client accepts invalidation of any of its handles, too.

@@ -189,8 +189,7 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
                 let mut xids = Vec::new();
                 for &((htype, reads, writes, room), error) in *attempts {
                     let call = peer.next_call();
-                    let chunks = (call.htype(), call.reads().count(), call.writes().count());
-                    assert_eq!(chunks, (htype, reads, writes));
+                    assert_eq!((call.htype(), call.reads().count(), call.writes().count()), (htype, reads, writes));
                     let offered = call.reply_chunk().map(|chunk| chunk.total_length());
                     assert!(offered.is_some() == room.is_some() && offered >= room, "{offered:?}");
                     if htype == Nomsg && error.is_none() {
@@ -232,10 +231,7 @@ fn reply_room_is_remembered_across_a_reconnect() {
         peer.reply(xid, b"fine");
         peer.idle();
     });
-    let mut client = server.client(small_client(small()).with(|c| {
-        (c.connect.reconnect_attempts, c.connect.retransmit) = (1000, true);
-        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
-    }));
+    let mut client = server.client(reconnecting(small(), 1000).with(|c| c.connect.retransmit = true));
     goes_on(&mut client, 1);
 }
 

@@ -185,10 +185,7 @@ fn a_call_of_a_stopped_shard_returns_its_buffers() {
 
 #[test]
 fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
-    let config = small_client(small()).with(|c| {
-        (c.connect.retransmit, c.connect.reconnect_attempts) = (true, 3);
-        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
-    });
+    let config = reconnecting(small(), 3).with(|c| c.connect.retransmit = true);
     let (mut world, mut client, held) = holding_pair("returned-again", config);
     (1..=3).for_each(|token| start(&mut client, HELD, token));
     client.quiet_until(|_| held.len() == 3);
@@ -197,13 +194,6 @@ fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
         assert!(matches!(whole(done.result, done.token as u32).0, CallError::ConnectionLost { .. }));
     });
     held.clear();
-}
-
-fn persistent(scheme: CreditMode) -> ClientConfig {
-    small_client(in_mode(scheme)).with(|c| {
-        c.connect.reconnect_attempts = 1000;
-        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
-    })
 }
 
 #[test]
@@ -215,9 +205,7 @@ fn a_call_in_parts_is_kept_without_a_copy() {
         c.memory.bulk_buffers = vec![(1 << 20, 5)];
     });
     let mut client = world.client(&address, small_client(config).with(|c| c.connect.retransmit = true));
-    let call = client.prepared(ECHO, &[7; 8000]).expect_reply(8000);
-    client.launch(call, 0);
-    client.flush();
+    client.send_call(0, |client| client.prepared(ECHO, &[7; 8000]).expect_reply(8000));
     let classes = client.stats().pool.classes;
     let class = classes.iter().find(|class| class.size == SIZE).expect("the class");
     assert_eq!(class.outstanding, 1, "the message, and no copy of it");
@@ -228,14 +216,13 @@ fn a_call_in_parts_is_kept_without_a_copy() {
 fn calls_go_to_the_next_server_under_their_xids() {
     for_each(SCHEMES, |scheme| {
         let (mut world, address) = World::standard("again", small_server());
-        let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
+        let mut client = world.client(&address, reconnecting(scheme, 1000).with(|c| c.connect.retransmit = true));
         for _ in 0..3 {
             echo(&mut client, b"before").unwrap();
             drop(world.take_server());
             // Some calls start before the client detects the loss, some without a connection.
             for token in 0..20 {
-                let call = client.prepared(ECHO, &args(token)).expect_reply(args(token).len());
-                client.launch(call, token);
+                client.send_call(token, |client| client.prepared(ECHO, &args(token)).expect_reply(args(token).len()));
                 client.poll(|done| panic!("{done:?} without a server"));
             }
             world.serve_at(&address, small_server(), again_services());
@@ -260,7 +247,7 @@ fn calls_refused_by_a_draining_server_go_to_the_next_one() {
         let held = Held::default();
         let services = standard_and([(ECHO, echo_of(8000)), (HELD, held.procedure())]);
         let (mut world, address) = World::serving("drain-again", small_server(), services);
-        let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
+        let mut client = world.client(&address, reconnecting(scheme, 1000).with(|c| c.connect.retransmit = true));
         client.begin(HELD, b"", 0);
         client.quiet_until(|_| held.len() == 1);
         let draining = draining(&mut world, Duration::from_secs(60));
@@ -298,7 +285,7 @@ fn args(token: u64) -> Vec<u8> {
 fn without_retransmission_an_error_states_if_the_call_may_have_run() {
     for_each(SCHEMES, |scheme| {
         let (mut world, address, held) = World::holding("lost", small_server());
-        let mut client = world.client(&address, persistent(scheme));
+        let mut client = world.client(&address, reconnecting(scheme, 1000));
         client.begin(HELD, b"", 7);
         client.quiet_until(|_| held.len() == 1);
         drop(world.take_server());
@@ -314,13 +301,11 @@ fn without_retransmission_an_error_states_if_the_call_may_have_run() {
 #[test]
 fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let (mut world, address) = World::standard("in-vain", small_server());
-    let config =
-        persistent(CreditMode::V2Windowed).with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (40, true));
+    let config = reconnecting(CreditMode::V2Windowed, 40).with(|c| c.connect.retransmit = true);
     let mut client = LocalClient::connect(&address, config).unwrap();
     let first = client.first();
     drop(world.take_server());
-    let call = client.prepared(ECHO, &[0; 4]).timeout(Duration::from_millis(20));
-    client.launch(call, 1);
+    client.send_call(1, |client| client.prepared(ECHO, &[0; 4]).timeout(Duration::from_millis(20)));
     client.begin(ECHO, &[0; 4], 2);
     let ended = client.ends(2);
     assert!(matches!(ended[0], (1, Err(CallError::TimedOut { .. }))), "{ended:?}");

@@ -361,10 +361,7 @@ fn a_client_that_serves_keeps_its_connection_up() {
                 if leaves { peer.leave() } else { peer.vanish() }
             }
         });
-        let config = serving_client(in_mode(scheme)).with(|c| {
-            c.connect.reconnect_attempts = 10_000;
-            c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(5));
-        });
+        let config = reconnecting(serving_client(in_mode(scheme)), 10_000);
         let _client = Client::connect(server.address(), config).expect("a connection");
         server.join();
     });
@@ -555,8 +552,7 @@ fn a_draining_server_calls_back_while_it_serves_calls() {
         call.answer(Ok(()));
         pending.join().expect("a reply");
         draining.join().expect("it ends").expect("nothing is left");
-        let refused = reverse.run(ECHO, b"four");
-        assert!(matches!(refused, Err(CallError::Closed | CallError::ConnectionLost { sent: false })), "{refused:?}");
+        assert_matches!(reverse.run(ECHO, b"four"), Err(CallError::Closed | CallError::ConnectionLost { sent: false }));
     });
 }
 
@@ -567,8 +563,7 @@ fn reverse_calls_end_with_the_connection() {
     drop(forward);
     let error = eventually(|| reverse.run(ECHO, b"four").err());
     assert!(matches!(error, CallError::Closed | CallError::ConnectionLost { .. }), "{error:?}");
-    let cause = eventually(|| reverse.close_reason().map(CloseReason::cause));
-    assert!(matches!(cause, CloseCause::Disconnected { .. }), "{cause:?}");
+    assert_matches!(eventually(|| reverse.close_reason().map(CloseReason::cause)), CloseCause::Disconnected { .. });
 }
 
 #[test]

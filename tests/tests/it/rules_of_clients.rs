@@ -172,8 +172,7 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     });
     let mut client = server.client(CreditMode::V1);
     for_each(cases, |_| {
-        let call = client.chunked(LOAD, &[0; 8], &[], &[500]);
-        let error = client.outcome(call).expect_err("a bad reply");
+        let error = client.run_call(|client| client.chunked(LOAD, &[0; 8], &[], &[500])).expect_err("a bad reply");
         assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
         assert_eq!(client.stats().exposed_buffers, 0);
         goes_on(&mut client, 1);

@@ -128,8 +128,7 @@ fn replies_return_as_many_segments_as_their_calls_may_offer() {
             let answer = client.ask(LOAD, &offer.lists, b"");
             assert_eq!(answer.reply_body(), ReplyBody::accepted(AcceptStat::GarbageArgs));
             assert_eq!((&answer.payload()[..4], answer.payload().len()), (&be(&[XID])[..], 24));
-            let returned = answer.writes().next().map(|chunk| (chunk.len(), chunk.total_length()));
-            assert_eq!(returned, Some((write, 0)));
+            assert_eq!(answer.writes().next().map(|chunk| (chunk.len(), chunk.total_length())), Some((write, 0)));
             client.ping();
         });
     });
@@ -188,10 +187,7 @@ fn a_server_announces_the_segment_count_of_its_largest_header() {
     for_each(SCHEMES_2, |scheme| {
         let (_world, address) = World::standard("told", scheme);
         let mut client = RawPeer::connect_silently(&address);
-        client.send_properties();
-        let hello = client.receive().expect("the server's properties");
-        assert_eq!(hello.properties().segment_count as usize, IN_HEADER);
-        client.take_properties(&hello);
+        assert_eq!(client.introduce().properties().segment_count as usize, IN_HEADER);
         let all = [16; MAX_CHUNKS];
         let counts = Counts { zero: 16, reads: &all, writes: &all, reply: Some(16) };
         assert_eq!(counts.all(), IN_HEADER);

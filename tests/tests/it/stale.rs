@@ -328,8 +328,7 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
         // in a row do not.
         for len in [100, 1 << 16, 1 << 20] {
             let mut chunk = client.alloc(second, len).unwrap();
-            let secrets = chunk.full_mut().windows(8).filter(|bytes| **bytes == [SECRET; 8]).count();
-            assert_eq!(secrets, 0, "{len} bytes");
+            assert_eq!(chunk.full_mut().windows(8).filter(|bytes| **bytes == [SECRET; 8]).count(), 0, "{len} bytes");
         }
         let third = client.add_connection(&one).unwrap();
         assert!(filled(0, client.alloc(third, 1 << 16).unwrap().full_mut()));

@@ -64,8 +64,7 @@ fn a_reader_gets_the_servers_counters() {
     assert!(text.ends_with("}\n") && text.lines().count() == 1, "one line of JSON");
     let first = answered(&path);
     assert_eq!((first.format, first.pid, first.shards.len()), (FORMAT, std::process::id(), 2));
-    let (one, other) = (first.shards[0].stats.as_ref(), first.shards[1].stats.as_ref());
-    let (one, other) = (one.expect("it answers"), other.expect("it answers"));
+    let [one, other] = [0, 1].map(|n| first.shards[n].stats.as_ref().expect("it answers"));
     let serves = if one.connections > 0 { one } else { other };
     assert_eq!((serves.calls, serves.connections, one.connections + other.connections), (CALLS, 1, 1));
     let told = world.server().stats();

@@ -137,8 +137,7 @@ fn deadlines_limits_and_the_end() {
     gate.open();
     // Calls beyond the connection's table end the same way.
     for mut pending in [first, second, third] {
-        let end = outcome_of(pending.join());
-        assert!(matches!(end, Ok(_) | Err(CallError::TooManyCalls { .. })), "{end:?}");
+        assert_matches!(outcome_of(pending.join()), Ok(_) | Err(CallError::TooManyCalls { .. }));
     }
     drop(last);
     client.close();
@@ -259,8 +258,7 @@ fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     drop(buf.expect("a buffer"));
     drop(end_of(&mut second).expect("a buffer"));
     let held = end_of(&mut { last }).expect("a buffer, behind one that was given up");
-    let too_long = end_of(&mut Box::pin(client.alloc_async(4097))).map(drop);
-    assert!(matches!(too_long, Err(CallError::TooLong { .. })), "{too_long:?}");
+    assert_matches!(end_of(&mut Box::pin(client.alloc_async(4097))).map(drop), Err(CallError::TooLong { .. }));
     let mut left = Box::pin(client.alloc_async(1));
     client.close();
     assert_eq!(end_of(&mut left).map(drop), Err(CallError::Closed));
@@ -440,8 +438,7 @@ fn a_silent_server_is_given_up_by_the_shard() {
     assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
     assert!(error.to_string().contains("connect.timeout"), "{error}");
     let nowhere = world.address();
-    let error = endpoint.connect(&nowhere).expect_err("nobody listens");
-    assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+    assert_matches!(endpoint.connect(&nowhere).expect_err("nobody listens"), ConnectError::Refused { .. });
     assert_eq!(connections(&endpoint), 0);
     // The endpoint continues.
     let served = world.serve(small_server());

@@ -176,8 +176,7 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         let name = [be(&[65]), vec![0; 68 + 8]].concat();
         let (store, add) = ((Store::NUMBER, vec![0; 8]), (typed_v1::Add::NUMBER, vec![0; 12]));
         for (procedure, args) in [store, add, (FetchLater::NUMBER, name.clone()), (FetchAsync::NUMBER, name)] {
-            let refused = of.0.0.run(procedure, &args);
-            assert_eq!(refused, Err(CallError::Refused(Refusal::GarbageArguments)), "{procedure}");
+            assert_eq!(of.0.0.run(procedure, &args), Err(CallError::Refused(Refusal::GarbageArguments)), "{procedure}");
         }
         // A chunk where no item is.
         let misplaced = ClientCall::new(Store::NUMBER).args(be(&[0, 64, 0])).read_chunk(0, lent(of.0.0, &[0; 64]));
@@ -199,8 +198,7 @@ fn a_deferred_call_reports_that_its_connection_has_closed() {
     services.add(FetchLater::PROGRAM, FetchLater::VERSION, FetchLater::NUMBER, deferred);
     let [config, _] = configs();
     let (_world, mut client) = World::pair_with("typed-closed", small_server(), services, config);
-    client.begin(FetchLater::NUMBER, &[0; 8], 0);
-    client.flush();
+    client.send(FetchLater::NUMBER, &[0; 8], 0);
     let call: Deferred<FetchLater> = held.recv().expect("a call");
     assert!(!call.is_disconnected());
     drop(client);

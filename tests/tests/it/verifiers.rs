@@ -148,7 +148,6 @@ fn refusals_and_replies_that_are_kept_have_their_verifier() {
     }
     assert_eq!(cache.stats().hits, 4);
     for (xid, verifier) in (100..).zip([0, 7, 400]) {
-        let expected = signed(xid, verifier, AcceptStat::GarbageArgs, 0);
-        assert_eq!(ask(xid, SIGN_AND_REFUSE, verifier, 0), expected);
+        assert_eq!(ask(xid, SIGN_AND_REFUSE, verifier, 0), signed(xid, verifier, AcceptStat::GarbageArgs, 0));
     }
 }

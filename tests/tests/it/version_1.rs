@@ -112,22 +112,22 @@ fn the_first_call_of_version_1_is_alone_until_its_reply_grants_credits() {
 fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     let mut bench = Bench::new("v1-grants", 60);
     bench.stays_at(1);
-    bench.answer(1, 3);
-    bench.stays_at(3);
-    bench.answer(1, 4);
-    bench.stays_at(4);
-    // All at once: each of these replies has a Receive.
-    bench.answer(4, 7);
-    bench.stays_at(7);
-    // The grant is below the number of unanswered calls: the client sends none until fewer are unanswered.
-    bench.answer(1, 2);
-    bench.stays_at(6);
-    bench.answer(3, 2);
-    bench.stays_at(3);
-    bench.answer(2, 2);
-    bench.stays_at(2);
-    bench.answer(2, 1);
-    bench.stays_at(1);
+    // The calls that are answered, the grant, and the calls that are unanswered then.
+    let steps = [
+        (1, 3, 3),
+        (1, 4, 4),
+        // All at once: each of these replies has a Receive.
+        (4, 7, 7),
+        // The grant is below the number of unanswered calls: the client sends none until fewer are unanswered.
+        (1, 2, 6),
+        (3, 2, 3),
+        (2, 2, 2),
+        (2, 1, 1),
+    ];
+    for (calls, grant, open) in steps {
+        bench.answer(calls, grant);
+        bench.stays_at(open);
+    }
     // The grant exceeds the request: the request is the limit.
     for grant in [CREDITS + 1, 30_000, u32::MAX] {
         bench.answer(1, grant);
@@ -281,8 +281,7 @@ fn err_chunk_ends_its_call_without_retransmission() {
         let mut client =
             server.client(config.with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (5, true)));
         let call = form(&mut client);
-        let result = client.outcome(call);
-        assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
+        assert_matches!(client.outcome(call), Err(CallError::Transport(_)));
         assert_eq!(client.stats().exposed_buffers, 0);
         goes_on(&mut client, 1);
         assert!(disconnects || client.stats().calls_retransmitted == 0);
