@@ -487,10 +487,7 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
         let call = ClientCall::new(LOAD).args(be(&[1, 5, 5, 0, 0])).write_chunk(5000);
         assert_eq!(outcome_of(reverse.call(call)).map(drop), chunks);
     });
-}
-
-#[test]
-fn a_client_without_services_is_not_called() {
+    // A client without services is not called.
     let (services, told) = telling_services();
     let (world, address) = World::serving("reverse-none", small_server(), services);
     let mut forward = Client::connect(&address, small_client(small())).unwrap();

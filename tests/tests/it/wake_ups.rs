@@ -60,16 +60,18 @@ fn wake_each<T>(asleep: &Asleep, items: &Receiver<T>, mut wake: impl FnMut(T)) {
     }
 }
 
-/// Makes [`ROUNDS`] calls in sequence, within [`IN_TIME`], while a thread wakes the shard for each.
+/// Makes [`ROUNDS`] calls in sequence, within [`IN_TIME`], while a thread wakes the shard for each item that its services
+/// send.
 fn calls_are_woken<T: Send + 'static>(
-    world: &World,
-    address: &Address,
-    asleep: Asleep,
-    items: Receiver<T>,
+    name: &'static str,
+    make: impl Fn(&Asleep, &Sender<T>) -> (LocalServices, Telling) + Send + Sync + 'static,
     wake: impl FnMut(T) + Send + 'static,
 ) {
-    let mut client = world.client(address, small());
-    let waking = std::thread::spawn(move || wake_each(&asleep, &items, wake));
+    let (world, asleep, (hold, held)) = (World::new(name), Asleep::default(), channel());
+    let shard_sleeps = Arc::clone(&asleep);
+    let (address, _server) = sleeper(&world, move |_| make(&shard_sleeps, &hold));
+    let mut client = world.client(&address, small());
+    let waking = std::thread::spawn(move || wake_each(&asleep, &held, wake));
     in_time(&mut client);
     waking.join().expect("it ends well");
 }
@@ -86,18 +88,16 @@ fn in_time(client: &mut LocalClient) {
 
 #[test]
 fn a_shard_that_sleeps_wakes_for_its_task() {
-    let world = World::new("wakes");
-    let (asleep, (tell, told), (hold, held)) = (Asleep::default(), channel(), channel());
-    let shard_sleeps = Arc::clone(&asleep);
-    let (address, _server) = sleeper(&world, move |_| {
+    let (tell, told) = channel();
+    let make = move |asleep: &Asleep, hold: &Sender<()>| {
         let may = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         tell.send(may.try_clone().expect("one more")).expect("the test waits for it");
         let (taken, calls) = channel::<DeferredCall>();
-        let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
+        let (is_asleep, hold) = (Arc::clone(asleep), hold.clone());
         let take = move |call| {
             taken.send(call).expect("the task is there");
             // The shard is awake, whatever the flag was before.
-            asleep.store(false, Ordering::SeqCst);
+            is_asleep.store(false, Ordering::SeqCst);
             hold.send(()).expect("the test hears it");
         };
         let may_answer = may.try_clone().expect("one more");
@@ -105,12 +105,13 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
             let may = rustix::io::read(&may_answer, &mut [0; 8]).is_ok();
             may && calls.try_iter().map(|call| call.answer(Ok(()))).count() > 0
         };
-        let task = Telling { descriptor: Some(may), ..Telling::new(&shard_sleeps, work) };
+        let task = Telling { descriptor: Some(may), ..Telling::new(asleep, work) };
         (local_and(WOKEN, Procedure::deferred(take)), task)
-    });
-    let may = told.recv().expect("it is made");
-    calls_are_woken(&world, &address, asleep, held, move |()| {
-        rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
+    };
+    let mut may: Option<OwnedFd> = None;
+    calls_are_woken("wakes", make, move |()| {
+        let may = may.get_or_insert_with(|| told.recv().expect("it is made"));
+        rustix::io::write(may, &1u64.to_ne_bytes()).expect("it is told");
     });
 }
 
@@ -145,34 +146,28 @@ fn any_thread_wakes_a_shard_for_its_task() {
 
 #[test]
 fn an_answer_wakes_a_sleeping_shard() {
-    let world = World::new("answer-wakes");
-    let (asleep, (hold, held)) = (Asleep::default(), channel::<DeferredCall>());
-    let shard_sleeps = Arc::clone(&asleep);
-    let (address, _server) = sleeper(&world, move |_| {
-        let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
+    let make = |asleep: &Asleep, hold: &Sender<DeferredCall>| {
+        let (is_asleep, hold) = (Arc::clone(asleep), hold.clone());
         let take = move |call| {
-            asleep.store(false, Ordering::SeqCst);
+            is_asleep.store(false, Ordering::SeqCst);
             hold.send(call).expect("somebody answers it");
         };
-        (local_and(WOKEN, Procedure::deferred(take)), Telling::new(&shard_sleeps, || false))
-    });
-    calls_are_woken(&world, &address, asleep, held, |call| call.answer(Ok(())));
+        (local_and(WOKEN, Procedure::deferred(take)), Telling::new(asleep, || false))
+    };
+    calls_are_woken("answer-wakes", make, |call| call.answer(Ok(())));
 }
 
 #[test]
 fn a_woken_future_wakes_its_shard() {
-    let world = World::new("future-wakes");
-    let (asleep, (wait, waiting)) = (Asleep::default(), channel());
-    let shard_sleeps = Arc::clone(&asleep);
-    let (address, _server) = sleeper(&world, move |_| {
-        let (asleep, wait) = (Arc::clone(&shard_sleeps), wait.clone());
+    let make = |asleep: &Asleep, wait: &Sender<(Arc<AtomicBool>, Waker)>| {
+        let (is_asleep, wait) = (Arc::clone(asleep), wait.clone());
         let begin = move |call: DeferredCall| {
-            let (asleep, wait, ready) = (Arc::clone(&asleep), wait.clone(), Arc::new(AtomicBool::new(false)));
+            let (is_asleep, wait, ready) = (Arc::clone(&is_asleep), wait.clone(), Arc::new(AtomicBool::new(false)));
             let mut asked = false;
             async move {
                 poll_fn(move |context| {
                     if !std::mem::replace(&mut asked, true) {
-                        asleep.store(false, Ordering::SeqCst);
+                        is_asleep.store(false, Ordering::SeqCst);
                         wait.send((Arc::clone(&ready), context.waker().clone())).expect("somebody wakes it");
                     }
                     if ready.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
@@ -181,9 +176,9 @@ fn a_woken_future_wakes_its_shard() {
                 call.answer(Ok(()));
             }
         };
-        (local_and(WOKEN, Procedure::asynchronous(begin)), Telling::new(&shard_sleeps, || false))
-    });
-    calls_are_woken(&world, &address, asleep, waiting, |(ready, waker)| {
+        (local_and(WOKEN, Procedure::asynchronous(begin)), Telling::new(asleep, || false))
+    };
+    calls_are_woken("future-wakes", make, |(ready, waker)| {
         ready.store(true, Ordering::SeqCst);
         waker.wake();
     });
