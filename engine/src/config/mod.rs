@@ -16,51 +16,13 @@
 //! # Ok::<(), rpcrdma::ConfigError>(())
 //! ```
 
-/// A group of knobs: type, default, and the check where one knob alone has a range.
-macro_rules! knobs {
-    (
-        $(#[$meta:meta])* pub struct $name:ident, $group:literal;
-        $($(#[$of_knob:meta])* $vis:vis $knob:ident: $type:ty = $default:expr $(, $check:expr)?;)*
-    ) => {
-        $(#[$meta])*
-        #[derive(Clone, Debug)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
-        pub struct $name { $($(#[$of_knob])* $vis $knob: $type,)* }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($knob: $default,)* }
-            }
-        }
-
-        impl $name {
-            /// Checks each knob by itself.
-            pub(in crate::config) fn check_each(&self) -> Result<(), $crate::config::ConfigError> {
-                $($($crate::config::apply(concat!($group, ".", stringify!($knob)), self.$knob, $check)?;)?)*
-                Ok(())
-            }
-        }
-    };
-}
-
-mod accept;
 mod buffers;
-mod connect;
-mod debug;
-mod device;
-mod iwarp;
-mod limits;
-mod memory;
-mod poll;
+mod groups;
 #[cfg(test)]
 mod tests;
-mod timeouts;
-mod wire;
 
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use crate::cross_thread::idle::IdlePolicy;
 use crate::fabric::iwarp::IwarpConfig as IwarpFabricConfig;
@@ -72,18 +34,12 @@ use crate::start_error::{StartError, StartErrorKind};
 pub use crate::fabric::iwarp::{Crc, FpduSize};
 pub use crate::wire::Revision;
 pub use crate::wire::properties::ReverseSupport;
-pub use accept::AcceptConfig;
 pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
-pub use connect::ConnectConfig;
-pub use debug::DebugConfig;
-pub use device::DeviceConfig;
-pub use iwarp::IwarpConfig;
-pub use limits::LimitsConfig;
-use memory::MOST_BUFFERS;
-pub use memory::MemoryConfig;
-pub use poll::PollConfig;
-pub use timeouts::TimeoutConfig;
-pub use wire::WireConfig;
+use groups::MOST_BUFFERS;
+pub use groups::{
+    AcceptConfig, ConnectConfig, DebugConfig, DeviceConfig, IwarpConfig, LimitsConfig, MemoryConfig, PollConfig,
+    TimeoutConfig, WireConfig,
+};
 
 /// Configuration of a shard, in groups.
 #[derive(Clone, Debug, Default)]
@@ -138,42 +94,6 @@ impl StartError {
     pub fn config(&self) -> Option<&ConfigError> {
         self.shown()
     }
-}
-
-/// Refuses a value unless `ok`.
-fn check(ok: bool, knob: &'static str, value: impl Display, wanted: &'static str) -> Result<(), ConfigError> {
-    if ok { Ok(()) } else { Err(ConfigError::new(knob, value, wanted)) }
-}
-
-/// Checks a value, for the macro `knobs`.
-fn apply<T>(
-    knob: &'static str,
-    value: T,
-    check: impl FnOnce(&'static str, T) -> Result<(), ConfigError>,
-) -> Result<(), ConfigError> {
-    check(knob, value)
-}
-
-/// Refuses a value out of this range.
-fn between<T: PartialOrd + Display>(of: RangeInclusive<T>) -> impl FnOnce(&'static str, T) -> Result<(), ConfigError> {
-    move |knob, value| match of.contains(&value) {
-        true => Ok(()),
-        false => Err(ConfigError::new(knob, value, format!("{} to {}", of.start(), of.end()))),
-    }
-}
-
-/// Refuses 0.
-fn positive<T: PartialEq + Default + Display>(knob: &'static str, value: T) -> Result<(), ConfigError> {
-    check(value != T::default(), knob, value, "at least 1")
-}
-
-/// Longest duration: clocks do not overflow.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Refuses a time that is zero or too long.
-pub(crate) fn duration(knob: &'static str, value: Duration) -> Result<(), ConfigError> {
-    let possible = !value.is_zero() && value <= LONGEST;
-    check(possible, knob, format_args!("{value:?}"), "more than 0 s, at most 24 h")
 }
 
 impl Config {

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::*;
 use crate::auth::{AuthPolicy, PreSharedKey};

@@ -11,15 +11,15 @@ use rpcrdma_tests::source::{code, files, is_test, read, root, test_names, words}
 
 /// Structs whose fields are options. `tuning.md` has a section for each, with a table of its fields.
 const KNOBS: &[(&str, &str)] = &[
-    ("MemoryConfig", "engine/src/config/memory.rs"),
-    ("LimitsConfig", "engine/src/config/limits.rs"),
-    ("TimeoutConfig", "engine/src/config/timeouts.rs"),
-    ("WireConfig", "engine/src/config/wire.rs"),
-    ("PollConfig", "engine/src/config/poll.rs"),
-    ("DeviceConfig", "engine/src/config/device.rs"),
-    ("IwarpConfig", "engine/src/config/iwarp.rs"),
-    ("ConnectConfig", "engine/src/config/connect.rs"),
-    ("AcceptConfig", "engine/src/config/accept.rs"),
+    ("MemoryConfig", "engine/src/config/groups.rs"),
+    ("LimitsConfig", "engine/src/config/groups.rs"),
+    ("TimeoutConfig", "engine/src/config/groups.rs"),
+    ("WireConfig", "engine/src/config/groups.rs"),
+    ("PollConfig", "engine/src/config/groups.rs"),
+    ("DeviceConfig", "engine/src/config/groups.rs"),
+    ("IwarpConfig", "engine/src/config/groups.rs"),
+    ("ConnectConfig", "engine/src/config/groups.rs"),
+    ("AcceptConfig", "engine/src/config/groups.rs"),
     ("ServerConfig", "engine/src/server/mod.rs"),
     ("WorkerConfig", "engine/src/cross_thread/workers.rs"),
     ("DuplicateRequestCacheConfig", "engine/src/service/duplicate_requests.rs"),
@@ -74,7 +74,7 @@ fn tuning_names_every_debug_knob_in_one_paragraph() {
     let section = section(&read("tuning.md"), "### Debug");
     let paragraphs: Vec<&str> = section.trim().split("\n\n").filter(|text| !text.starts_with('#')).collect();
     assert_eq!(paragraphs.len(), 1, "{paragraphs:?}");
-    for field in fields("engine/src/config/debug.rs", "DebugConfig") {
+    for field in fields("engine/src/config/groups.rs", "DebugConfig") {
         let named = [format!("`{field}`"), format!("`{field} = ")];
         assert!(named.iter().any(|name| paragraphs[0].contains(name)), "{field}");
     }

@@ -227,6 +227,8 @@ fn declaration(entry: &Entry<'_>) -> String {
         // The span of a knob is its whole group, and that of a field with a default its whole struct.
         let start = format!("pub {}: ", entry.item["name"].as_str().expect("a name"));
         let knob = text.iter().find(|line| line.starts_with(&start)).and_then(|line| line.split(" = ").next());
+        // Without its unit in configuration files.
+        let knob = knob.and_then(|line| line.split(" as ").next());
         text = knob.into_iter().collect();
     }
     let text = text.join(" ").replace("pub const fn", "pub fn").replace("pub fn", "fn");
