@@ -11,13 +11,18 @@ use crate::fabric::{FabricError, FabricErrorKind};
 /// A server, client or shard did not start.
 ///
 /// The text names the call or knob, the limit, and the remedy. [`source`](Error::source) has the system's reason.
-pub struct StartError(Box<StartErrorInner>);
-
-struct StartErrorInner {
+#[derive(Debug)]
+pub struct StartError {
     kind: StartErrorKind,
-    /// The text, and the source where `source` has none.
     error: Box<dyn Error + Send + Sync>,
-    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+/// A text, and the error that caused it.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct Caused {
+    text: String,
+    source: Box<dyn Error + Send + Sync>,
 }
 
 /// Category of a [`StartError`].
@@ -43,7 +48,7 @@ pub enum StartErrorKind {
 impl StartError {
     #[cold]
     pub(crate) fn of(kind: StartErrorKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(Box::new(StartErrorInner { kind, error: error.into(), source: None }))
+        Self { kind, error: error.into() }
     }
 
     #[cold]
@@ -59,9 +64,8 @@ impl StartError {
 
     /// Records the error that caused this one.
     #[cold]
-    pub(crate) fn because(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
+    pub(crate) fn because(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::of(self.kind, Caused { text: self.to_string(), source: source.into() })
     }
 
     /// Error of a thread that could not be started; `what` names it.
@@ -73,7 +77,7 @@ impl StartError {
 
     /// Category of this error.
     pub fn kind(&self) -> StartErrorKind {
-        self.0.kind
+        self.kind
     }
 
     /// Another listener has the address.
@@ -92,25 +96,19 @@ impl StartError {
 
     /// The inner error, if it has this type.
     pub(crate) fn shown<T: Error + 'static>(&self) -> Option<&T> {
-        self.0.error.downcast_ref()
-    }
-}
-
-impl fmt::Debug for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("StartError").field(&self.0.kind).field(&self.0.error).field(&self.0.source).finish()
+        self.error.downcast_ref()
     }
 }
 
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.error.fmt(f)
+        self.error.fmt(f)
     }
 }
 
 impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source.as_deref().map_or_else(|| self.0.error.source(), |source| Some(source as _))
+        self.error.source()
     }
 }
 

@@ -107,16 +107,8 @@ impl LocalServer {
         workers: Option<Workers>,
         equip: impl FnOnce(&mut Shard<AnyFabric>, Option<&Workers>) -> Result<(), StartError>,
     ) -> Result<Self, StartError> {
-        let fabric = address.open(&config.shard)?;
-        let mut shard = Shard::open_local(fabric, config.shard.clone(), Some(LocalServices::new()))?
-            .accepting(config.accept.clone());
-        if let Some(peers) = &config.peers {
-            shard.set_peer_hook(peers.clone(), 0);
-        }
-        equip(&mut shard, workers.as_ref())?;
-        let mut server = Self { shard, workers };
-        server.listen(address)?;
-        Ok(server)
+        let shard = config.open_shard(address, &address.bind()?, 0, |shard| equip(shard, workers.as_ref()))?;
+        Ok(Self { shard, workers })
     }
 
     /// Listens at one more address of the same fabric.

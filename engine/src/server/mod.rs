@@ -105,7 +105,9 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    fn check(&self, addresses: &[Address]) -> Result<(), StartError> {
+    /// Checks the configuration and binds its addresses; returns the address that each shard serves.
+    fn bind<S: Sharing>(&self, first: &Address, services: &Services<S>) -> Result<Vec<Place>, StartError> {
+        let addresses: Vec<_> = std::iter::once(first).chain(&self.more_addresses).cloned().collect();
         self.accept.validate()?;
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
         if shards == 0 || cores.is_some_and(|cores| cores != shards) {
@@ -121,17 +123,34 @@ impl ServerConfig {
                 "{count} addresses exceed {shards} shards (ServerConfig::shards): each shard serves one address"
             )));
         }
-        Ok(())
-    }
-
-    /// Checks the configuration and binds its addresses; returns the address that each shard serves.
-    fn bind<S: Sharing>(&self, first: &Address, services: &Services<S>) -> Result<Vec<Place>, StartError> {
-        let addresses: Vec<_> = std::iter::once(first).chain(&self.more_addresses).cloned().collect();
-        self.check(&addresses)?;
         check(&self.shard, Some(services), self.shards)?;
         let serves = self.placement(&addresses)?;
         let bound = addresses.iter().map(Address::bind).collect::<Result<Vec<_>, _>>()?;
         Ok(serves.into_iter().map(|at| (addresses[at].clone(), bound[at].clone())).collect())
+    }
+
+    /// Core of a shard, if any.
+    fn core(&self, index: usize) -> Option<usize> {
+        self.cores.as_ref().map_or(self.shard.poll.core, |cores| cores.get(index).copied())
+    }
+
+    /// Opens a device for an address on the calling thread, equips its shard by `equip`, and listens.
+    fn open_shard(
+        &self,
+        address: &Address,
+        listener: &AnyListener,
+        index: usize,
+        equip: impl FnOnce(&mut Shard<AnyFabric>) -> Result<(), StartError>,
+    ) -> Result<Shard<AnyFabric>, StartError> {
+        let (fabric, services) = (address.open(&self.shard)?, Some(LocalServices::new()));
+        let mut shard = Shard::open_local(fabric, self.shard.clone(), services)?.accepting(self.accept.clone());
+        shard.set_index(index as u32);
+        if let Some(peers) = &self.peers {
+            shard.set_peer_hook(peers.clone(), index as u32);
+        }
+        equip(&mut shard)?;
+        shard.listen(listener)?;
+        Ok(shard)
     }
 
     /// Checks the configuration of a server that its caller polls.
@@ -251,26 +270,12 @@ impl Server {
         let socket = config.stats.as_deref().map(StatsSocket::bind).transpose()?;
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
-        for (index, (address, listener)) in places.iter().enumerate() {
-            let mut shard_config = config.shard.clone();
-            if let Some(cores) = &config.cores {
-                shard_config.poll.core = Some(cores[index]);
-            }
-            let (listener, equip) = (listener.clone(), Arc::clone(&equip));
-            let (own, address, peers) = (shard_config.clone(), address.clone(), config.peers.clone());
-            let accept = config.accept.clone();
-            let make = move || {
-                let fabric = address.open(&own)?;
-                let mut shard = Shard::open_local(fabric, own, Some(Services::new()))?.accepting(accept);
-                shard.set_index(index as u32);
-                if let Some(peers) = peers {
-                    shard.set_peer_hook(peers, index as u32);
-                }
-                equip(&mut shard, index)?;
-                shard.listen(&listener)?;
-                Ok(shard)
-            };
-            shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), shard_config.poll.core, make))?);
+        for (index, (address, listener)) in places.iter().cloned().enumerate() {
+            let (mut own, equip) = (config.clone(), Arc::clone(&equip));
+            own.shard.poll.core = config.core(index);
+            let core = own.shard.poll.core;
+            let make = move || own.open_shard(&address, &listener, index, |shard| equip(shard, index));
+            shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), core, make))?);
         }
         #[cfg(feature = "stats")]
         let stats = socket.map(|socket| StatsSocket::start(socket, sources(&shards, places, config))).transpose()?;
@@ -363,20 +368,20 @@ impl Server {
     /// Calls were cut off, or handlers still run.
     #[doc(alias = "graceful shutdown")]
     pub fn drain(mut self, timeout: Duration) -> Result<Vec<ShardStats>, Undrained> {
-        let (soon, end) = (Deadline::after(timeout - (timeout / 10).min(ABORT_TIME)), Deadline::after(timeout));
+        let (soon, end) = (step_until(timeout - (timeout / 10).min(ABORT_TIME)), step_until(timeout));
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));
-        while !self.shards.iter().all(ShardHandle::has_stopped) && soon.step() {}
+        while !self.shards.iter().all(ShardHandle::has_stopped) && soon() {}
         let undrained = self.shards.iter().filter(|shard| !shard.has_stopped()).count();
         // Calls in progress are not awaited.
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
-        while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
+        while !self.shards.iter().all(ShardHandle::has_stopped) && end() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
         let (stats, interrupted): (_, Vec<InterruptedWork>) =
             stopped.into_iter().filter_map(|mut shard| shard.join()).unzip();
         let stuck_shards = stuck.len();
         stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);
-        let stuck_workers = workers.map_or(0, |workers| workers.finish(|| end.step()));
+        let stuck_workers = workers.map_or(0, |workers| workers.finish(end));
         match undrained + stuck_workers {
             0 => Ok(stats),
             _ => {
@@ -427,8 +432,7 @@ fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Wor
 #[cfg(feature = "stats")]
 fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> Vec<ShardSource> {
     let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
-        let core = config.cores.as_ref().map_or(config.shard.poll.core, |cores| cores.get(index).copied());
-        ShardSource::new(index as u32, address, core, shard.share())
+        ShardSource::new(index as u32, address, config.core(index), shard.share())
     };
     shards.iter().zip(places).enumerate().map(source).collect()
 }
@@ -482,18 +486,12 @@ impl fmt::Display for Undrained {
 /// Part of a drain's time that is reserved for aborting unfinished work.
 const ABORT_TIME: Duration = Duration::from_secs(1);
 
-/// A deadline that is checked now and then.
-struct Deadline(Option<Instant>);
-
-impl Deadline {
-    fn after(time: Duration) -> Self {
-        Self(Instant::now().checked_add(time))
-    }
-
-    /// Waits one step; false once the time has expired.
-    fn step(&self) -> bool {
+/// A function that waits one step, and returns false once the time has expired.
+fn step_until(time: Duration) -> impl Fn() -> bool {
+    let end = Instant::now().checked_add(time);
+    move || {
         std::thread::sleep(CHECK_INTERVAL);
-        self.0.is_none_or(|end| Instant::now() < end)
+        end.is_none_or(|end| Instant::now() < end)
     }
 }
 

@@ -76,7 +76,7 @@ const LAYERS: &[Layer] = &[
         places: &["engine/src/start_error.rs"],
         uses: &["fabric"],
         pure: true,
-        crates: &[MEMPOOL],
+        crates: &[MEMPOOL, "thiserror"],
     },
     Layer {
         name: "cross_thread",

@@ -30,12 +30,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most connections of all shards in a snapshot.
 const MAX_CONNECTIONS: usize = 512;
 
-/// A socket without its thread.
-pub(super) struct BoundSocket {
-    // Dropped before the socket: while the file exists, the socket listens.
-    file: SocketFile,
-    socket: OwnedFd,
-}
+/// A socket without its thread. The file is dropped first: while it exists, the socket listens.
+pub(super) type BoundSocket = (SocketFile, OwnedFd);
 
 /// The thread that serves the socket. Its drop ends it, and removes the file.
 pub(super) struct StatsSocket {
@@ -54,15 +50,14 @@ impl StatsSocket {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(|error| FabricError::failed("socket(AF_UNIX, SOCK_STREAM)", &error.into()).of_setting(SETTING))?;
         let file = SocketFile::listen(socket.as_fd(), path, readers::MAX_READERS as i32);
-        Ok(BoundSocket { file: file.map_err(|error| error.of_setting(SETTING))?, socket })
+        Ok((file.map_err(|error| error.of_setting(SETTING))?, socket))
     }
 
     /// Serves snapshots of these shards.
     pub(super) fn start(bound: BoundSocket, mut shards: Vec<ShardSource>) -> Result<Self, StartError> {
         let (stopped, stop) =
             std::io::pipe().map_err(|error| FabricError::failed("pipe", &error).of_setting(SETTING))?;
-        let BoundSocket { file, socket } = bound;
-        let started = Instant::now();
+        let ((file, socket), started) = (bound, Instant::now());
         let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
             let mut readers = StatsReaders::new(socket.into());
             while readers.turn(&stopped, || snapshot(started, &mut shards)) {}
