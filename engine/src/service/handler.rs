@@ -47,10 +47,8 @@ mod sealed {
     pub trait Handlers: Clone + std::fmt::Debug + Default + 'static {
         /// Writes the reply, or refuses.
         type Run: Clone + Deref<Target: Fn(&mut ServerCall) -> Result<(), Refusal>>;
-        /// Accepts the call.
-        type Defer: Clone + Deref<Target: Fn(DeferredCall)>;
-        /// Creates a future of the call.
-        type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
+        /// Takes the call; returns the future that answers it, if any.
+        type Defer: Clone + Deref<Target: Fn(DeferredCall) -> Option<Task>>;
         /// Chooses the target memory of a Read chunk.
         type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
         /// Runs `run`, and sends no reply.
@@ -60,16 +58,14 @@ mod sealed {
 
 /// Stores closures with these bounds.
 macro_rules! handlers {
-    ($sharing:ty: $run:ident, $defer:ident, $begin:ident, $place:ident $(, $bound:ident)*) => {
+    ($sharing:ty: $run:ident, $defer:ident, $place:ident $(, $bound:ident)*) => {
         type $run = dyn Fn(&mut ServerCall) -> Result<(), Refusal> $(+ $bound)*;
-        type $defer = dyn Fn(DeferredCall) $(+ $bound)*;
-        type $begin = dyn Fn(DeferredCall) -> Task $(+ $bound)*;
+        type $defer = dyn Fn(DeferredCall) -> Option<Task> $(+ $bound)*;
         type $place = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> $(+ $bound)*;
 
         impl sealed::Handlers for $sharing {
             type Run = Arc<$run>;
             type Defer = Arc<$defer>;
-            type Begin = Arc<$begin>;
             type Place = Arc<$place>;
 
             fn silent(run: Self::Run) -> Self::Run {
@@ -82,15 +78,23 @@ macro_rules! handlers {
         }
 
         handlers!(@held $run: Fn(&mut ServerCall) -> Result<(), Refusal> $(, $bound)*);
-        handlers!(@held $defer: Fn(DeferredCall) $(, $bound)*);
         handlers!(@held $place: Fn(&ServerCall, usize, usize) -> Option<Buf> $(, $bound)*);
 
-        impl<T, F: Future<Output = ()> + 'static> Asynchronous<Arc<$begin>> for T
+        impl<T: Fn(DeferredCall) $(+ $bound)* + 'static> Held<Arc<$defer>> for T {
+            fn hold(self) -> Arc<$defer> {
+                Arc::new(move |call: DeferredCall| -> Option<Task> {
+                    self(call);
+                    None
+                })
+            }
+        }
+
+        impl<T, F: Future<Output = ()> + 'static> Asynchronous<Arc<$defer>> for T
         where
             T: Fn(DeferredCall) -> F $(+ $bound)* + 'static,
         {
-            fn begin(self) -> Arc<$begin> {
-                Arc::new(move |call| -> Task { Box::pin(self(call)) })
+            fn begin(self) -> Arc<$defer> {
+                Arc::new(move |call: DeferredCall| -> Option<Task> { Some(Box::pin(self(call))) })
             }
         }
     };
@@ -103,8 +107,8 @@ macro_rules! handlers {
     };
 }
 
-handlers!(Threads: SharedRun, SharedDefer, SharedBegin, SharedPlace, Send, Sync);
-handlers!(Local: Run, Defer, Begin, Place);
+handlers!(Threads: SharedRun, SharedDefer, SharedPlace, Send, Sync);
+handlers!(Local: Run, Defer, Place);
 
 #[derive(Clone)]
 pub(super) enum Handler<S: Sharing> {
@@ -112,10 +116,8 @@ pub(super) enum Handler<S: Sharing> {
     Null,
     /// Answers when it returns.
     Run(S::Run),
-    /// Takes the call, and answers it later.
+    /// Takes the call, and answers it later, perhaps in a future.
     Defer(S::Defer),
-    /// Takes the call, and answers it in a future.
-    Begin(S::Begin),
 }
 
 impl Handler<Threads> {
@@ -125,7 +127,6 @@ impl Handler<Threads> {
             Self::Null => Handler::Null,
             Self::Run(run) => Handler::Run(Arc::clone(run) as _),
             Self::Defer(take) => Handler::Defer(Arc::clone(take) as _),
-            Self::Begin(begin) => Handler::Begin(Arc::clone(begin) as _),
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) use deferred::{DeferredReturnQueue, Origin, ReturnedCalls};
 pub(crate) use handler::Task;
 #[doc(hidden)]
 pub use handler::{Local, Sharing, Threads};
-pub(crate) use procedure::{Identify, NO_ENTRY, ProcedureName, REFUSAL_LEN, ResultMemory, RunOn};
+pub(crate) use procedure::{Cached, NO_ENTRY, ProcedureName, REFUSAL_LEN};
 pub use procedure::{LocalProcedure, LocalServices, MAX_PROCEDURE, Procedure, Services};
 pub use task::{Application, ShardSetup, ShardTask};
 pub use writer::{ResultTooLong, ResultWriter};

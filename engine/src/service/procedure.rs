@@ -15,27 +15,6 @@ use crate::proto::Refusal;
 use crate::start_error::StartError;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 
-/// Thread on which a procedure runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum RunOn {
-    /// On the shard that received the call. For handlers of a few microseconds that never block: the shard does nothing
-    /// else meanwhile.
-    #[default]
-    Shard,
-    /// On a worker thread. For handlers that block or compute.
-    Workers,
-}
-
-/// Memory of results in Write chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum ResultMemory {
-    /// The shard's pool: the handler writes with [`ServerCall::result_writer`].
-    #[default]
-    Pool,
-    /// The handler's: [`ServerCall::set_result`] gets a frozen buffer, and nothing is copied.
-    Handler,
-}
-
 /// A procedure: its handler, and its upper-layer binding (RFC 8166 §6).
 ///
 /// ```
@@ -53,9 +32,12 @@ pub(crate) enum ResultMemory {
 #[derive(Clone)]
 pub struct Procedure<S: Sharing = Threads> {
     handler: Handler<S>,
-    pub(crate) run_on: RunOn,
+    /// Whether it runs on a worker thread, so that its handler may block and compute. Otherwise it runs on the shard
+    /// that received the call, which does nothing else meanwhile.
+    pub(crate) on_workers: bool,
     pub(crate) binding: Binding,
-    pub(crate) result_memory: ResultMemory,
+    /// Whether the handler gives the memory of results in Write chunks. Otherwise it writes them to the shard's pool.
+    pub(crate) results_from_handler: bool,
     /// Chooses the target memory of Read chunks; without it, the shard's pool.
     pub(crate) read_target: Option<S::Place>,
     pub(crate) cached: Option<Cached>,
@@ -71,15 +53,20 @@ pub struct Procedure<S: Sharing = Threads> {
 #[derive(Clone)]
 pub(crate) struct Cached {
     cache: Arc<DuplicateRequestCache>,
-    client: Arc<Identify>,
+    /// Identifies the caller.
+    client: Arc<dyn Fn(&ServerCall) -> Option<Client> + Send + Sync>,
     /// Bytes that the key covers of each argument.
     checksummed: usize,
 }
 
-/// Identifies the caller of a call, for a [`DuplicateRequestCache`].
-pub(crate) type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
-
 impl Cached {
+    pub(crate) fn new(
+        cache: Arc<DuplicateRequestCache>,
+        client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
+    ) -> Self {
+        Self { cache, client: Arc::new(client), checksummed: CHECKSUMMED }
+    }
+
     /// Looks a call up. `None` if it is new: its entry of the cache is stored in the call, which counts against the
     /// quota of `owner`.
     ///
@@ -110,7 +97,7 @@ impl Cached {
 impl<S: Sharing> fmt::Debug for Procedure<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Procedure")
-            .field("run_on", &self.run_on)
+            .field("on_workers", &self.on_workers)
             .field("binding", &self.binding)
             .finish_non_exhaustive()
     }
@@ -122,7 +109,7 @@ impl Procedure {
     /// A call whose connection closes before a worker takes it does not run: nobody awaits its reply. This includes
     /// [one-way](Self::one_way) calls, and all queued calls at the end of the server.
     pub fn on_workers(mut self) -> Self {
-        self.run_on = RunOn::Workers;
+        self.on_workers = true;
         self
     }
 
@@ -130,9 +117,9 @@ impl Procedure {
     fn to_local(&self) -> Procedure<Local> {
         Procedure {
             handler: self.handler.to_local(),
-            run_on: self.run_on,
+            on_workers: self.on_workers,
             binding: self.binding,
-            result_memory: self.result_memory,
+            results_from_handler: self.results_from_handler,
             read_target: self.read_target.clone().map(|choose| choose as _),
             cached: self.cached.clone(),
             silent: self.silent,
@@ -146,9 +133,9 @@ impl<S: Sharing> Procedure<S> {
     fn of(handler: Handler<S>) -> Self {
         Self {
             handler,
-            run_on: RunOn::Shard,
+            on_workers: false,
             binding: Binding::inline(usize::MAX, 256),
-            result_memory: ResultMemory::Pool,
+            results_from_handler: false,
             read_target: None,
             cached: None,
             silent: false,
@@ -179,9 +166,9 @@ impl<S: Sharing> Procedure<S> {
     pub fn asynchronous<T, H>(handler: H) -> Self
     where
         T: Future<Output = ()> + 'static,
-        H: Fn(DeferredCall) -> T + Asynchronous<S::Begin>,
+        H: Fn(DeferredCall) -> T + Asynchronous<S::Defer>,
     {
-        Self::of(Handler::Begin(handler.begin()))
+        Self::of(Handler::Defer(handler.begin()))
     }
 
     /// Does not answer calls: callers make [one-way](crate::client::ClientCall::one_way) calls.
@@ -252,7 +239,7 @@ impl<S: Sharing> Procedure<S> {
         cache: Arc<DuplicateRequestCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
     ) -> Self {
-        self.cached = Some(Cached { cache, client: Arc::new(client), checksummed: CHECKSUMMED });
+        self.cached = Some(Cached::new(cache, client));
         self
     }
 
@@ -300,22 +287,15 @@ impl<S: Sharing> Procedure<S> {
     /// Whether its handler takes calls, to answer them later.
     #[inline]
     pub(crate) fn takes_calls(&self) -> bool {
-        matches!(self.handler, Handler::Defer(_) | Handler::Begin(_))
+        matches!(self.handler, Handler::Defer(_))
     }
 
     /// Passes a call to the handler; returns its future, if any. If the handler panics, the call is dropped and
     /// answered as such; `panicked` gets the text.
     #[inline]
     pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(Box<str>)) -> Option<Task> {
-        let take = || match &self.handler {
-            Handler::Defer(take) => {
-                take(call);
-                None
-            }
-            Handler::Begin(begin) => Some(begin(call)),
-            Handler::Null | Handler::Run(_) => None,
-        };
-        caught(take).unwrap_or_else(|panic| {
+        let Handler::Defer(take) = &self.handler else { return None };
+        caught(|| take(call)).unwrap_or_else(|panic| {
             panicked(panic);
             None
         })
@@ -347,7 +327,7 @@ impl<S: Sharing> Procedure<S> {
 
     /// Results in Write chunks are in memory of the handler.
     pub fn results_from_handler(mut self) -> Self {
-        self.result_memory = ResultMemory::Handler;
+        self.results_from_handler = true;
         self
     }
 
@@ -448,48 +428,41 @@ impl<S: Sharing> Services<S> {
 
     /// Checks each declaration by `check`.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<String>) -> Result<(), StartError> {
-        let refused = self.procedures().find_map(|(program, version, procedure, entry)| {
+        let refused = self.procedures().find_map(|(name, entry)| {
             let cause = check(&self.entries[entry])?;
-            let name = ProcedureName { program, version, procedure };
             Some(StartError::conflict(format_args!("{name}: {cause}")))
         });
         refused.map_or(Ok(()), Err)
     }
 
-    /// Program, version, number and entry of each procedure.
-    pub(crate) fn procedures(&self) -> impl Iterator<Item = (u32, u32, u32, usize)> + '_ {
-        let of = |version: &ServiceVersion, (number, &entry): (usize, &usize)| {
-            (entry != NO_ENTRY).then_some((version.program, version.version, number as u32, entry))
-        };
-        self.versions.iter().flat_map(move |version| {
-            version.procedures.iter().enumerate().filter_map(move |procedure| of(version, procedure))
+    /// Name and entry of each procedure.
+    pub(crate) fn procedures(&self) -> impl Iterator<Item = (ProcedureName, usize)> + '_ {
+        self.versions.iter().flat_map(|&ServiceVersion { program, version, ref procedures }| {
+            let name = move |number| ProcedureName { program, version, procedure: number as u32 };
+            let entries = procedures.iter().enumerate().filter(|&(_, &entry)| entry != NO_ENTRY);
+            entries.map(move |(number, &entry)| (name(number), entry))
         })
     }
 
     /// Name of an entry's procedure.
     #[cold]
     pub(crate) fn name_of(&self, entry: usize) -> Option<ProcedureName> {
-        self.procedures().find(|&(.., found)| found == entry).map(|(program, version, procedure, _)| ProcedureName {
-            program,
-            version,
-            procedure,
-        })
+        self.procedures().find(|&(_, found)| found == entry).map(|(name, _)| name)
     }
 
     /// Checks that no procedure runs on workers, for a server without them.
     pub(crate) fn check_placement(&self) -> Result<(), StartError> {
         let cause = "`Procedure::on_workers`, or `run` in the placement file, needs `ServerConfig::workers`, and the server has none";
-        self.check(|entry| (entry.run_on == RunOn::Workers).then(|| cause.into()))
+        self.check(|entry| entry.on_workers.then(|| cause.into()))
     }
 
     /// Checks that no procedure needs a longer buffer than the longest. Replies need `headroom` beside their bytes.
     pub(crate) fn check_buffers(&self, longest: usize, headroom: usize) -> Result<(), StartError> {
         self.check(|entry| {
             let Binding { arguments, results, .. } = entry.binding;
-            let of_pool = entry.result_memory == ResultMemory::Pool;
             let needs = [
                 ("read_chunks", if arguments.count > 0 && entry.read_target.is_none() { arguments.max_len } else { 0 }),
-                ("write_chunks", if results.count > 0 && of_pool { results.max_len } else { 0 }),
+                ("write_chunks", if results.count > 0 && !entry.results_from_handler { results.max_len } else { 0 }),
                 ("max_reply", headroom.saturating_add(entry.reply_room)),
             ];
             let (declared, needed) = needs.into_iter().find(|&(_, needed)| needed > longest)?;
@@ -513,11 +486,11 @@ impl<S: Sharing> Services<S> {
             "procedure {procedure} runs once, and results in Write chunks are not kept"
         );
         assert!(
-            !entry.takes_calls() || entry.run_on == RunOn::Shard,
+            !entry.takes_calls() || !entry.on_workers,
             "procedure {procedure} takes its calls, which it does on the shard, and is to run on workers"
         );
         entry.reply_room = ACCEPTED_REPLY_LEN.saturating_add(entry.binding.max_reply).max(REFUSAL_LEN);
-        entry.plain = entry.run_on == RunOn::Shard && entry.cached.is_none() && !entry.takes_calls();
+        entry.plain = !entry.on_workers && entry.cached.is_none() && !entry.takes_calls();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
             self.entries.push(Procedure::of(Handler::Null));

@@ -28,7 +28,7 @@ use crate::binding::Binding;
 use crate::proto::Refusal;
 pub use crate::service::CallInfo;
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
-use crate::service::{CallArguments, Identify, Procedure, ServerCall, Sharing};
+use crate::service::{Cached, CallArguments, Procedure, ServerCall, Sharing};
 
 /// A procedure of a program version, as generated.
 pub trait Signature: 'static {
@@ -109,10 +109,7 @@ const fn longest_reply<P: Signature>(with_eligible: bool) -> usize {
 
 /// Duplicate request cache of a program, and how it identifies callers.
 #[derive(Clone)]
-pub struct Cache {
-    replies: Arc<DuplicateRequestCache>,
-    client: Arc<Identify>,
-}
+pub struct Cache(Cached);
 
 impl Cache {
     /// Uses this cache; `client` identifies callers, as for [`Procedure::cached`].
@@ -120,14 +117,14 @@ impl Cache {
         replies: Arc<DuplicateRequestCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
     ) -> Self {
-        Self { replies, client: Arc::new(client) }
+        Self(Cached::new(replies, client))
     }
 
     /// Makes a procedure run each call once.
     #[doc(hidden)]
-    pub fn on<S: Sharing>(&self, procedure: Procedure<S>) -> Procedure<S> {
-        let client = Arc::clone(&self.client);
-        procedure.cached(Arc::clone(&self.replies), move |call| client(call))
+    pub fn on<S: Sharing>(&self, mut procedure: Procedure<S>) -> Procedure<S> {
+        procedure.cached = Some(self.0.clone());
+        procedure
     }
 }
 

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 
 use crate::fabric::Fabric;
 use crate::proto::Knob;
-use crate::service::{LocalProcedure, MAX_CHUNKS, ResultMemory, Unready};
+use crate::service::{LocalProcedure, MAX_CHUNKS, Unready};
 use crate::shard::context::Context;
 use crate::shard::responder::reply_room;
 
@@ -64,7 +64,7 @@ impl Demand {
     pub(in crate::shard) fn new<F: Fabric>(cx: &Context<F>, entry: Option<&LocalProcedure>, call: &Unready) -> Self {
         let mut needs = Needs::new();
         let chunk = |len| Need { len: cx.chunk_room(len), longest: usize::MAX };
-        if let Some(entry) = entry.filter(|entry| entry.result_memory == ResultMemory::Pool) {
+        if let Some(entry) = entry.filter(|entry| !entry.results_from_handler) {
             let len = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
             needs.extend(call.chunks().capacities().map(len).filter(|&len| len > 0).map(chunk));
         }

@@ -56,7 +56,7 @@ pub(super) mod receives;
 use super::connection::Conn;
 use super::context::Context;
 use crate::fabric::Fabric;
-use crate::service::{LocalProcedure, MAX_CHUNKS, ResultMemory, Unready};
+use crate::service::{LocalProcedure, MAX_CHUNKS, Unready};
 use crate::wire::Version;
 
 use demand::Demand;
@@ -135,7 +135,7 @@ pub(super) fn may_not_wait<F: Fabric>(cx: &Context<F>, conn: &Conn, call: &Unrea
 #[inline]
 fn has_plentiful_chunks<F: Fabric>(cx: &Context<F>, entry: Option<&LocalProcedure>, call: &Unready) -> bool {
     let results = match entry {
-        Some(entry) if entry.result_memory == ResultMemory::Pool => {
+        Some(entry) if !entry.results_from_handler => {
             call.chunks().largest_capacity().min(entry.binding.results.max_len)
         }
         _ => 0,

@@ -44,7 +44,7 @@ use super::context::Context;
 use crate::cross_thread::parker::Signal;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
-use crate::service::{Admitted, Arrived, Call, LocalServices, Long, Ready, ResultMemory, RpcMessage, Unready};
+use crate::service::{Admitted, Arrived, Call, LocalServices, Long, Ready, RpcMessage, Unready};
 use crate::stats::ShardStats;
 use crate::wire::Head;
 
@@ -347,7 +347,7 @@ impl Responder {
                 let (results_at, len) = reply_room(&call, entry);
                 let reply = cx.pool.alloc_within(len, cx.longest_for_reply(len)).map(|reply| (reply, results_at));
                 let longest_result = u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX);
-                let results = (entry.result_memory == ResultMemory::Pool).then_some(|len| cx.alloc_chunk(len));
+                let results = (!entry.results_from_handler).then_some(|len| cx.alloc_chunk(len));
                 let call = call.prepare(reply, longest_result, results).map_err(Unready::Admitted)?;
                 if !call.fetches() {
                     self.run(cx, conn, call);

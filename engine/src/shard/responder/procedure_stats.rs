@@ -3,7 +3,7 @@
 //! Counts all refusals, and sampled calls. Other calls cost nothing here.
 
 use super::check::CallRefusal;
-use crate::service::{Call, LocalServices, Refused, Stamp};
+use crate::service::{Call, LocalServices, ProcedureName, Refused, Stamp};
 use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
@@ -92,7 +92,8 @@ impl CallOutcomes {
 
     /// Procedures of these services with any outcome.
     pub(super) fn procedures(&self, services: &LocalServices) -> Vec<ProcedureStats> {
-        let counted = services.procedures().filter_map(|(program, version, procedure, entry)| {
+        let counted = services.procedures().filter_map(|(name, entry)| {
+            let ProcedureName { program, version, procedure } = name;
             let ProcedureOutcomes { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
             let latency = *latency.unwrap_or_default();
             let calls = latency.len();

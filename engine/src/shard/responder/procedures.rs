@@ -13,7 +13,7 @@ use log::Level;
 
 use super::check::{CallRefusal, check_chunks};
 use crate::fabric::Fabric;
-use crate::service::{Arrived, Call, CallParts, Header, LocalProcedure, LocalServices, ProcedureName, RunOn};
+use crate::service::{Arrived, Call, CallParts, Header, LocalProcedure, LocalServices, ProcedureName};
 use crate::shard::context::Context;
 use crate::wire::rpc;
 use crate::wire::{ErrorBody, Head};
@@ -151,9 +151,9 @@ impl Procedures {
         if let Some(last) = self.last.as_ref().filter(|_| cx.stats.completions != self.completions[1]) {
             self.recent.add(last.entry);
         }
-        let candidates = self.services.procedures().filter_map(|(program, version, procedure, entry)| {
-            let elsewhere = has_workers && self.entry(entry).run_on == RunOn::Workers;
-            (self.recent.has(entry) && !elsewhere).then_some(ProcedureName { program, version, procedure })
+        let candidates = self.services.procedures().filter_map(|(name, entry)| {
+            let elsewhere = has_workers && self.entry(entry).on_workers;
+            (self.recent.has(entry) && !elsewhere).then_some(name)
         });
         let names: Vec<ProcedureName> = candidates.collect();
         let mut text = String::new();

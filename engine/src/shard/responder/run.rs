@@ -16,7 +16,7 @@ use crate::cross_thread::workers::JobError;
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{Failing, InboundId, Refusal};
 use crate::service::duplicate_requests::Lookup;
-use crate::service::{Answered, Call, DeferredCall, LocalProcedure, LocalServices, Ready, RunOn};
+use crate::service::{Answered, Call, DeferredCall, LocalProcedure, LocalServices, Ready};
 use crate::shard::admission::pending_quota::owner_name;
 use crate::shard::clock::nanoseconds;
 use crate::shard::connection::Conn;
@@ -56,7 +56,7 @@ impl Responder {
                 return self.answer_known(cx, conn, call, Lookup::Lost);
             }
         }
-        if entry.takes_calls() || (entry.run_on == RunOn::Workers && self.pending.has_workers()) {
+        if entry.takes_calls() || (entry.on_workers && self.pending.has_workers()) {
             return self.hand_over(cx, conn, call);
         }
         let call = entry.run(call);
