@@ -49,8 +49,6 @@ impl Credential {
 #[derive(Clone, Debug)]
 pub(super) struct Template {
     header: Vec<u8>,
-    /// Program and version.
-    of: (u32, u32),
     /// Of the header. Short, so that the compiler knows the sums with it to fit a buffer's window.
     len: u16,
     /// Bytes that the verifier of a reply may have.
@@ -77,13 +75,7 @@ impl Template {
         let written = header.emit(&mut bytes).unwrap_or(0);
         debug_assert_eq!(written, bytes.len());
         let verifier_room = accepted_reply_room(credential.flavor) - ACCEPTED_REPLY_LEN;
-        Self { header: bytes, of: (program, version), len: written as u16, verifier_room }
-    }
-
-    /// Whether calls are of this program and version.
-    #[inline]
-    pub(super) fn is_of(&self, program: u32, version: u32) -> bool {
-        self.of == (program, version)
+        Self { header: bytes, len: written as u16, verifier_room }
     }
 
     /// Bytes in front of the arguments.

@@ -4,7 +4,6 @@
 //! as a `Future`. An [`Endpoint`] is such a thread with any number of connections.
 
 mod call;
-mod endpoint;
 mod header;
 mod local;
 mod threaded;
@@ -26,10 +25,9 @@ use crate::start_error::StartError;
 pub use crate::proto::CallId;
 pub use crate::shard::{Done, Returned};
 pub use call::ClientCall;
-pub use endpoint::Endpoint;
 pub use header::Credential;
 pub use local::{Connection, LocalClient, Terms};
-pub use threaded::{Client, Pending};
+pub use threaded::{Client, Endpoint, Pending};
 
 /// Program, credential and shard of a client.
 ///
