@@ -1,26 +1,139 @@
-//! Readers of the socket. Their cost is bounded: [`MAX_READERS`] at a time, each for [`READER_TIMEOUT`]. Readers within
+//! Statistics on a Unix socket: each reader gets one snapshot in JSON, and the end of the stream.
+//!
+//! One thread serves all readers, and queries the shards as [`Server::stats`](super::Server::stats) does. It sleeps
+//! without readers. Their cost is bounded: [`MAX_READERS`] at a time, each for [`READER_TIMEOUT`]. Readers within
 //! [`SNAPSHOT_INTERVAL`] of each other share a snapshot, which limits the requests to shards. Their input is ignored.
 //! Only failures of accept are logged.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, PipeWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::address::Address;
+use crate::cross_thread::slot::Ticket;
+use crate::fabric::FabricError;
 use crate::fabric::log_limit::ClockedLog;
+use crate::fabric::socket_file::SocketFile;
+use crate::shard::{Command, ShardHandle};
+use crate::start_error::StartError;
+use crate::stats::{ShardSnapshot, ShardStats, Snapshot};
+
+/// The setting, as errors name it.
+const SETTING: &str = "`ServerConfig::stats`";
+/// Time-out of a shard's answer: a shard in a handler is left out.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most connections of all shards in a snapshot.
+const MAX_CONNECTIONS: usize = 512;
 
 /// Most readers at a time; one more replaces the slowest.
-pub(super) const MAX_READERS: usize = 16;
+const MAX_READERS: usize = 16;
 /// Time-out of a reader.
 const READER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least time between two snapshots.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// A socket without its thread. The file is dropped first: while it exists, the socket listens.
+pub(super) type BoundSocket = (SocketFile, OwnedFd);
+
+/// The thread that serves the socket. Its drop ends it, and removes the file.
+pub(super) struct StatsSocket {
+    /// Closed, it ends the thread.
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StatsSocket {
+    /// Binds the socket, and listens.
+    ///
+    /// # Errors
+    /// The system refused the socket, or its path is in use.
+    pub(super) fn bind(path: &Path) -> Result<BoundSocket, FabricError> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(|error| FabricError::failed("socket(AF_UNIX, SOCK_STREAM)", &error.into()).of_setting(SETTING))?;
+        let file = SocketFile::listen(socket.as_fd(), path, MAX_READERS as i32);
+        Ok((file.map_err(|error| error.of_setting(SETTING))?, socket))
+    }
+
+    /// Serves snapshots of these shards.
+    pub(super) fn start(bound: BoundSocket, mut shards: Vec<ShardSource>) -> Result<Self, StartError> {
+        let (stopped, stop) =
+            std::io::pipe().map_err(|error| FabricError::failed("pipe", &error).of_setting(SETTING))?;
+        let ((file, socket), started) = (bound, Instant::now());
+        let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
+            let mut readers = StatsReaders::new(socket.into());
+            while readers.turn(&stopped, || snapshot(started, &mut shards)) {}
+            // Before the socket: while the file exists, the socket listens.
+            drop(file);
+        });
+        let thread = thread.map_err(|error| StartError::no_thread("the thread of `ServerConfig::stats`", error))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for StatsSocket {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A shard, and its constant properties.
+pub(super) struct ShardSource {
+    known: ShardSnapshot,
+    shard: ShardHandle,
+    /// The unanswered question.
+    asked: Option<Ticket<ShardStats>>,
+}
+
+impl ShardSource {
+    pub(super) fn new(index: u32, address: &Address, core: Option<usize>, shard: ShardHandle) -> Self {
+        let known = ShardSnapshot { shard: index, address: address.to_string(), core, stats: None };
+        Self { known, shard, asked: None }
+    }
+
+    /// Queries the shard, unless an earlier query is pending.
+    fn ask(&mut self, connections: usize) {
+        // A late answer is too old for the next reader.
+        self.asked.take_if(|asked| asked.try_take().is_some());
+        self.asked.get_or_insert_with(|| self.shard.ask(|answer| Command::Stats(connections, answer)));
+    }
+
+    /// The shard, with its answer if that arrives in time.
+    fn answer(&mut self, until: Instant) -> ShardSnapshot {
+        let answer = self.asked.as_mut().and_then(|asked| asked.wait(Some(until)));
+        if answer.is_some() {
+            self.asked = None;
+        }
+        ShardSnapshot { stats: answer.and_then(Result::ok), ..self.known.clone() }
+    }
+}
+
+/// A snapshot of these shards in JSON.
+fn snapshot(started: Instant, shards: &mut [ShardSource]) -> Vec<u8> {
+    let connections = MAX_CONNECTIONS / shards.len().max(1);
+    shards.iter_mut().for_each(|shard| shard.ask(connections));
+    let uptime = started.elapsed().as_nanos() as u64;
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    let shards = shards.iter_mut().map(|shard| shard.answer(until)).collect();
+    // JSON has numbers and strings.
+    let mut json = serde_json::to_vec(&Snapshot::new(uptime, shards)).unwrap_or_default();
+    json.push(b'\n');
+    json
+}
 
 struct StatsReader {
     stream: UnixStream,
@@ -57,7 +170,7 @@ impl StatsReader {
 }
 
 /// All readers, and the listening socket.
-pub(super) struct StatsReaders {
+struct StatsReaders {
     listener: UnixListener,
     /// Oldest first.
     readers: Vec<StatsReader>,
@@ -68,12 +181,12 @@ pub(super) struct StatsReaders {
 
 impl StatsReaders {
     /// Readers of a listening, non-blocking socket.
-    pub(super) fn new(listener: UnixListener) -> Self {
+    fn new(listener: UnixListener) -> Self {
         Self { listener, readers: Vec::new(), next: Instant::now(), log: ClockedLog::new("rpcrdma::stats") }
     }
 
     /// Waits for events, and handles them, with snapshots of `take`; false once `stopped` is readable or closed.
-    pub(super) fn turn(&mut self, stopped: &impl AsFd, take: impl FnOnce() -> Vec<u8>) -> bool {
+    fn turn(&mut self, stopped: &impl AsFd, take: impl FnOnce() -> Vec<u8>) -> bool {
         let waits = self.readers.iter().any(|reader| reader.answer.is_none());
         let wake = self.readers.iter().map(|reader| reader.until).chain(waits.then_some(self.next)).min();
         let accepts = self.has_room();
