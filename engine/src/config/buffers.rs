@@ -231,7 +231,6 @@ impl Config {
     }
 
     /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
-    #[inline]
     pub(crate) fn longest_for_reply(&self, len: usize) -> usize {
         let longest = self.longest_message() + HEADROOM_REPLY;
         if len <= longest { longest } else { usize::MAX }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::call::{Answered, Call, OwnedCall, Ready, ServerCall};
 use crate::cross_thread::parker::Signal;
-use crate::cross_thread::return_queue::{Drained, ReturnHandle, ReturnQueue};
+use crate::cross_thread::return_queue::{ReturnHandle, ReturnQueue};
 use crate::proto::Refusal;
 
 /// Connection that deferred calls came from.
@@ -64,22 +64,9 @@ impl DeferredReturnQueue {
         Arc::new(Origin { peer, shard, signal, is_over: AtomicBool::new(false), owner })
     }
 
-    /// Takes all returned calls, in their order.
-    #[inline]
-    pub(crate) fn take(&mut self) -> ReturnedCalls {
-        ReturnedCalls(self.returned.drain())
-    }
-}
-
-/// Returned calls, oldest first.
-pub(crate) struct ReturnedCalls(Drained<OwnedCall>);
-
-impl Iterator for ReturnedCalls {
-    type Item = Call<Answered>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Call<Answered>> {
-        self.0.next().map(Call::in_memory)
+    /// Takes all returned calls, oldest first.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = Call<Answered>> + use<> {
+        self.returned.drain().map(Call::in_memory)
     }
 }
 

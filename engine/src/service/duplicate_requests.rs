@@ -288,34 +288,18 @@ impl DuplicateRequestCache {
         let host = self.hasher.hash_one(owner);
         let part = &mut *self.part(&key);
         part.expire(self.limits.keep);
-        match part.calls.get(&key).map(|entry| &entry.state) {
-            Some(CallState::InProgress) => {
-                part.stats.early += 1;
-                return Lookup::InProgress;
+        let (counter, outcome) = match part.calls.get(&key).map(|entry| entry.state.clone()) {
+            Some(CallState::InProgress) => (&mut part.stats.early, Lookup::InProgress),
+            Some(CallState::Finished(Some(reply))) => (&mut part.stats.hits, Lookup::Done(reply)),
+            Some(CallState::Finished(None)) => (&mut part.stats.lost, Lookup::Lost),
+            None if part.start(key, host, self.limits.entries) => {
+                let reservation = CacheReservation { cache: Arc::clone(self), key, is_over: false };
+                (&mut part.stats.misses, Lookup::New(reservation))
             }
-            Some(CallState::Finished(Some(reply))) => {
-                part.stats.hits += 1;
-                return Lookup::Done(reply.clone());
-            }
-            Some(CallState::Finished(None)) => {
-                part.stats.lost += 1;
-                return Lookup::Lost;
-            }
-            None => {}
-        }
-        if part.is_at_limit(host, self.limits.entries) {
-            part.stats.full += 1;
-            return Lookup::Full;
-        }
-        while part.calls.len() >= self.limits.entries {
-            if !part.evict_one() {
-                part.stats.full += 1;
-                return Lookup::Full;
-            }
-        }
-        part.stats.misses += 1;
-        part.start(key, host);
-        Lookup::New(CacheReservation { cache: Arc::clone(self), key, is_over: false })
+            None => (&mut part.stats.full, Lookup::Full),
+        };
+        *counter += 1;
+        outcome
     }
 
     /// Whether the call is running.

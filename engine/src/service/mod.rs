@@ -5,7 +5,6 @@
 //! has shards.
 
 mod call;
-mod call_pool;
 mod deferred;
 pub mod duplicate_requests;
 mod handler;
@@ -14,13 +13,12 @@ mod task;
 mod writer;
 
 pub(crate) use call::{
-    Admitted, Answered, Arrived, Call, CallArguments, CallParts, Chunks, Header, LengthMismatch, Long, Ready, Refused,
+    Admitted, Answered, Arrived, Call, CallParts, CallPool, Chunks, Header, LengthMismatch, Long, Ready, Refused,
     ReplyMessage, Replying, ResultRoom, Results, RpcMessage, Stamp, Unready,
 };
 pub use call::{CallInfo, Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
-pub(crate) use call_pool::CallPool;
 pub use deferred::DeferredCall;
-pub(crate) use deferred::{DeferredReturnQueue, Origin, ReturnedCalls};
+pub(crate) use deferred::{DeferredReturnQueue, Origin};
 pub(crate) use handler::Task;
 #[doc(hidden)]
 pub use handler::{Local, Sharing, Threads};

@@ -285,14 +285,12 @@ impl<S: Sharing> Procedure<S> {
     }
 
     /// Whether its handler takes calls, to answer them later.
-    #[inline]
     pub(crate) fn takes_calls(&self) -> bool {
         matches!(self.handler, Handler::Defer(_))
     }
 
     /// Passes a call to the handler; returns its future, if any. If the handler panics, the call is dropped and
     /// answered as such; `panicked` gets the text.
-    #[inline]
     pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(Box<str>)) -> Option<Task> {
         let Handler::Defer(take) = &self.handler else { return None };
         caught(|| take(call)).unwrap_or_else(|panic| {
@@ -507,7 +505,6 @@ impl<S: Sharing> Services<S> {
         self
     }
 
-    #[inline]
     pub(crate) fn entry(&self, index: usize) -> &Procedure<S> {
         &self.entries[index]
     }

@@ -30,12 +30,13 @@ pub struct ResultWriter<'a> {
 /// `?` in a handler makes it [`Refusal::ShortChunk`] where the caller's Write chunk is too short, and
 /// [`Refusal::SystemError`] where the result exceeds what the procedure declares; the log then names the lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("result of {needed} bytes exceeds {room}{}", knob(*.chunk))]
+#[error("result of {needed} bytes exceeds {}", self.limit())]
 #[non_exhaustive]
 pub struct ResultTooLong {
-    needed: usize,
-    room: usize,
-    chunk: Option<(u32, u32)>,
+    pub(super) needed: usize,
+    pub(super) room: usize,
+    /// Index of the Write chunk, and most bytes that the procedure declares for it.
+    pub(super) chunk: Option<(u32, u32)>,
 }
 
 impl ResultTooLong {
@@ -43,12 +44,14 @@ impl ResultTooLong {
     pub fn needed(&self) -> usize {
         self.needed
     }
-}
 
-fn knob(chunk: Option<(u32, u32)>) -> String {
-    match chunk {
-        Some((index, _)) => format!(" (Write chunk {index})"),
-        None => " (Procedure::max_reply)".to_owned(),
+    /// The limit, and where it is.
+    fn limit(&self) -> String {
+        match self.chunk {
+            None => format!("{} (Procedure::max_reply)", self.room),
+            Some((_, declared)) if self.needed > declared as usize => format!("{declared} (Procedure::write_chunks)"),
+            Some((index, _)) => format!("{} (Write chunk {index})", self.room),
+        }
     }
 }
 

@@ -12,7 +12,6 @@
 //! | bulk result | [`Answer::data`], [`Answer::lend`], or bytes | [`Request::room`], [`Request::room_in`] |
 
 mod answer;
-mod deferred;
 mod request;
 
 use std::fmt;
@@ -20,15 +19,14 @@ use std::sync::Arc;
 
 use rpcrdma_xdr::{BadXdr, Decode, Decoder, Encode, Received, padded};
 
-pub use answer::{Answer, Sent};
-pub use deferred::{Deferred, begin, take};
+pub use answer::{Answer, Deferred, Sent, begin, take};
 pub use request::{Error, Request, Response, Transport, call};
 
 use crate::binding::Binding;
 use crate::proto::Refusal;
 pub use crate::service::CallInfo;
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
-use crate::service::{Cached, CallArguments, Procedure, ServerCall, Sharing};
+use crate::service::{Cached, Procedure, ServerCall, Sharing};
 
 /// A procedure of a program version, as generated.
 pub trait Signature: 'static {
@@ -57,15 +55,10 @@ pub trait Signature: 'static {
     type Results<'a>: Decode<'a> + Encode;
 }
 
-/// Decodes all arguments of a call.
-#[inline]
-fn decode<'a, T: Decode<'a>>(incoming: &CallArguments<'a>) -> Result<T, BadXdr> {
-    decode_whole(incoming.inline, incoming.chunks)
-}
-
-/// The whole body of a message. Without chunks, decoders of bulk items are those of opaque data.
+/// Decodes all arguments of a call, or all results of a reply: inline and in chunks. Without chunks, decoders of bulk
+/// items are those of opaque data.
 #[inline(always)]
-fn decode_whole<'a, T: Decode<'a>>(inline: &'a [u8], chunks: Option<&'a impl Received>) -> Result<T, BadXdr> {
+fn decode<'a, T: Decode<'a>>((inline, chunks): (&'a [u8], Option<&'a impl Received>)) -> Result<T, BadXdr> {
     match chunks {
         None => rpcrdma_xdr::decode(inline),
         Some(chunks) => decode_with_chunks(inline, chunks),
@@ -89,9 +82,19 @@ pub fn run<P: Signature>(
     call: &mut ServerCall,
     handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>,
 ) -> Result<(), Refusal> {
+    run_in(call, &mut 0, handler)
+}
+
+/// Runs a handler with this number of bytes written for the first eligible item.
+#[inline]
+fn run_in<P: Signature>(
+    call: &mut ServerCall,
+    inline_data: &mut usize,
+    handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>,
+) -> Result<(), Refusal> {
     let (info, incoming, out) = call.split(P::BINDING.results.count > 0);
-    let args = decode(&incoming).map_err(|_| Refusal::GarbageArguments)?;
-    handler(info, args, Answer::new(out, &mut 0)).map(|_| ())
+    let args = decode(incoming).map_err(|_| Refusal::GarbageArguments)?;
+    handler(info, args, Answer::new(out, inline_data)).map(|_| ())
 }
 
 /// Sets a procedure's binding, and the room of its reply, if any.

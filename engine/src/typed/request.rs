@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 use rpcrdma_xdr::{BadXdr, Bulk, Encode, Encoder, NoSpace, Place, Placed};
 
-use super::{Signature, decode_whole, longest_reply};
+use super::{Signature, decode, longest_reply};
 use crate::client::{Client, ClientCall, Connection, LocalClient};
 use crate::fabric::Fabric;
 use crate::proto::{CallError, Defect, Refusal};
@@ -283,7 +283,7 @@ impl<P: Signature> Response<P> {
     #[inline]
     pub fn results(&self) -> Result<P::Results<'_>, Error> {
         let chunks = self.reply.has_chunks().then_some(&self.reply);
-        decode_whole(self.reply.results(), chunks).map_err(Error::Decode)
+        decode((self.reply.results(), chunks)).map_err(Error::Decode)
     }
 
     /// The reply itself, with its buffers.

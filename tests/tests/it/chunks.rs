@@ -233,7 +233,7 @@ fn a_result_without_a_chunk_is_an_error() {
         let none = "no Write chunk 1: not offered, or not declared (Procedure::write_chunks)";
         assert_eq!(why(call.result_writer(1)).to_string(), none);
         let too_small = call.set_result(0, page.clone()).expect_err("a byte is missing");
-        assert_eq!(too_small.to_string(), "Write chunk 0 is too short: 4096 bytes exceeds 4095");
+        assert_eq!(too_small.to_string(), "result of 4096 bytes exceeds 4095 (Write chunk 0)");
         assert_eq!(Refusal::from(too_small), Refusal::ShortChunk { index: 0, needed: 4096 });
         Ok(())
     };

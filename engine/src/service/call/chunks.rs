@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 use rpcrdma_xdr::Received;
 
-use super::super::writer::ResultWriter;
+use super::super::writer::{ResultTooLong, ResultWriter};
 use super::{NoResult, NoResultCause};
 use crate::binding::Binding;
 use crate::fabric::Source;
@@ -70,20 +70,17 @@ pub(crate) struct ResultChunk {
     is_exposed: bool,
     /// Exposed pool memory that was replaced by other memory.
     replaced: Option<Buf>,
-    /// Number of its segments in the Write list, in order.
-    segments: u32,
 }
 
 impl ResultChunk {
-    /// An empty result for a chunk of this capacity, with this number of segments.
-    fn of(capacity: u32, segments: u32) -> Self {
+    /// An empty result for a chunk of this capacity.
+    fn of(capacity: u32) -> Self {
         let bytes = ResultBytes::Empty;
-        Self { capacity, declared: u32::MAX, len: 0, bytes, is_exposed: false, replaced: None, segments }
+        Self { capacity, declared: u32::MAX, len: 0, bytes, is_exposed: false, replaced: None }
     }
 
     /// Whether the result goes into the chunk. An empty chunk requests it inline, as if no chunk were offered (RFC 8166
     /// §4.3.2.3).
-    #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.capacity > 0
     }
@@ -106,15 +103,13 @@ impl ResultChunk {
 
     /// Sends these bytes as the result of this index.
     fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
-        let (needed, capacity, declared) = (bytes.len(), self.capacity as usize, self.declared as usize);
+        let (needed, room) = (bytes.len(), self.capacity as usize);
         if !self.has_room() {
             return Err(NoResult::no_chunk(index));
         }
-        if needed > declared {
-            return Err(NoResult(NoResultCause::Undeclared { needed, declared }));
-        }
-        if needed > capacity {
-            return Err(NoResult(NoResultCause::TooSmall { index, needed, capacity }));
+        if needed > room {
+            let error = ResultTooLong { needed, room, chunk: Some((index as u32, self.declared)) };
+            return Err(NoResult(NoResultCause::TooLong(error)));
         }
         self.len = needed;
         if let ResultBytes::Pool(buf) = std::mem::replace(&mut self.bytes, ResultBytes::Shared(bytes))
@@ -190,6 +185,8 @@ pub(crate) struct Chunks {
     pub(super) results: ArrayVec<ResultChunk, MAX_CHUNKS>,
     /// The Write list, flat.
     writes: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
+    /// Number of segments of each Write chunk.
+    counts: ArrayVec<u32, MAX_CHUNKS>,
     /// The Reply chunk, if one was offered.
     reply: Option<ArrayVec<Segment, MAX_SEGMENTS>>,
 }
@@ -211,6 +208,7 @@ impl Chunks {
             arguments: ReadArguments(ArrayVec::new_const()),
             results: ArrayVec::new_const(),
             writes: ArrayVec::new_const(),
+            counts: ArrayVec::new_const(),
             reply: None,
         }
     }
@@ -233,11 +231,11 @@ impl Chunks {
             capacity = capacity.saturating_add(segment.length);
             self.writes.push(segment);
         }
-        self.results.push(ResultChunk::of(capacity, (self.writes.len() - before) as u32));
+        self.counts.push((self.writes.len() - before) as u32);
+        self.results.push(ResultChunk::of(capacity));
     }
 
     /// Stores the Reply chunk.
-    #[inline]
     pub(crate) fn take_reply(&mut self, chunk: impl IntoIterator<Item = Segment>) {
         self.reply = Some(chunk.into_iter().collect());
     }
@@ -251,32 +249,30 @@ impl Chunks {
         self.reads.iter().map(|read| u64::from(read.target.length)).sum()
     }
 
+    /// Handles of all segments.
+    fn handles(&self) -> impl Iterator<Item = u32> {
+        let reads = self.reads.iter().map(|read| &read.target);
+        reads.chain(&self.writes).chain(self.reply.iter().flatten()).map(|segment| segment.handle)
+    }
+
     /// Whether a segment has this handle.
-    #[inline]
     pub(crate) fn has_handle(&self, handle: u32) -> bool {
-        self.reads.iter().any(|read| read.target.handle == handle)
-            || self.writes.iter().any(|segment| segment.handle == handle)
-            || self.reply.iter().flatten().any(|segment| segment.handle == handle)
+        self.handles().any(|own| own == handle)
     }
 
     /// Handle common to all segments; 0 without one.
     pub(crate) fn only_handle(&self) -> u32 {
         let mut first = None;
-        let mut is_same = |segment: &Segment| *first.get_or_insert(segment.handle) == segment.handle;
-        let is_only = self.reads.iter().all(|read| is_same(&read.target))
-            && self.writes.iter().all(&mut is_same)
-            && self.reply.iter().flatten().all(&mut is_same);
-        if is_only { first.unwrap_or(0) } else { 0 }
+        let is_only = self.handles().all(|handle| *first.get_or_insert(handle) == handle);
+        first.filter(|_| is_only).unwrap_or(0)
     }
 
     /// Whether the reply returns a Write list or a Reply chunk.
-    #[inline]
     pub(crate) fn is_returned(&self) -> bool {
         !self.results.is_empty() || self.reply.is_some()
     }
 
     /// The lists that the reply returns.
-    #[inline]
     pub(crate) fn returned(&self) -> ChunkCounts {
         ChunkCounts {
             reads: 0,
@@ -300,6 +296,7 @@ impl Chunks {
         self.clear_reads();
         self.results.clear();
         self.writes.clear();
+        self.counts.clear();
         self.reply = None;
     }
 }
@@ -307,7 +304,6 @@ impl Chunks {
 /// RDMA Reads.
 impl Chunks {
     /// The Position Zero Read chunk, which is no argument, if any; else the whole Read list.
-    #[inline]
     fn next_reads(&self) -> &[ReadSegment] {
         match self.reads.first() {
             Some(first) if first.position == 0 => &self.reads[..self.message().count()],
@@ -316,13 +312,11 @@ impl Chunks {
     }
 
     /// Whether Reads are needed.
-    #[inline]
     pub(crate) fn fetches(&self) -> bool {
         !self.reads.is_empty()
     }
 
     /// Bytes of the longest segment to read.
-    #[inline]
     pub(crate) fn longest_read(&self) -> usize {
         self.next_reads().iter().map(|read| read.target.length as usize).max().unwrap_or(0)
     }
@@ -358,7 +352,7 @@ impl Chunks {
 
     /// Stores the buffers of all arguments; `last` returns them in reverse order. False if one was lost.
     #[inline]
-    pub(super) fn set_argument_buffers(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
+    pub(crate) fn set_argument_buffers(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
         self.arguments.0.iter_mut().rev().all(|argument| {
             argument.buf = last();
             argument.buf.is_some()
@@ -402,15 +396,8 @@ impl Chunks {
 
 /// Results.
 impl Chunks {
-    #[inline]
     pub(crate) fn results(&self) -> usize {
         self.results.len()
-    }
-
-    /// Bytes of the largest Write chunk.
-    #[inline]
-    pub(crate) fn largest_capacity(&self) -> usize {
-        self.results.iter().map(|result| result.capacity as usize).max().unwrap_or(0)
     }
 
     /// Bytes of each Write chunk.
@@ -458,16 +445,16 @@ impl Chunks {
     }
 
     /// Takes the results and a long reply for RDMA Write. `write` gets the segments of each, and sets their lengths; it
-    /// also gets the bytes, and their number. `None` if memory cannot be lent.
+    /// also gets the bytes, and their number. Returns the bytes of all; `None` if memory cannot be lent.
     #[inline]
     pub(crate) fn write_out(
         &mut self,
         long: Option<Buf>,
         mut write: impl FnMut(&mut [Segment], Option<Source>, u32),
-    ) -> Option<Written> {
-        let (mut written, mut segments) = (Written::default(), &mut self.writes[..]);
-        for result in &mut self.results {
-            let (mine, rest) = std::mem::take(&mut segments).split_at_mut(result.segments as usize);
+    ) -> Option<usize> {
+        let (mut written, mut segments) = (0, &mut self.writes[..]);
+        for (result, &count) in self.results.iter_mut().zip(&self.counts) {
+            let (mine, rest) = std::mem::take(&mut segments).split_at_mut(count as usize);
             segments = rest;
             let source = match std::mem::replace(&mut result.bytes, ResultBytes::Empty) {
                 ResultBytes::Pool(buf) => Some(Source::Lent(buf.lend().ok()?)),
@@ -475,41 +462,24 @@ impl Chunks {
                 ResultBytes::Empty => None,
             };
             write(mine, source, result.len as u32);
-            written.counts.push(result.segments);
-            written.bytes += result.len;
+            written += result.len;
         }
         if let Some(chunk) = &mut self.reply {
             let len = long.as_ref().map_or(0, |reply| reply.len());
             let source = long.map(|reply| reply.lend().map(Source::Lent)).transpose().ok()?;
             write(chunk, source, len as u32);
-            written.bytes += len;
+            written += len;
         }
         Some(written)
     }
 
     /// The Write list, with the length written to each segment.
-    pub(crate) fn write_list<'a>(&'a self, written: &'a Written) -> WriteList<'a> {
-        WriteList { counts: &written.counts, segments: &self.writes }
+    pub(crate) fn write_list(&self) -> WriteList<'_> {
+        WriteList { counts: &self.counts, segments: &self.writes }
     }
 
     /// The Reply chunk, if one was offered.
     pub(crate) fn reply(&self) -> Option<&[Segment]> {
         self.reply.as_deref()
-    }
-}
-
-/// Results of [`write_out`](Chunks::write_out).
-#[derive(Debug, Default)]
-pub(crate) struct Written {
-    /// Number of segments of each Write chunk.
-    counts: ArrayVec<u32, MAX_CHUNKS>,
-    /// Bytes of all chunks.
-    bytes: usize,
-}
-
-impl Written {
-    /// Bytes of all chunks.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
     }
 }

@@ -2,41 +2,14 @@
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+
 use super::chunks::Chunks;
 use crate::service::duplicate_requests::CacheReservation;
-use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, OpaqueAuth};
-use crate::wire::xdr::padded;
+use crate::wire::rpc::{MAX_AUTH_LEN, OpaqueAuth};
 
-/// Verifier of the reply; AUTH_NONE if unset.
-#[derive(Debug, Default)]
-pub(super) struct Verifier {
-    flavor: u32,
-    body: Vec<u8>,
-}
-
-impl Verifier {
-    /// Whether it is not AUTH_NONE.
-    #[inline]
-    pub(super) fn is_some(&self) -> bool {
-        self.flavor != Flavor::None.code()
-    }
-
-    /// Bytes of RPC header of a successful reply with it.
-    #[inline]
-    pub(super) fn header_len(&self) -> usize {
-        ACCEPTED_REPLY_LEN + if self.is_some() { padded(self.body.len()) } else { 0 }
-    }
-
-    pub(super) fn get(&self) -> OpaqueAuth<'_> {
-        OpaqueAuth { flavor: self.flavor, body: &self.body }
-    }
-
-    pub(super) fn set(&mut self, flavor: u32, body: &[u8]) {
-        self.flavor = flavor;
-        self.body.clear();
-        self.body.extend_from_slice(body);
-    }
-}
+/// Verifier of a reply: its flavor, which is not AUTH_NONE, and its body.
+pub(super) type Verifier = (u32, ArrayVec<u8, MAX_AUTH_LEN>);
 
 /// Measurements of a timed call.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +26,8 @@ pub(crate) struct Stamp {
 #[derive(Debug, Default)]
 pub(super) struct ColdPart {
     pub(super) chunks: Chunks,
-    pub(super) verifier: Verifier,
+    /// `None` for AUTH_NONE.
+    pub(super) verifier: Option<Verifier>,
     /// Authenticated name of the caller's host.
     pub(super) peer: Option<Arc<str>>,
     /// Its entry in the duplicate request cache.
@@ -68,13 +42,17 @@ pub(super) struct ColdPart {
 }
 
 impl ColdPart {
+    /// Verifier of the reply.
+    pub(super) fn verifier(&self) -> OpaqueAuth<'_> {
+        self.verifier.as_ref().map_or(OpaqueAuth::NONE, |(flavor, body)| OpaqueAuth { flavor: *flavor, body })
+    }
+
     /// Whether the call has only Read chunks, which its reply need not return.
     #[inline(never)]
     fn has_only_reads(&self) -> bool {
         let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, stamp } = self;
         let none = || peer.is_none() && reservation.is_none() && panic.is_none() && stamp.is_none();
-        let no_verifier = !verifier.is_some() && verifier.body.is_empty();
-        !chunks.is_returned() && no_verifier && !is_dropped && !is_assembled && none()
+        !chunks.is_returned() && verifier.is_none() && !is_dropped && !is_assembled && none()
     }
 
     #[inline(never)]
@@ -85,7 +63,7 @@ impl ColdPart {
         }
         let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, stamp } = self;
         chunks.clear();
-        verifier.set(Flavor::None.code(), &[]);
+        *verifier = None;
         (*peer, *reservation, *panic, *stamp) = (None, None, None, None);
         (*is_dropped, *is_assembled) = (false, false);
     }
@@ -101,13 +79,11 @@ pub(super) struct ColdSlot {
 
 impl ColdSlot {
     /// Whether the call has a cold part.
-    #[inline]
     pub(super) fn is_used(&self) -> bool {
         self.is_used
     }
 
     /// Whether the reply needs nothing of the cold part.
-    #[inline]
     pub(super) fn leaves_reply_plain(&self) -> bool {
         self.get().is_none_or(ColdPart::has_only_reads)
     }
@@ -132,7 +108,6 @@ impl ColdSlot {
     }
 
     /// Clears the cold part, and ends its use.
-    #[inline]
     pub(super) fn end(&mut self) {
         if let Some(cold) = self.get_mut() {
             cold.clear();

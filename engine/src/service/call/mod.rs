@@ -2,21 +2,19 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `state` | the states of a call, from its arrival to its reply |
+//! | `state` | the states of a call, from its arrival to its reply; reuse of its memory |
 //! | `chunks` | its chunk lists, with the arguments and results that travel in chunks |
 //! | `cold_part` | state that most calls do not need |
-//! | `view` | arguments and results apart, for typed handlers |
 
 mod chunks;
 mod cold_part;
 mod state;
-mod view;
 
 use std::net::IpAddr;
 
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 
-use super::writer::ResultWriter;
+use super::writer::{ResultTooLong, ResultWriter};
 use super::{NO_ENTRY, ProcedureName};
 use crate::cross_thread::return_queue::{Link, Linked};
 use crate::fabric::{QpId, ReceivedBuf};
@@ -24,16 +22,16 @@ use crate::proto::{Failing, InboundId, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
+use crate::wire::xdr::padded;
 
 use chunks::NO_CHUNKS;
-pub(crate) use chunks::{Chunks, LengthMismatch, Results};
+pub(crate) use chunks::{Chunks, LengthMismatch, ReadArguments, Results};
 use cold_part::ColdSlot;
 pub(crate) use cold_part::Stamp;
 pub(crate) use state::{
-    Admitted, Answered, Arrived, Call, Header, Long, Ready, Refused, ReplyMessage, Replying, RpcMessage, Unready,
+    Admitted, Answered, Arrived, Call, CallPool, Header, Long, Ready, Refused, ReplyMessage, Replying, RpcMessage,
+    Unready,
 };
-pub use view::CallInfo;
-pub(crate) use view::{CallArguments, ResultRoom};
 
 /// The caller's connection, to [call it back](crate::Server::call_back). Valid while the connection is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,10 +79,8 @@ enum NoResultCause {
     NoChunk(usize),
     #[error("Write chunk holds memory given by ServerCall::set_result")]
     Shared,
-    #[error("Write chunk {index} is too short: {needed} bytes exceeds {capacity}")]
-    TooSmall { index: usize, needed: usize, capacity: usize },
-    #[error("result of {needed} bytes exceeds {declared} (Procedure::write_chunks)")]
-    Undeclared { needed: usize, declared: usize },
+    #[error(transparent)]
+    TooLong(ResultTooLong),
     #[error("no pool memory for the Write chunk (Procedure::results_from_handler: use ServerCall::set_result)")]
     NoMemory,
 }
@@ -101,20 +97,81 @@ impl From<NoResult> for Refusal {
     fn from(NoResult(cause): NoResult) -> Self {
         match cause {
             NoResultCause::NoChunk(index) => Self::failed(Failing::NoChunk, index, 0),
-            NoResultCause::TooSmall { index, needed, .. } => {
-                Self::ShortChunk { index: index as u32, needed: needed as u32 }
-            }
-            NoResultCause::Undeclared { needed, declared } => Self::failed(Failing::Undeclared, needed, declared),
+            NoResultCause::TooLong(error) => error.into(),
             NoResultCause::Shared => Self::failed(Failing::Shared, 0, 0),
             NoResultCause::NoMemory => Self::failed(Failing::NoMemory, 0, 0),
         }
     }
 }
 
-/// Properties of the connection for the handler and the reply.
+/// Origin and header of a call, readable while its results are written.
 #[derive(Clone, Copy, Debug)]
+pub struct CallInfo<'a> {
+    from: &'a CallOrigin,
+    message: &'a CallMessage,
+    peer: Option<&'a str>,
+    xid: u32,
+}
+
+impl<'a> CallInfo<'a> {
+    /// RPC transaction identifier.
+    #[must_use]
+    pub fn xid(&self) -> u32 {
+        self.xid
+    }
+
+    /// Program number.
+    #[must_use]
+    pub fn program(&self) -> u32 {
+        self.message.word(PROGRAM)
+    }
+
+    /// Program version.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.message.word(VERSION)
+    }
+
+    /// Procedure number.
+    #[must_use]
+    pub fn procedure(&self) -> u32 {
+        self.message.word(PROCEDURE)
+    }
+
+    /// Connection of the caller.
+    #[must_use]
+    pub fn caller(&self) -> Caller {
+        Caller { shard: self.from.shard, qp: self.from.qp }
+    }
+
+    /// Credential of the caller: flavor and body (RFC 5531 §8.2).
+    #[must_use]
+    pub fn credential(&self) -> (u32, &'a [u8]) {
+        self.message.credential()
+    }
+
+    /// Address of the caller's host, unauthenticated; `None` without addresses.
+    ///
+    /// All connections of a host have the same one, across reconnects.
+    #[must_use]
+    pub fn peer_host(&self) -> Option<IpAddr> {
+        self.from.host
+    }
+
+    /// Authenticated name of the caller's host, if any; see [`auth`](crate::auth).
+    ///
+    /// It names the host, not the user: that one is in the [credential](Self::credential).
+    #[must_use]
+    pub fn peer_identity(&self) -> Option<&'a str> {
+        self.peer
+    }
+}
+
+/// Properties of the connection for the handler and the reply.
+#[derive(Clone, Copy, Debug, Default)]
 struct CallOrigin {
-    caller: Caller,
+    shard: u32,
+    qp: QpId,
     /// Host of the peer, if the fabric has addresses.
     host: Option<IpAddr>,
     /// Bytes available for the RPC message of a reply without chunks.
@@ -188,7 +245,7 @@ impl ReplyBuffer {
 }
 
 /// A call in any [state](Call). A state exposes the fields that are valid in it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CallParts {
     from: CallOrigin,
     id: InboundId,
@@ -200,7 +257,7 @@ pub(crate) struct CallParts {
     entry: usize,
     reply: ReplyBuffer,
     /// Refusal instead of results.
-    outcome: Result<(), Refusal>,
+    refusal: Option<Refusal>,
     cold: ColdSlot,
     /// Link of the queue of returned calls.
     link: Link<OwnedCall>,
@@ -209,14 +266,12 @@ pub(crate) struct CallParts {
 /// Accessors valid in every state.
 impl CallParts {
     /// Identifier of the call in its connection.
-    #[inline]
     pub(crate) fn id(&self) -> InboundId {
         self.id
     }
 
-    #[inline]
     pub(crate) fn qp(&self) -> QpId {
-        self.from.caller.qp
+        self.from.qp
     }
 
     /// Program, version and procedure, as in its RPC header; zeroes before its arrival.
@@ -231,13 +286,11 @@ impl CallParts {
     }
 
     /// Index of its procedure's entry in the services, once admitted.
-    #[inline]
     pub(crate) fn entry(&self) -> usize {
         self.entry
     }
 
     /// Index of its procedure's entry in the services, if the procedure is known.
-    #[inline]
     pub(crate) fn known_entry(&self) -> Option<usize> {
         (self.entry != NO_ENTRY).then_some(self.entry)
     }
@@ -248,26 +301,27 @@ impl CallParts {
         self.cold.get().map_or(NO_CHUNKS, |cold| &cold.chunks)
     }
 
-    /// The handle that the caller offers for Send With Invalidate; 0 for none.
     #[inline]
+    fn chunks_mut(&mut self) -> Option<&mut Chunks> {
+        self.cold.get_mut().map(|cold| &mut cold.chunks)
+    }
+
+    /// The handle that the caller offers for Send With Invalidate; 0 for none.
     pub(crate) fn inv_handle(&self) -> u32 {
         self.inv_handle
     }
 
     /// Whether it has no chunks, neither to read nor to return.
-    #[inline]
     pub(crate) fn is_short(&self) -> bool {
         !self.cold.is_used() || !(self.returns() || self.fetches())
     }
 
     /// Whether its reply returns a Write list or a Reply chunk.
-    #[inline]
     pub(crate) fn returns(&self) -> bool {
         self.cold.get().is_some_and(|cold| cold.chunks.is_returned())
     }
 
     /// Whether RDMA Reads are needed for it.
-    #[inline]
     pub(crate) fn fetches(&self) -> bool {
         self.cold.get().is_some_and(|cold| cold.chunks.fetches())
     }
@@ -290,7 +344,8 @@ impl CallParts {
     /// Bytes of the RPC header of a successful reply.
     #[inline]
     pub(crate) fn header_len(&self) -> usize {
-        self.cold.get().map_or(ACCEPTED_REPLY_LEN, |cold| cold.verifier.header_len())
+        let verifier = self.cold.get().and_then(|cold| cold.verifier.as_ref());
+        ACCEPTED_REPLY_LEN + verifier.map_or(0, |(_, body)| padded(body.len()))
     }
 }
 
@@ -347,7 +402,8 @@ impl<T: ?Sized> ServerCall<T> {
         if body.len() > available {
             return Err(NoSpace::new(body.len(), available));
         }
-        self.parts.cold.begin().verifier.set(flavor, body);
+        let verifier = || (flavor, body.iter().copied().collect());
+        self.parts.cold.begin().verifier = (flavor != Flavor::None.code()).then(verifier);
         Ok(())
     }
 
@@ -396,7 +452,7 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Results that travel in Write chunks.
     fn results(&mut self) -> Results<'_> {
-        self.parts.cold.get_mut().map_or_else(Results::default, |cold| cold.chunks.split().1)
+        self.parts.chunks_mut().map_or_else(Results::default, |chunks| chunks.split().1)
     }
 
     /// Writer of a Write chunk's result, in the memory sent.
@@ -462,5 +518,60 @@ impl<T: ?Sized> ServerCall<T> {
         let CallParts { message, reply, .. } = &mut self.parts;
         let (room, len) = reply.room();
         (message.args(), ResultWriter::new(room, len))
+    }
+}
+
+/// Arguments of a call: the inline ones, and those in Read chunks, if any.
+pub(crate) type CallArguments<'a> = (&'a [u8], Option<&'a ReadArguments>);
+
+/// Memory of a call's results.
+pub(crate) struct ResultRoom<'a> {
+    /// Memory of the inline results, uninitialized.
+    pub(crate) inline: &'a mut [u8],
+    /// Bytes of the inline results.
+    pub(crate) len: &'a mut usize,
+    /// Results in Write chunks.
+    pub(crate) results: Results<'a>,
+    /// Most bytes of inline results that the reply can carry.
+    pub(crate) room: usize,
+}
+
+impl ResultRoom<'_> {
+    /// This memory for a shorter time.
+    #[inline]
+    pub(crate) fn reborrow(&mut self) -> ResultRoom<'_> {
+        ResultRoom { inline: self.inline, len: self.len, results: self.results.reborrow(), room: self.room }
+    }
+}
+
+impl<T: ?Sized> ServerCall<T> {
+    /// The call in parts. `needs_room` tells whether results may be written into the reply ahead of the others.
+    #[inline(always)]
+    pub(crate) fn split(&mut self, needs_room: bool) -> (CallInfo<'_>, CallArguments<'_>, ResultRoom<'_>) {
+        let room = if needs_room { self.reply_room() } else { 0 };
+        let CallParts { from, message, cold, xid, reply, .. } = &mut self.parts;
+        let (peer, chunks, results) = match cold.get_mut() {
+            None => (None, None, Results::default()),
+            Some(cold) => {
+                let (arguments, results) = cold.chunks.split();
+                (cold.peer.as_deref(), Some(arguments).filter(|arguments| !arguments.0.is_empty()), results)
+            }
+        };
+        let incoming = (message.args(), chunks);
+        let (inline, len) = reply.room();
+        (CallInfo { from, message, peer, xid: *xid }, incoming, ResultRoom { inline, len, results, room })
+    }
+
+    /// Origin and header of the call.
+    #[must_use]
+    pub fn info(&self) -> CallInfo<'_> {
+        let CallParts { from, message, cold, xid, .. } = &self.parts;
+        CallInfo { from, message, peer: cold.get().and_then(|cold| cold.peer.as_deref()), xid: *xid }
+    }
+
+    /// Arguments of the call.
+    pub(crate) fn incoming(&self) -> CallArguments<'_> {
+        let chunks = &self.parts.chunks().arguments;
+        (self.args(), Some(chunks).filter(|arguments| !arguments.0.is_empty()))
     }
 }

@@ -13,10 +13,9 @@ use std::sync::Arc;
 use rpcrdma_mempool::{ArenaId, Buf};
 
 use super::chunks::{Chunks, LengthMismatch, ReadArgument};
-use super::cold_part::{ColdSlot, Stamp};
-use super::{CallMessage, CallOrigin, CallParts, Caller, OwnedCall, ReplyBuffer, ServerCall};
+use super::cold_part::Stamp;
+use super::{CallOrigin, CallParts, OwnedCall, ReplyBuffer, ServerCall};
 use crate::binding::Binding;
-use crate::cross_thread::return_queue::Link;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
 use crate::service::duplicate_requests::CacheReservation;
@@ -55,7 +54,6 @@ pub(crate) struct Call<S> {
 impl<S> Deref for Call<S> {
     type Target = CallParts;
 
-    #[inline]
     fn deref(&self) -> &CallParts {
         &self.memory.parts
     }
@@ -69,7 +67,6 @@ pub(crate) struct RpcMessage {
 }
 
 impl RpcMessage {
-    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         self.buf.get(self.at..).unwrap_or_default()
     }
@@ -96,25 +93,26 @@ pub(crate) struct Header {
 }
 
 impl<S> Call<S> {
-    #[inline]
     fn becomes<T>(self) -> Call<T> {
         Call::in_memory(self.memory)
     }
 
     /// The call in this memory.
-    #[inline]
     pub(in crate::service) fn in_memory(memory: Box<OwnedCall>) -> Self {
         Self { memory, _state: PhantomData }
     }
 
-    #[inline]
     pub(in crate::service) fn into_memory(self) -> Box<OwnedCall> {
         self.memory
     }
 
-    #[inline]
     fn parts(&mut self) -> &mut CallParts {
         &mut self.memory.parts
+    }
+
+    /// Its chunk lists, for changes.
+    pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {
+        self.parts().chunks_mut()
     }
 
     /// Answers it without results, or not at all.
@@ -123,14 +121,13 @@ impl<S> Call<S> {
     }
 
     /// Takes its measurements, if it is timed: once.
-    #[inline]
     pub(crate) fn take_stamp(&mut self) -> Option<Stamp> {
         self.parts().cold.get_mut()?.stamp.take()
     }
 
     /// Ends the call: frees its buffers, and returns its memory for reuse.
     #[inline(always)]
-    pub(in crate::service) fn end(mut self) -> Box<OwnedCall> {
+    fn end(mut self) -> Box<OwnedCall> {
         let CallParts { message, reply, cold, .. } = self.parts();
         // Most calls have neither buffer any more.
         if message.buf.is_some() {
@@ -147,33 +144,21 @@ impl<S> Call<S> {
 impl Call<Arrived> {
     /// A call in reused memory.
     #[inline]
-    pub(in crate::service) fn in_reused(mut memory: Box<OwnedCall>, qp: QpId, id: InboundId) -> Self {
+    fn in_reused(mut memory: Box<OwnedCall>, qp: QpId, id: InboundId) -> Self {
         let CallParts { from, id: own, entry, .. } = &mut memory.parts;
-        (from.caller.qp, *own, *entry) = (qp, id, NO_ENTRY);
+        (from.qp, *own, *entry) = (qp, id, NO_ENTRY);
         Self::in_memory(memory)
     }
 
     /// A call in new memory.
     #[cold]
     #[inline(never)]
-    pub(in crate::service) fn in_new(shard: u32, qp: QpId, id: InboundId) -> Self {
-        let parts = CallParts {
-            from: CallOrigin { caller: Caller { shard, qp }, host: None, reply_room: 0 },
-            id,
-            xid: 0,
-            inv_handle: 0,
-            message: CallMessage::default(),
-            entry: NO_ENTRY,
-            reply: ReplyBuffer::default(),
-            outcome: Ok(()),
-            cold: ColdSlot::default(),
-            link: Link::default(),
-        };
-        Self::in_memory(Box::new(ServerCall { parts, _no_size: [] }))
+    fn in_new(shard: u32, qp: QpId, id: InboundId) -> Self {
+        let parts = CallParts { from: CallOrigin { shard, ..CallOrigin::default() }, ..CallParts::default() };
+        Self::in_reused(Box::new(ServerCall { parts, _no_size: [] }), qp, id)
     }
 
     /// Sets the properties of its connection.
-    #[inline]
     pub(crate) fn set_origin(&mut self, host: Option<IpAddr>, reply_room: u32) {
         let from = &mut self.parts().from;
         (from.host, from.reply_room) = (host, reply_room);
@@ -186,19 +171,16 @@ impl Call<Arrived> {
     }
 
     /// Stores values of its transport header.
-    #[inline]
     pub(crate) fn set_head(&mut self, xid: u32, inv_handle: u32) {
         let parts = self.parts();
         (parts.xid, parts.inv_handle) = (xid, inv_handle);
     }
 
-    #[inline]
     pub(crate) fn xid(&self) -> u32 {
         self.xid
     }
 
     /// Starts its chunk lists.
-    #[inline]
     pub(crate) fn begin_chunks(&mut self) -> &mut Chunks {
         &mut self.parts().cold.begin().chunks
     }
@@ -233,8 +215,8 @@ impl Call<Arrived> {
 impl Call<Long> {
     /// Records that its message was read.
     pub(crate) fn into_arrived(mut self) -> Call<Arrived> {
-        if let Some(cold) = self.parts().cold.get_mut() {
-            cold.chunks.drop_message();
+        if let Some(chunks) = self.chunks_mut() {
+            chunks.drop_message();
         }
         self.becomes()
     }
@@ -269,10 +251,10 @@ impl Call<Admitted> {
         alloc: Option<impl FnMut(usize) -> Option<Buf>>,
     ) -> Result<Call<Ready>, Self> {
         let Some((reply, results_at)) = reply else { return Err(self) };
-        if let Some(cold) = self.parts().cold.get_mut()
-            && !cold.chunks.prepare_results(longest_result, alloc)
+        if let Some(chunks) = self.chunks_mut()
+            && !chunks.prepare_results(longest_result, alloc)
         {
-            cold.chunks.release();
+            chunks.release();
             return Err(self);
         }
         Ok(self.with_reply_buffer(reply, results_at))
@@ -289,7 +271,6 @@ pub(crate) enum Unready {
 impl Deref for Unready {
     type Target = CallParts;
 
-    #[inline]
     fn deref(&self) -> &CallParts {
         match self {
             Self::Long(call) => call,
@@ -329,12 +310,6 @@ impl Call<Ready> {
         arguments.len() - 1
     }
 
-    /// Stores the buffers of its arguments; `last` returns them in reverse order. False if one was lost.
-    #[inline]
-    pub(crate) fn set_argument_buffers(&mut self, last: impl FnMut() -> Option<Buf>) -> bool {
-        self.parts().cold.get_mut().is_none_or(|cold| cold.chunks.set_argument_buffers(last))
-    }
-
     /// Cuts Read chunks to the lengths of their arguments.
     ///
     /// # Errors
@@ -351,10 +326,9 @@ impl Call<Ready> {
 
     /// Frees the memory of the reply, arguments and results, so that the call can wait.
     pub(crate) fn give_back(mut self) -> Call<Admitted> {
-        let parts = self.parts();
-        parts.reply.buf = None;
-        if let Some(cold) = parts.cold.get_mut() {
-            cold.chunks.release();
+        self.parts().reply.buf = None;
+        if let Some(chunks) = self.chunks_mut() {
+            chunks.release();
         }
         self.becomes()
     }
@@ -362,7 +336,7 @@ impl Call<Ready> {
     /// Ends its handler, with results or a refusal.
     #[inline(always)]
     pub(crate) fn answered(mut self, outcome: Result<(), Refusal>) -> Call<Answered> {
-        self.parts().outcome = outcome;
+        self.parts().refusal = outcome.err();
         let mut answered: Call<Answered> = self.becomes();
         // A call that has run must not run again, even if its connection has closed.
         if answered.parts().cold.is_used() {
@@ -399,32 +373,31 @@ impl Call<Answered> {
     /// Keeps its reply in the duplicate request cache, if the procedure has one.
     #[inline(never)]
     fn keep_for_retransmissions(&mut self) {
-        let CallParts { reply, outcome, cold, .. } = self.parts();
+        let CallParts { reply, refusal, cold, .. } = self.parts();
         let Some(cold) = cold.get_mut() else { return };
         let Some(reservation) = cold.reservation.take() else { return };
-        match outcome {
-            Ok(()) => {
+        match refusal {
+            None => {
                 let (room, len) = reply.room();
-                reservation.finish(cold.verifier.get(), room.get(..*len).unwrap_or_default());
+                reservation.finish(cold.verifier(), room.get(..*len).unwrap_or_default());
             }
             // Its effects are unknown.
-            Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(reservation),
-            Err(_) => reservation.forget(),
+            Some(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(reservation),
+            Some(_) => reservation.forget(),
         }
     }
 
     /// Refusal instead of results, if any.
-    #[inline]
     pub(crate) fn outcome(&self) -> Result<(), Refusal> {
-        self.outcome
+        self.refusal.map_or(Ok(()), Err)
     }
 
     /// Completes and takes the reply of an ordinary call; otherwise returns the call. Results, if any, are in its
     /// message, which begins at byte `at`, after a header without verifier.
     #[inline(always)]
     pub(crate) fn complete_plain(mut self, at: usize) -> Result<(Call<Replying>, ReplyMessage), Self> {
-        let CallParts { xid, reply, outcome, cold, .. } = self.parts();
-        if outcome.is_err() || !cold.leaves_reply_plain() || reply.at != at + ACCEPTED_REPLY_LEN {
+        let CallParts { xid, reply, refusal, cold, .. } = self.parts();
+        if refusal.is_some() || !cold.leaves_reply_plain() || reply.at != at + ACCEPTED_REPLY_LEN {
             return Err(self);
         }
         let Some(mut buf) = reply.buf.take() else { return Err(self) };
@@ -448,17 +421,16 @@ impl Call<Answered> {
 
     /// Records the bytes of its arguments and results, if it is timed.
     pub(crate) fn record_bytes(&mut self) {
-        let CallParts { message, reply, outcome, cold, .. } = self.parts();
+        let CallParts { message, reply, refusal, cold, .. } = self.parts();
         let Some(cold) = cold.get_mut() else { return };
         let Some(stamp) = &mut cold.stamp else { return };
         stamp.bytes_in = message.args().len() as u64 + cold.chunks.read_bytes();
-        if outcome.is_ok() {
+        if refusal.is_none() {
             stamp.bytes_out = (reply.len + cold.chunks.result_bytes()) as u64;
         }
     }
 
     /// Whether its reply has a verifier that is not AUTH_NONE.
-    #[inline]
     pub(crate) fn has_verifier(&self) -> bool {
         self.cold.get().is_some_and(|cold| cold.verifier.is_some())
     }
@@ -493,9 +465,9 @@ impl Call<Answered> {
         let end = *at;
         (*at, *len) = (end - header_len, *len + header_len);
         if let Some(header) = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..end)) {
-            match cold.get().map(|cold| &cold.verifier).filter(|verifier| verifier.is_some()) {
+            match cold.get().filter(|cold| cold.verifier.is_some()) {
                 None => _ = rpc::emit_accepted_success(header, *xid),
-                Some(verifier) => emit_verified(header, *xid, verifier.get()),
+                Some(cold) => emit_verified(header, *xid, cold.verifier()),
             }
         }
         self.becomes()
@@ -525,7 +497,7 @@ impl Call<Refused> {
         let CallParts { xid, message, reply, cold, .. } = self.parts();
         let verifier = cold.get_mut().map_or(OpaqueAuth::NONE, |cold| {
             cold.chunks.results.iter_mut().for_each(|result| result.len = 0);
-            cold.verifier.get()
+            cold.verifier()
         });
         let body = match body {
             ReplyBody::Accepted { stat, .. } => ReplyBody::Accepted { verifier, stat },
@@ -572,7 +544,6 @@ impl Call<Replying> {
     }
 
     /// Takes the buffer of its message, which is no longer needed.
-    #[inline]
     pub(crate) fn take_message(&mut self) -> Option<ReceivedBuf> {
         self.parts().message.buf.take()
     }
@@ -582,10 +553,45 @@ impl Call<Replying> {
     pub(crate) fn end_with_message(mut self) -> (Option<ReceivedBuf>, Box<OwnedCall>) {
         (self.take_message(), self.end())
     }
+}
 
-    /// Its chunk lists, for writing.
-    #[inline]
-    pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {
-        self.parts().cold.get_mut().map(|cold| &mut cold.chunks)
+/// Memory of served calls: kept for reuse, so that a call allocates none.
+#[derive(Debug, Default)]
+pub(crate) struct CallPool {
+    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
+    spare: Vec<Box<OwnedCall>>,
+    /// The box returned last, while unused: most calls end before the next arrives.
+    last: Option<Box<OwnedCall>>,
+    /// Index of their shard.
+    pub(crate) shard: u32,
+}
+
+impl CallPool {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.spare.len() + usize::from(self.last.is_some())
+    }
+
+    /// Takes a box for a call that arrived on this connection, by this name.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Call<Arrived> {
+        match self.last.take().or_else(|| self.spare.pop()) {
+            Some(memory) => Call::in_reused(memory, qp, id),
+            None => Call::in_new(self.shard, qp, id),
+        }
+    }
+
+    /// Takes a call back, and frees its buffers.
+    pub(crate) fn put<S>(&mut self, call: Call<S>) {
+        self.put_memory(call.end());
+    }
+
+    /// Takes back the memory of a call without buffers.
+    #[inline(always)]
+    pub(crate) fn put_memory(&mut self, memory: Box<OwnedCall>) {
+        match &mut self.last {
+            last @ None => *last = Some(memory),
+            Some(_) => self.spare.push(memory),
+        }
     }
 }

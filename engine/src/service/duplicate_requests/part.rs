@@ -45,16 +45,25 @@ impl CachePart {
     }
 
     /// Whether a host has as many running calls as there are free entries, so that it leaves some to other hosts.
-    pub(super) fn is_at_limit(&self, host: HostId, entries: usize) -> bool {
+    fn is_at_limit(&self, host: HostId, entries: usize) -> bool {
         let own = self.hosts.get(&host).map_or(0, |calls| calls.running);
         own > 0 && own >= entries - self.running
     }
 
-    /// Adds a running call.
-    pub(super) fn start(&mut self, key: CallKey, host: HostId) {
+    /// Adds a running call, of at most `entries` calls, and evicts a finished one for it if need be. False without room.
+    pub(super) fn start(&mut self, key: CallKey, host: HostId, entries: usize) -> bool {
+        if self.is_at_limit(host, entries) {
+            return false;
+        }
+        while self.calls.len() >= entries {
+            // Evicts the oldest finished call of the host with most calls.
+            let Some((_, most)) = self.largest(|calls| calls.running + calls.finished.len()) else { return false };
+            self.evict(most);
+        }
         self.calls.insert(key, CacheEntry { state: CallState::InProgress, host });
         self.running += 1;
         self.hosts.entry(host).or_default().running += 1;
+        true
     }
 
     /// Stores the reply of a running call, if it fits in `limit` bytes beside the replies of hosts that have fewer.
@@ -105,13 +114,6 @@ impl CachePart {
             calls.finished.front().map(|(oldest, _)| (number(calls), Reverse(*oldest), host))
         };
         self.hosts.iter().filter_map(finished).max().map(|(most, _, host)| (most, host))
-    }
-
-    /// Evicts the oldest finished call of the host with most calls; false if none has finished.
-    pub(super) fn evict_one(&mut self) -> bool {
-        let Some((_, host)) = self.largest(|calls| calls.running + calls.finished.len()) else { return false };
-        self.evict(host);
-        true
     }
 
     fn evict(&mut self, host: HostId) {

@@ -136,7 +136,7 @@ pub(super) fn may_not_wait<F: Fabric>(cx: &Context<F>, conn: &Conn, call: &Unrea
 fn has_plentiful_chunks<F: Fabric>(cx: &Context<F>, entry: Option<&LocalProcedure>, call: &Unready) -> bool {
     let results = match entry {
         Some(entry) if !entry.results_from_handler => {
-            call.chunks().largest_capacity().min(entry.binding.results.max_len)
+            (call.chunks().capacities().max().unwrap_or(0) as usize).min(entry.binding.results.max_len)
         }
         _ => 0,
     };

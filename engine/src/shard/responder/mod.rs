@@ -185,7 +185,7 @@ impl Responder {
     /// Ends the peer's calls of a connection without a queue pair.
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         for call in self.admission.queue.take_calls_of(conn.qp(), cx.clock.read()) {
-            self.replies.boxes.put_unready(call);
+            self.replies.boxes.put(call.refuse());
         }
         conn.served.unblock_all();
         self.replies.drop_delayed(conn);
@@ -406,7 +406,7 @@ impl Responder {
         while let Some(waiting) = self.admission.queue.next_candidate(cx) {
             match cx.conns.take(waiting.call.qp()) {
                 Some(conn) => cx.with_conn(conn, |cx, conn| self.retry(cx, conn, waiting, now)),
-                None => self.replies.boxes.put_unready(waiting.call),
+                None => self.replies.boxes.put(waiting.call.refuse()),
             }
         }
         let started = before - self.admission.queue.len();
@@ -458,7 +458,7 @@ impl Responder {
                 return self.accept_whole(cx, conn, call, message);
             }
         };
-        if !call.set_argument_buffers(last_buffer) {
+        if call.chunks_mut().is_some_and(|chunks| !chunks.set_argument_buffers(last_buffer)) {
             return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
         }
         if let Err(wrong) = call.trim_arguments(&self.procedures.entry(call.entry()).binding) {

@@ -10,7 +10,7 @@ use super::workers::{Job, Port, WorkKey, Workers};
 use crate::config::POLL_BATCH;
 use crate::cross_thread::parker::Signal;
 use crate::cross_thread::workers::JobResult;
-use crate::service::{Answered, Call, DeferredReturnQueue, Origin, ReturnedCalls, Task};
+use crate::service::{Answered, Call, DeferredReturnQueue, Origin, Task};
 
 /// A call returned by a worker, or its error.
 pub(super) type Finished = (WorkKey, JobResult<Call<Answered>>);
@@ -130,7 +130,7 @@ impl PendingCalls {
 
     /// Takes the answered deferred calls.
     #[inline]
-    pub(super) fn take_answered(&mut self) -> ReturnedCalls {
+    pub(super) fn take_answered(&mut self) -> impl Iterator<Item = Call<Answered>> + use<> {
         self.returns.take()
     }
 

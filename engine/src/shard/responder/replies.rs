@@ -300,9 +300,9 @@ fn emit_written(
         fill(conn, segments, source, len);
     })?;
     // They count until the Send after them completes.
-    conn.sends.note_writes(written.bytes(), config.limits.max_write_bytes.is_some());
+    conn.sends.note_writes(written, config.limits.max_write_bytes.is_some());
     // An offered Reply chunk is returned, used or not (RFC 8166 §4.4.3).
-    let (writes, reply) = (chunks.write_list(&written), chunks.reply());
+    let (writes, reply) = (chunks.write_list(), chunks.reply());
     let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external, more: false };
     conn.proto.write_header(Outgoing::Reply(id), &form, buf.full_mut(), at)
 }
