@@ -11,7 +11,7 @@ use crate::fabric::iwarp::IwarpFabric;
 use crate::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::{VerbsConfig, VerbsFabric};
-use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError, FabricErrorKind};
+use crate::fabric::{Fabric, FabricAddress, FabricError, FabricErrorKind};
 
 /// A server's address: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
 ///
@@ -91,16 +91,10 @@ impl Address {
         }
     }
 
-    /// Address within the fabric, for a device that is open.
+    /// Address within the fabric, for a device of this scheme, or of any scheme if it is empty.
     ///
     /// # Errors
     /// The address is of another fabric than the device.
-    #[doc(hidden)]
-    pub fn of(&self, device: &Capabilities) -> Result<&FabricAddress, FabricError> {
-        self.of_scheme(device.scheme)
-    }
-
-    /// Address within the fabric, for a device of this scheme, or of any scheme if it is empty.
     pub(crate) fn of_scheme(&self, scheme: &str) -> Result<&FabricAddress, FabricError> {
         if scheme.is_empty() || scheme == self.scheme() {
             return Ok(self.fabric_address());
@@ -118,9 +112,8 @@ impl Address {
     #[doc(hidden)]
     pub fn named_device(&self) -> Result<Option<NamedDevice>, FabricError> {
         match self {
-            Self::Soft(_) | Self::Iwarp(_) => Ok(None),
-            #[cfg(feature = "verbs")]
-            Self::Verbs(at) => Ok(host::split_device(at)?.0),
+            Self::Soft(_) => Ok(None),
+            _ => Ok(host::split_device(self.fabric_address())?.0),
         }
     }
 
@@ -131,9 +124,7 @@ impl Address {
     pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
         match self {
             Self::Soft(_) => Ok(None),
-            Self::Iwarp(at) => host::resolve(at).map(Some),
-            #[cfg(feature = "verbs")]
-            Self::Verbs(at) => host::split_device(at).and_then(|(_, at)| host::resolve(&at)).map(Some),
+            _ => host::resolve(&host::split_device(self.fabric_address())?.1).map(Some),
         }
     }
 
@@ -264,7 +255,7 @@ mod tests {
         let error = on("mlx5_0").open(&config).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("it names mlx5_0, and `device` is rxe0"), "{error}");
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
-        let error = "verbs:storage1".parse::<Address>().unwrap().of(soft.capabilities()).unwrap_err();
+        let error = "verbs:storage1".parse::<Address>().unwrap().of_scheme(soft.capabilities().scheme).unwrap_err();
         assert!(error.to_string().contains("takes addresses `soft:"), "{error}");
     }
 

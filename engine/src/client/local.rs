@@ -147,7 +147,7 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`ConnectError`].
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
         self.config.check().map_err(StartError::from)?;
-        let fabric_address = address.of(self.shard.fabric().capabilities())?;
+        let fabric_address = address.of_scheme(self.shard.fabric().capabilities().scheme)?;
         let conn = self.shard.connect(fabric_address)?;
         Ok(self.adopt(conn))
     }
