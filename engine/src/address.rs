@@ -69,13 +69,11 @@ pub struct AddressError {
 
 impl Address {
     /// Name of the fabric: the part before the colon.
-    #[must_use]
     pub fn scheme(&self) -> &'static str {
         self.parts().0
     }
 
     /// Address within the fabric: the part after the colon.
-    #[must_use]
     #[doc(hidden)]
     pub fn fabric_address(&self) -> &FabricAddress {
         self.parts().1

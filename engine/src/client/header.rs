@@ -12,7 +12,6 @@ pub struct Credential {
 
 impl Credential {
     /// `AUTH_NONE`.
-    #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
@@ -35,7 +34,6 @@ impl Credential {
     }
 
     /// A credential of any flavor, as it is on the wire.
-    #[must_use]
     pub fn opaque(flavor: u32, body: Vec<u8>) -> Self {
         Self { flavor, body }
     }

@@ -35,19 +35,16 @@ pub struct Terms(proto::Terms);
 
 impl Terms {
     /// Version of RPC-over-RDMA, 1 or 2.
-    #[must_use]
     pub fn version(&self) -> u32 {
         self.0.version.code()
     }
 
     /// Longest message to send inline, in bytes.
-    #[must_use]
     pub fn send_inline_threshold(&self) -> usize {
         self.0.send_inline_threshold
     }
 
     /// Longest message that the peer sends inline, in bytes.
-    #[must_use]
     pub fn receive_inline_threshold(&self) -> usize {
         self.0.receive_inline_threshold
     }
@@ -185,7 +182,6 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Why a connection is closed; `None` while it is open. Of [unknown kind](crate::CloseReasonKind::Unknown) once a
     /// thousand others have closed since.
-    #[must_use]
     pub fn close_reason(&self, connection: Connection) -> Option<&CloseReason> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
@@ -221,7 +217,6 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Configuration of the shard, as it is in force.
-    #[must_use]
     pub fn config(&self) -> &Config {
         self.shard.config()
     }
@@ -261,13 +256,11 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Handle of the first connection.
-    #[must_use]
     pub fn first(&self) -> Connection {
         Connection(self.first)
     }
 
     /// Whether calls may be started on a connection.
-    #[must_use]
     pub fn is_established(&self, connection: Connection) -> bool {
         self.shard.is_established(connection.0)
     }
@@ -422,14 +415,12 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Negotiated limits of a connection; `None` while not established.
-    #[must_use]
     pub fn terms(&self, connection: Connection) -> Option<Terms> {
         self.shard.terms(connection.0).map(Terms)
     }
 
     /// Messages that a connection may send now, by its granted credits. In version 1, calls. `None` while not
     /// established.
-    #[must_use]
     pub fn credits(&self, connection: Connection) -> Option<u32> {
         self.shard.credits(connection.0)
     }

@@ -169,7 +169,6 @@ impl Endpoint {
     }
 
     /// Statistics of the shard; blocks for its answer; `None` once stopped.
-    #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {
         self.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
     }
@@ -441,14 +440,12 @@ impl Client {
     }
 
     /// Whether the connection is closed for good; false while reconnecting.
-    #[must_use]
     pub fn is_closed(&self) -> bool {
         self.close_reason().is_some()
     }
 
     /// Why the connection is closed; `None` while open or reconnecting. Set before the calls [end with
     /// it](CallError::ConnectionLost).
-    #[must_use]
     pub fn close_reason(&self) -> Option<&CloseReason> {
         let closed = &self.connection.closed;
         if closed.get().is_none() && self.sender.is_closed() {
@@ -464,7 +461,6 @@ impl Client {
     }
 
     /// Statistics of the client's shard; blocks; `None` once it stopped.
-    #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {
         self.connection.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
     }

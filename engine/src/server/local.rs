@@ -159,7 +159,6 @@ impl LocalServer {
     }
 
     /// Whether a [drain](Self::begin_drain) has finished.
-    #[must_use]
     pub fn is_drained(&self) -> bool {
         self.shard.is_drained()
     }

@@ -326,7 +326,6 @@ impl Server {
     }
 
     /// Statistics of each shard; blocks for their answers.
-    #[must_use]
     pub fn stats(&self) -> Vec<ShardStats> {
         self.stats_with_connections(0)
     }
@@ -334,7 +333,6 @@ impl Server {
     /// Statistics of each shard, with up to `most` connections of each.
     ///
     /// Those are the connections in the lowest slots. Blocks until all shards have answered.
-    #[must_use]
     pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
         let ask = |shard: &ShardHandle| shard.ask_now(|answer| Command::Stats(most, answer)).ok();
         self.shards.iter().filter_map(ask).collect()
@@ -402,7 +400,6 @@ pub struct CallBacks {
 
 impl CallBacks {
     /// A client for calls to a connected client; see [`Server::call_back`].
-    #[must_use]
     pub fn client(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
         let shard = self.shards.get(caller.shard as usize)?;
         config.shard.limits.max_calls = (self.reverse_credits as usize).max(1);

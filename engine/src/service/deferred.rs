@@ -115,7 +115,6 @@ impl DeferredCall {
     /// Check it before long work. Answer or drop such a call at once: it still counts for its host.
     ///
     /// It stays false when only the caller gives up, such as by a time-out: the protocol does not report that.
-    #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.origin.is_over()
     }
@@ -138,7 +137,6 @@ impl DeferredCall {
     /// It is the caller's host, or its process on a fabric without addresses. All connections of a host have the same
     /// one, whatever their credentials. An IPv6 host owns its network of 64 bits. For quotas of the application, such
     /// as of its threads.
-    #[must_use]
     pub fn quota_owner(&self) -> &Arc<str> {
         &self.origin.owner
     }

@@ -308,7 +308,6 @@ impl DuplicateRequestCache {
     }
 
     /// Statistics of the cache.
-    #[must_use]
     pub fn stats(&self) -> DuplicateRequestCacheStats {
         let mut sum = DuplicateRequestCacheStats::default();
         for part in &self.parts {

@@ -86,14 +86,12 @@ impl<'a> ResultWriter<'a> {
 
     /// Bytes written so far.
     #[inline]
-    #[must_use]
     pub fn written(&self) -> usize {
         *self.len
     }
 
     /// Bytes of room left.
     #[inline]
-    #[must_use]
     pub fn room(&self) -> usize {
         self.room.len() - *self.len
     }

@@ -146,19 +146,16 @@ impl<P: Signature> Deferred<P> {
     }
 
     /// Origin and header of the call.
-    #[must_use]
     pub fn info(&self) -> CallInfo<'_> {
         self.call.info()
     }
 
     /// Its arguments, in the memory that they arrived in. Decodes them anew.
-    #[must_use]
     pub fn args(&self) -> P::Args<'_> {
         decode(self.call.incoming()).expect("checked before the handler got the call")
     }
 
     /// Whether the connection is closed; see [`DeferredCall::is_disconnected`].
-    #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.call.is_disconnected()
     }

@@ -271,7 +271,6 @@ pub struct Response<P> {
 
 impl<P: Signature> Response<P> {
     /// The reply of a call that was made by [`Request::into_call`].
-    #[must_use]
     pub fn of(reply: Reply) -> Self {
         Self { reply, of: PhantomData }
     }
@@ -287,7 +286,6 @@ impl<P: Signature> Response<P> {
     }
 
     /// The reply itself, with its buffers.
-    #[must_use]
     pub fn into_reply(self) -> Reply {
         self.reply
     }

@@ -43,14 +43,12 @@ pub struct Caller {
 impl Caller {
     /// Number of the connection, among all that its shard has had. For the C interface.
     #[doc(hidden)]
-    #[must_use]
     pub fn connection(self) -> u64 {
         u64::from(self.qp.generation) << 32 | u64::from(self.qp.slot)
     }
 
     /// Index of its shard in the server. For the C interface.
     #[doc(hidden)]
-    #[must_use]
     pub fn shard(self) -> u32 {
         self.shard
     }
@@ -115,37 +113,31 @@ pub struct CallInfo<'a> {
 
 impl<'a> CallInfo<'a> {
     /// RPC transaction identifier.
-    #[must_use]
     pub fn xid(&self) -> u32 {
         self.xid
     }
 
     /// Program number.
-    #[must_use]
     pub fn program(&self) -> u32 {
         self.message.word(PROGRAM)
     }
 
     /// Program version.
-    #[must_use]
     pub fn version(&self) -> u32 {
         self.message.word(VERSION)
     }
 
     /// Procedure number.
-    #[must_use]
     pub fn procedure(&self) -> u32 {
         self.message.word(PROCEDURE)
     }
 
     /// Connection of the caller.
-    #[must_use]
     pub fn caller(&self) -> Caller {
         Caller { shard: self.from.shard, qp: self.from.qp }
     }
 
     /// Credential of the caller: flavor and body (RFC 5531 §8.2).
-    #[must_use]
     pub fn credential(&self) -> (u32, &'a [u8]) {
         self.message.credential()
     }
@@ -153,7 +145,6 @@ impl<'a> CallInfo<'a> {
     /// Address of the caller's host, unauthenticated; `None` without addresses.
     ///
     /// All connections of a host have the same one, across reconnects.
-    #[must_use]
     pub fn peer_host(&self) -> Option<IpAddr> {
         self.from.host
     }
@@ -161,7 +152,6 @@ impl<'a> CallInfo<'a> {
     /// Authenticated name of the caller's host, if any; see [`auth`](crate::auth).
     ///
     /// It names the host, not the user: that one is in the [credential](Self::credential).
-    #[must_use]
     pub fn peer_identity(&self) -> Option<&'a str> {
         self.peer
     }
@@ -375,7 +365,6 @@ impl<T: ?Sized> ServerCall<T> {
     ///
     /// They travel in one message, in several where the version has them, or in the Reply chunk of the caller. The
     /// memory of the reply holds them.
-    #[must_use]
     pub fn reply_room(&self) -> usize {
         let inline = (self.parts.from.reply_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());
         let chunk = self.parts.chunks().reply_capacity().unwrap_or(0);
@@ -409,7 +398,6 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Inline arguments, in the receive buffer; Read chunks are apart.
     #[inline]
-    #[must_use]
     pub fn args(&self) -> &[u8] {
         self.parts.message.args()
     }
@@ -422,7 +410,6 @@ impl<T: ?Sized> ServerCall<T> {
     /// An argument from a Read chunk, without XDR round-up.
     ///
     /// A round-up is recognized by the length word in front; see [`uncounted`](crate::binding::Binding::uncounted).
-    #[must_use]
     pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
         self.parts.chunks().arguments.0.get(index)?.buf.as_deref()
     }
@@ -444,7 +431,6 @@ impl<T: ?Sized> ServerCall<T> {
     ///
     /// An empty chunk counts as not offered: its caller wants the result inline (RFC 8166 §4.3.2.3). The engine returns
     /// it in the reply.
-    #[must_use]
     pub fn write_chunk_capacity(&self, index: usize) -> Option<usize> {
         let result = self.parts.chunks().results.get(index).filter(|result| result.has_room());
         result.map(|result| result.capacity as usize)
@@ -563,7 +549,6 @@ impl<T: ?Sized> ServerCall<T> {
     }
 
     /// Origin and header of the call.
-    #[must_use]
     pub fn info(&self) -> CallInfo<'_> {
         let CallParts { from, message, cold, xid, .. } = &self.parts;
         CallInfo { from, message, peer: cold.get().and_then(|cold| cold.peer.as_deref()), xid: *xid }
