@@ -159,7 +159,10 @@ impl Endpoint {
                 completer,
             }));
             match opened.await.unwrap_or_else(|_| Err(LocalClose::Stopped.into())) {
-                Ok(conn) => Ok(Client::connected(shared, conn, closed)),
+                Ok(owned) => {
+                    let conn = owned.conn();
+                    Ok(Client::of(Arc::new(ConnectionState { conn, _owned: Some(owned), closed, shared })))
+                }
                 Err(CloseReason(CloseCause::Local(LocalClose::ConnectTimeout))) => {
                     Err(ConnectError::TimedOut { address: address.to_string(), timeout })
                 }
@@ -235,7 +238,7 @@ impl Pending {
     /// On the thread of the client's shard, where a call does not end meanwhile. Await it there.
     pub fn join(&mut self) -> CallResult {
         self.shard.must_not_wait();
-        self.ticket.wait_with(self.idle, None).map_or_else(disconnected, outcome_of)
+        outcome_of(self.ticket.wait_with(self.idle, None).unwrap_or(Err(Disconnected)))
     }
 
     /// Outcome of the call, if it has ended; does not block.
@@ -244,15 +247,9 @@ impl Pending {
     }
 }
 
-/// The outcome in a call's slot.
+/// The outcome in a call's slot; an error if the shard has stopped, whose memory is gone.
 fn outcome_of(outcome: Result<CallResult, Disconnected>) -> CallResult {
-    outcome.unwrap_or_else(|Disconnected| disconnected())
-}
-
-/// Error of a stopped shard, whose memory is gone.
-#[cold]
-fn disconnected() -> CallResult {
-    Err(CallError::ConnectionLost { sent: true }.into())
+    outcome.unwrap_or_else(|Disconnected| Err(CallError::ConnectionLost { sent: true }.into()))
 }
 
 impl fmt::Debug for Client {
@@ -300,22 +297,13 @@ impl Client {
         async move { start.await?.connect_async(&address).await }
     }
 
-    /// A client of a new connection.
-    fn connected(shared: Arc<EndpointState>, conn: OwnedConn, closed: Arc<ClosedBecause>) -> Self {
-        Self::of(Arc::new(ConnectionState { conn: conn.conn(), _owned: Some(conn), closed, shared }))
-    }
-
     /// A client in the reverse direction, on a connection that a server's shard accepted.
     pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
         let closed = Arc::default();
         // A stopped shard is detected as closed.
         shard.send(Command::Watch(conn, Arc::clone(&closed)));
-        Self::of(Arc::new(ConnectionState {
-            conn,
-            _owned: None,
-            closed,
-            shared: EndpointState::new(shard, "", config),
-        }))
+        let shared = EndpointState::new(shard, "", config);
+        Self::of(Arc::new(ConnectionState { conn, _owned: None, closed, shared }))
     }
 
     fn of(connection: Arc<ConnectionState>) -> Self {
