@@ -11,7 +11,7 @@ use crate::address::Address;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::service::{LocalServices, Services, ShardSetup};
-use crate::shard::{Shard, Workers, check};
+use crate::shard::{Shard, Workers};
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
@@ -68,13 +68,12 @@ impl LocalServer {
     /// The failed call, the exceeded limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         config.check_local()?;
-        check(&config.shard, Some(&services), 1)?;
-        if config.workers.is_none() {
-            services.check_placement()?;
-        }
-        let services = Arc::new(services);
-        let workers = start_workers(config, &services)?;
-        Self::open(address, config, workers, |shard, workers| serve(shard, &services, workers))
+        let (services, mut workers) = (Arc::new(services), None);
+        let shard = config.open_shard(address, &address.bind()?, 0, |shard| {
+            workers = start_workers(config, &services)?;
+            serve(shard, &services, workers.as_ref())
+        })?;
+        Ok(Self { shard, workers })
     }
 
     /// Serves an address by services of this thread; see [`start`](Self::start).
@@ -94,21 +93,8 @@ impl LocalServer {
         if config.workers.is_some() {
             return Err(workers_conflict());
         }
-        Self::open(address, config, None, |shard, _| {
-            let services = make(&shard.setup(0));
-            shard.serve(services)
-        })
-    }
-
-    /// Opens a device for an address, equips its shard by `equip`, and listens.
-    fn open(
-        address: &Address,
-        config: &ServerConfig,
-        workers: Option<Workers>,
-        equip: impl FnOnce(&mut Shard<AnyFabric>, Option<&Workers>) -> Result<(), StartError>,
-    ) -> Result<Self, StartError> {
-        let shard = config.open_shard(address, &address.bind()?, 0, |shard| equip(shard, workers.as_ref()))?;
-        Ok(Self { shard, workers })
+        let serve = |shard: &mut Shard<AnyFabric>| shard.serve(make(&shard.setup(0)));
+        Ok(Self { shard: config.open_shard(address, &address.bind()?, 0, serve)?, workers: None })
     }
 
     /// Listens at one more address of the same fabric.

@@ -156,6 +156,7 @@ impl ServerConfig {
     /// Checks the configuration of a server that its caller polls.
     fn check_local(&self) -> Result<(), StartError> {
         self.accept.validate()?;
+        check(&self.shard, Some(&LocalServices::new()), 1)?;
         let unused = [
             ("shards", self.shards != 1),
             ("cores", self.cores.is_some()),
@@ -220,9 +221,6 @@ impl Server {
     /// The configuration contradicts itself, the host lacks a resource, or a call failed. The text names the knob or
     /// call, the limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
-        if config.workers.is_none() {
-            services.check_placement()?;
-        }
         let places = config.bind(address, &services)?;
         let services = Arc::new(services);
         let workers = start_workers(config, &services)?.map(Arc::new);
@@ -278,7 +276,13 @@ impl Server {
             shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), core, make))?);
         }
         #[cfg(feature = "stats")]
-        let stats = socket.map(|socket| StatsSocket::start(socket, sources(&shards, places, config))).transpose()?;
+        let stats = {
+            let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
+                ShardSource::new(index as u32, address, config.core(index), shard.share())
+            };
+            let sources = shards.iter().zip(places).enumerate().map(source).collect();
+            socket.map(|socket| StatsSocket::start(socket, sources)).transpose()?
+        };
         Ok(Self {
             shards,
             reverse_credits: config.shard.debug.reverse_credits,
@@ -423,15 +427,6 @@ fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Wor
         shard.use_workers(workers);
     }
     shard.serve(services.to_local())
-}
-
-/// Sources of the statistics socket.
-#[cfg(feature = "stats")]
-fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> Vec<ShardSource> {
-    let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
-        ShardSource::new(index as u32, address, config.core(index), shard.share())
-    };
-    shards.iter().zip(places).enumerate().map(source).collect()
 }
 
 /// Address and listener of a shard.

@@ -53,11 +53,13 @@ pub struct Procedure<S: Sharing = Threads> {
 #[derive(Clone)]
 pub(crate) struct Cached {
     cache: Arc<DuplicateRequestCache>,
-    /// Identifies the caller.
-    client: Arc<dyn Fn(&ServerCall) -> Option<Client> + Send + Sync>,
+    client: Arc<Identify>,
     /// Bytes that the key covers of each argument.
     checksummed: usize,
 }
+
+/// Identifies the caller of a call.
+type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
     pub(crate) fn new(
