@@ -36,9 +36,9 @@ pub struct ClientCall {
     filled: usize,
     pub(super) memory: ChunkMemory,
     pub(super) procedure: u32,
-    pub(super) one_way: bool,
+    pub(crate) one_way: bool,
     pub(super) max_reply: usize,
-    pub(super) timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl ClientCall {

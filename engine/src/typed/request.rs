@@ -176,15 +176,10 @@ impl<P: Signature> Request<P> {
             true => transport.prepare(P::NUMBER, args.encoded_len()),
             false => Err(Defect::OtherProgram.into()),
         };
-        let mut call = prepared.map_err(|error| Error::Call(FailedCall::without_memory(error)))?;
+        let mut call = prepared.map_err(|error| Error::Call(error.into()))?;
         let rooms = self.buffers.as_ref().map_or(0, |buffers| buffers.rooms.len());
         call = call.expect_reply(longest_reply::<P>(P::BINDING.results.count > rooms));
-        if P::ONE_WAY {
-            call = call.one_way();
-        }
-        if let Some(time) = self.timeout {
-            call = call.timeout(time);
-        }
+        (call.one_way, call.timeout) = (P::ONE_WAY, self.timeout);
         let Some(buffers) = self.buffers else {
             let mut to = Encoder::new(call.args_room());
             args.encode(&mut to).map_err(Error::Encode)?;

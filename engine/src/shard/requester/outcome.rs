@@ -98,12 +98,6 @@ impl FailedCall {
     pub(crate) fn new(error: CallError, memory: ChunkMemory) -> Self {
         Self { error, returned: Returned(memory) }
     }
-
-    /// A failed call that had no memory yet.
-    #[cold]
-    pub(crate) fn without_memory(error: CallError) -> Self {
-        Self::new(error, ChunkMemory::NONE)
-    }
 }
 
 /// Buffers of a failed call's chunks that the peer cannot reach.
