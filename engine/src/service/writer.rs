@@ -73,15 +73,15 @@ impl<'a> ResultWriter<'a> {
         Self { room, len, is_exposed: None, chunk: None }
     }
 
-    /// Starts in a Write chunk. Sets `is_exposed` when its address is exposed.
+    /// Starts in a Write chunk, of this index and this declared length. Sets `is_exposed` when its address is exposed.
     #[inline]
     pub(super) fn of_chunk(
         room: &'a mut [u8],
         len: &'a mut usize,
         is_exposed: &'a mut bool,
-        (index, declared): (u32, u32),
+        chunk: (u32, u32),
     ) -> Self {
-        Self { is_exposed: Some(is_exposed), chunk: Some((index, declared)), ..Self::new(room, len) }
+        Self { is_exposed: Some(is_exposed), chunk: Some(chunk), ..Self::new(room, len) }
     }
 
     /// Bytes written so far.

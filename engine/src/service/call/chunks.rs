@@ -37,17 +37,6 @@ impl Received for ReadArguments {
     }
 }
 
-/// Memory of a result.
-#[derive(Debug)]
-enum ResultBytes {
-    /// No memory from the handler.
-    Empty,
-    /// Memory of the pool, filled by the handler.
-    Pool(Buf),
-    /// Memory of the handler.
-    Shared(Frozen),
-}
-
 /// A Read chunk that does not match the length word in front of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LengthMismatch {
@@ -65,20 +54,15 @@ pub(crate) struct ResultChunk {
     declared: u32,
     /// Bytes sent.
     pub(super) len: usize,
-    bytes: ResultBytes,
-    /// Whether the address of its pool memory was exposed, so that others may write there as long as the call lasts.
+    /// Memory of the pool, filled by the handler.
+    pool: Option<Buf>,
+    /// Memory of the handler, sent instead.
+    shared: Option<Frozen>,
+    /// Whether the address of the pool memory was exposed, so that others may write there as long as the call lasts.
     is_exposed: bool,
-    /// Exposed pool memory that was replaced by other memory.
-    replaced: Option<Buf>,
 }
 
 impl ResultChunk {
-    /// An empty result for a chunk of this capacity.
-    fn of(capacity: u32) -> Self {
-        let bytes = ResultBytes::Empty;
-        Self { capacity, declared: u32::MAX, len: 0, bytes, is_exposed: false, replaced: None }
-    }
-
     /// Whether the result goes into the chunk. An empty chunk requests it inline, as if no chunk were offered (RFC 8166
     /// §4.3.2.3).
     pub(super) fn has_room(&self) -> bool {
@@ -87,12 +71,16 @@ impl ResultChunk {
 
     /// Writer of its pool memory.
     fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
-        let of = (index as u32, self.declared);
-        match &mut self.bytes {
-            ResultBytes::Pool(buf) => Ok(ResultWriter::of_chunk(&mut buf[..], &mut self.len, &mut self.is_exposed, of)),
-            ResultBytes::Empty if self.capacity == 0 => Err(NoResult::no_chunk(index)),
-            ResultBytes::Empty => Err(NoResult(NoResultCause::NoMemory)),
-            ResultBytes::Shared(_) => Err(NoResult(NoResultCause::Shared)),
+        if self.shared.is_some() {
+            return Err(NoResult(NoResultCause::Shared));
+        }
+        match &mut self.pool {
+            Some(buf) => {
+                let chunk = (index as u32, self.declared);
+                Ok(ResultWriter::of_chunk(buf, &mut self.len, &mut self.is_exposed, chunk))
+            }
+            None if self.capacity == 0 => Err(NoResult::no_chunk(index)),
+            None => Err(NoResult(NoResultCause::NoMemory)),
         }
     }
 
@@ -111,11 +99,9 @@ impl ResultChunk {
             let error = ResultTooLong { needed, room, chunk: Some((index as u32, self.declared)) };
             return Err(NoResult(NoResultCause::TooLong(error)));
         }
-        self.len = needed;
-        if let ResultBytes::Pool(buf) = std::mem::replace(&mut self.bytes, ResultBytes::Shared(bytes))
-            && self.is_exposed
-        {
-            self.replaced = Some(buf);
+        (self.len, self.shared) = (needed, Some(bytes));
+        if !self.is_exposed {
+            self.pool = None;
         }
         Ok(())
     }
@@ -232,7 +218,8 @@ impl Chunks {
             self.writes.push(segment);
         }
         self.counts.push((self.writes.len() - before) as u32);
-        self.results.push(ResultChunk::of(capacity));
+        let (declared, is_exposed) = (u32::MAX, false);
+        self.results.push(ResultChunk { capacity, declared, len: 0, pool: None, shared: None, is_exposed });
     }
 
     /// Stores the Reply chunk.
@@ -418,16 +405,15 @@ impl Chunks {
         });
         let Some(mut alloc) = alloc else { return true };
         self.results.iter_mut().filter(|result| result.has_room()).all(|result| {
-            let Some(buf) = alloc(result.capacity as usize) else { return false };
-            result.bytes = ResultBytes::Pool(buf);
-            true
+            result.pool = alloc(result.capacity as usize);
+            result.pool.is_some()
         })
     }
 
     /// Frees the memory of results and arguments.
     pub(super) fn release(&mut self) {
         self.arguments.0.clear();
-        self.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
+        self.results.iter_mut().for_each(|result| (result.pool, result.shared) = (None, None));
     }
 
     /// Arguments and results apart.
@@ -438,10 +424,7 @@ impl Chunks {
 
     /// The arenas of results in the handler's own memory.
     pub(super) fn arenas(&self) -> impl Iterator<Item = ArenaId> {
-        self.results.iter().filter_map(|result| match &result.bytes {
-            ResultBytes::Shared(bytes) => Some(bytes.arena()),
-            ResultBytes::Empty | ResultBytes::Pool(_) => None,
-        })
+        self.results.iter().filter_map(|result| result.shared.as_ref()).map(Frozen::arena)
     }
 
     /// Takes the results and a long reply for RDMA Write. `write` gets the segments of each, and sets their lengths; it
@@ -456,10 +439,9 @@ impl Chunks {
         for (result, &count) in self.results.iter_mut().zip(&self.counts) {
             let (mine, rest) = std::mem::take(&mut segments).split_at_mut(count as usize);
             segments = rest;
-            let source = match std::mem::replace(&mut result.bytes, ResultBytes::Empty) {
-                ResultBytes::Pool(buf) => Some(Source::Lent(buf.lend().ok()?)),
-                ResultBytes::Shared(bytes) => Some(Source::Frozen(bytes)),
-                ResultBytes::Empty => None,
+            let source = match result.shared.take() {
+                Some(bytes) => Some(Source::Frozen(bytes)),
+                None => result.pool.take().map(|buf| buf.lend().map(Source::Lent)).transpose().ok()?,
             };
             write(mine, source, result.len as u32);
             written += result.len;
