@@ -79,8 +79,6 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     /// The last closed connections, and their reasons.
     closed: VecDeque<(ConnRef, CloseReason)>,
     template: Template,
-    /// Calls that ended while a blocking call waited, not reported yet.
-    unreported: Vec<Done>,
     config: ClientConfig,
     /// Whether calls with chunks are checked against a binding. The configuration does not change.
     limits_chunks: bool,
@@ -120,8 +118,8 @@ impl<F: Fabric> LocalClient<F> {
         let template = Template::new(config.program, config.version, &config.credential);
         let shard = config.open_shard(fabric)?;
         let limits_chunks = config.limits_chunks();
-        let (closed, unreported, arena) = (VecDeque::new(), Vec::new(), shard.arena().id());
-        Ok(Self { shard, first: ConnRef::NONE, closed, template, unreported, config, limits_chunks, arena })
+        let (closed, arena) = (VecDeque::new(), shard.arena().id());
+        Ok(Self { shard, first: ConnRef::NONE, closed, template, config, limits_chunks, arena })
     }
 
     /// Connects through a given device; blocks until connected.
@@ -443,9 +441,6 @@ impl<F: Fabric> LocalClient<F> {
     #[doc(alias("completion queue", "poll_cq"))]
     pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
         let busy = self.turn();
-        if !self.unreported.is_empty() {
-            self.unreported.drain(..).for_each(&mut on_done);
-        }
         let done = self.shard.done();
         if done.len() > 1 {
             done.drain(..).for_each(on_done);
@@ -459,7 +454,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// The next [`poll`](Self::poll) reports the work.
     pub fn wait(&mut self, longest: Duration) {
-        if self.unreported.is_empty() {
+        if self.shard.done().is_empty() {
             self.shard.sleep(longest);
         }
     }
@@ -473,7 +468,7 @@ impl<F: Fabric> LocalClient<F> {
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.shard.arm_elsewhere(longest)?;
-        (self.unreported.is_empty() && self.shard.done().is_empty()).then_some(timeout)
+        self.shard.done().is_empty().then_some(timeout)
     }
 
     /// Ends the sleep that [`arm`](Self::arm) prepared.
@@ -498,16 +493,10 @@ impl<F: Fabric> LocalClient<F> {
         let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);
         loop {
             let busy = self.turn();
-            let mut own = None;
-            for done in self.shard.done().drain(..) {
-                if done.token == BLOCKING {
-                    own = Some(done.result);
-                } else {
-                    self.unreported.push(done);
-                }
-            }
-            if let Some(result) = own {
-                return result;
+            // Others stay for the next poll.
+            let done = self.shard.done();
+            if let Some(own) = done.iter().position(|done| done.token == BLOCKING) {
+                return done.remove(own).result;
             }
             if busy {
                 idle.reset();
@@ -524,16 +513,13 @@ impl<F: Fabric> LocalClient<F> {
     pub fn close(mut self, timeout: Duration) -> Vec<Done> {
         self.shard.drain();
         let started = self.shard.now();
-        let mut ended = std::mem::take(&mut self.unreported);
         while !self.shard.is_drained() && self.shard.now() - started < timeout.as_nanos() as u64 {
             if !self.shard.poll_once() {
                 std::thread::yield_now();
             }
-            ended.append(self.shard.done());
         }
         self.shard.abort();
-        ended.append(self.shard.done());
-        ended
+        std::mem::take(self.shard.done())
     }
 }
 
