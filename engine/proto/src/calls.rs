@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::free_list::FreeList;
 use super::{CallError, Credits};
 
 /// A call of ours, for the life of its connection.
@@ -46,6 +45,7 @@ struct Slot {
     marks: u8,
     /// The caller's name for it, as [`age`](CallTable::age) returns it.
     name: u16,
+    /// The caller's own number for the call. Of a free slot: the next free one, or [`LAST`].
     token: u64,
     /// Of an abandoned call: when it was abandoned.
     deadline: u64,
@@ -53,6 +53,8 @@ struct Slot {
 
 /// Sent before, on a lost connection or refused; possibly executed.
 const TRIED: u8 = 0x80;
+/// No slot has this number.
+const LAST: u64 = u64::MAX;
 /// Age of a call that is reported, in calls of [`CallTable::age`].
 const OLD: u8 = 2;
 
@@ -77,7 +79,10 @@ pub(super) enum Match {
 #[derive(Clone, Debug)]
 pub struct CallTable {
     slots: Vec<Slot>,
-    free: FreeList,
+    /// The first free slot, or [`LAST`]: the last freed one.
+    free: u64,
+    /// Slots in use: calls, and abandoned ones with an outstanding reply.
+    pub(super) used: usize,
     mask: u32,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
     waiting: VecDeque<CallId>,
@@ -107,12 +112,13 @@ impl CallTable {
             state: State::Free,
             marks: 0,
             name: 0,
-            token: 0,
+            token: if i + 1 < size { u64::from(i + 1) } else { LAST },
             deadline: u64::MAX,
         };
         Self {
             slots: (0..size).map(slot).collect(),
-            free: FreeList::new(size as usize),
+            free: 0,
+            used: 0,
             mask: size - 1,
             waiting: VecDeque::with_capacity(capacity + 1),
             // Without slots no call can start.
@@ -127,10 +133,10 @@ impl CallTable {
         }
     }
 
-    /// Addresses that most messages need, for prefetching: the first slots and links are used most.
+    /// Address that most messages need, for prefetching: the first slots are used most.
     #[inline]
-    pub fn first_places(&self) -> [*const u8; 2] {
-        [self.slots.as_ptr().cast(), self.free.first_place()]
+    pub fn first_place(&self) -> *const u8 {
+        self.slots.as_ptr().cast()
     }
 
     /// Starts a call that is `sent` now, or waits for a credit. `deadline` in nanoseconds, `u64::MAX` for none.
@@ -271,8 +277,10 @@ impl CallTable {
     /// Takes a slot for a new call; `None` when all are in use.
     #[inline(always)]
     fn insert_as(&mut self, state: State, token: u64, deadline: u64, name: u16) -> Option<CallId> {
-        let index = self.free.pop()?;
-        let slot = &mut self.slots[index as usize];
+        // `LAST` has no slot.
+        let slot = self.slots.get_mut(self.free as usize)?;
+        self.free = slot.token;
+        self.used += 1;
         slot.xid = slot.xid.wrapping_add(self.mask + 1);
         slot.state = state;
         (slot.marks, slot.name) = (0, name);
@@ -282,9 +290,26 @@ impl CallTable {
         Some(CallId(slot.xid))
     }
 
+    /// Frees the slot of a call, and returns the call's token.
+    #[inline(always)]
+    fn release(&mut self, xid: u32) -> u64 {
+        let index = xid & self.mask;
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Free;
+        self.used -= 1;
+        std::mem::replace(&mut slot.token, std::mem::replace(&mut self.free, u64::from(index)))
+    }
+
+    /// The state of the call with this XID; [`State::Free`] if there is none.
+    #[inline]
+    fn state(&self, xid: u32) -> State {
+        let slot = &self.slots[(xid & self.mask) as usize];
+        if slot.xid == xid { slot.state } else { State::Free }
+    }
+
     fn live(&mut self, call: CallId) -> Option<&mut Slot> {
-        let slot = &mut self.slots[(call.0 & self.mask) as usize];
-        (matches!(slot.state, State::Queued | State::Sent) && slot.xid == call.0).then_some(slot)
+        let live = matches!(self.state(call.0), State::Queued | State::Sent);
+        live.then(|| &mut self.slots[(call.0 & self.mask) as usize])
     }
 
     /// Marks a waiting call as sent. False if it has ended meanwhile.
@@ -296,21 +321,15 @@ impl CallTable {
     /// The meaning of an answer's XID. Ends the call that it answers.
     #[inline(always)]
     pub(super) fn answered(&mut self, xid: u32) -> Match {
-        let slot = &mut self.slots[(xid & self.mask) as usize];
-        match slot.state {
-            State::Sent if slot.xid == xid => {
-                slot.state = State::Free;
-                self.free.push(xid & self.mask);
-                Match::Call(CallId(xid), slot.token)
-            }
-            State::Abandoned if slot.xid == xid => {
-                slot.state = State::Free;
-                self.free.push(xid & self.mask);
+        match self.state(xid) {
+            State::Sent => Match::Call(CallId(xid), self.release(xid)),
+            State::Abandoned => {
+                self.release(xid);
                 self.abandoned -= 1;
                 self.late = self.late.wrapping_add(1);
                 Match::Late(CallId(xid))
             }
-            _ => Match::Unknown,
+            State::Free | State::Queued => Match::Unknown,
         }
     }
 
@@ -321,41 +340,35 @@ impl CallTable {
 
     /// Whether the answer to this XID is awaited.
     pub(super) fn is_sent(&self, xid: u32) -> bool {
-        let slot = &self.slots[(xid & self.mask) as usize];
-        slot.state == State::Sent && slot.xid == xid
+        self.state(xid) == State::Sent
     }
 
     /// Whether the answer to a sent call is outstanding. This includes abandoned calls.
     pub fn is_owed(&self, call: CallId) -> bool {
-        let slot = &self.slots[(call.0 & self.mask) as usize];
-        matches!(slot.state, State::Sent | State::Abandoned) && slot.xid == call.0
+        matches!(self.state(call.0), State::Sent | State::Abandoned)
     }
 
     /// Marks a call for a retry after an error; it keeps its slot. Returns the call and its token.
     pub(super) fn retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
-        let slot = &mut self.slots[(xid & self.mask) as usize];
-        (slot.state == State::Sent && slot.xid == xid).then(|| {
-            (slot.state, slot.marks) = (State::Queued, TRIED);
-            (CallId(xid), slot.token)
-        })
+        let slot = self.is_sent(xid).then(|| &mut self.slots[(xid & self.mask) as usize])?;
+        (slot.state, slot.marks) = (State::Queued, TRIED);
+        Some((CallId(xid), slot.token))
     }
 
     /// Detaches unfinished calls from a lost connection, for retransmission; ends abandoned ones. Returns them, and
     /// whether each was sent.
     pub(super) fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         let mut calls = Vec::new();
-        for (index, slot) in self.slots.iter_mut().enumerate() {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
             match slot.state {
                 State::Free => {}
-                State::Abandoned => {
-                    slot.state = State::Free;
-                    self.free.push(index as u32);
-                }
+                State::Abandoned => _ = self.release(index as u32),
                 State::Queued | State::Sent => {
                     let tried = slot.state == State::Sent || slot.was_tried();
                     slot.marks = if tried { TRIED } else { 0 };
-                    calls.push((CallId(slot.xid), tried));
                     slot.state = State::Queued;
+                    calls.push((CallId(slot.xid), tried));
                 }
             }
         }
@@ -367,8 +380,7 @@ impl CallTable {
 
     /// Whether a call waits to be sent.
     pub fn is_waiting(&self, call: CallId) -> bool {
-        let slot = &self.slots[(call.0 & self.mask) as usize];
-        slot.state == State::Queued && slot.xid == call.0
+        self.state(call.0) == State::Queued
     }
 
     /// Ends a call, whose reply will not arrive. Returns its token, and whether it was ever sent; `None` if it has
@@ -376,10 +388,8 @@ impl CallTable {
     #[inline]
     pub(super) fn remove(&mut self, call: CallId) -> Option<(u64, bool)> {
         let slot = self.live(call)?;
-        let (token, sent) = (slot.token, slot.state == State::Sent || slot.was_tried());
-        slot.state = State::Free;
-        self.free.push(call.0 & self.mask);
-        Some((token, sent))
+        let sent = slot.state == State::Sent || slot.was_tried();
+        Some((self.release(call.0), sent))
     }
 
     /// Number of slots.
@@ -393,15 +403,10 @@ impl CallTable {
         (call.0 & self.mask) as usize
     }
 
-    /// Slots in use: calls, and abandoned ones with an outstanding reply.
-    #[inline]
-    pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
     /// True when no slot is in use.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.used == 0
     }
 
     /// No deadline is earlier than this; `u64::MAX` for none. It may be early, never late.

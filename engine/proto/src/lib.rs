@@ -86,7 +86,6 @@
 //! | [`exchange`] | the rules for changes of characteristics |
 //! | `credits` | flow control |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
-//! | `free_list` | free slots of a table |
 //! | `layouts` | layouts of the peer's headers |
 //! | `outbox` | outgoing messages other than calls |
 //! | `sequence` | incoming continued messages |
@@ -131,7 +130,6 @@ mod event;
 pub mod exchange;
 mod fault;
 mod form;
-mod free_list;
 mod inbound;
 mod incoming;
 mod layouts;

@@ -386,7 +386,7 @@ fn a_reply_that_is_broken_off_ends_its_call() {
         assert!(matches!(take(&mut client, &other), Ok(Outcome::Event(Event::Rejected(_)))));
         assert!(matches!(client.poll_event(), Some(Event::Failed { token: 1, .. })));
         assert!(client.poll_event().is_none(), "it ends once");
-        assert_eq!(client.calls().len(), 0);
+        assert_eq!(client.calls().used, 0);
     }
 }
 

@@ -92,7 +92,7 @@ fn deadlines_come_out_once_due_and_only_then() {
     table.remove(a).unwrap();
     assert_eq!(table.expired(60), None);
     assert_eq!(table.next_deadline(), u64::MAX);
-    assert_eq!(table.len(), 1);
+    assert_eq!(table.used, 1);
 }
 
 /// A scan of all slots for each call would make four thousand million checks, twice.
@@ -109,7 +109,7 @@ fn all_calls_at_once_end_with_one_look_at_each_slot() {
         table.remove(call).unwrap();
         ended += 1;
     }
-    assert_eq!((ended, table.len(), table.next_deadline()), (1 << 15, 1 << 15, 11));
+    assert_eq!((ended, table.used, table.next_deadline()), (1 << 15, 1 << 15, 11));
     assert_eq!(table.looks.take(), 1 << 16);
     while let Some(call) = table.any() {
         // One at the slot of the last one, too.

@@ -212,8 +212,7 @@ impl Conn {
     /// Prefetches the tables that it refers to. Reads the connection, which should be in the cache by now.
     #[inline]
     pub(super) fn prefetch_tables(&self) {
-        let [calls, free_calls] = self.proto.calls().first_places();
-        [calls, free_calls, self.proto.inbound().first_place()].into_iter().for_each(prefetch::<1, _>);
+        [self.proto.calls().first_place(), self.proto.inbound().first_place()].into_iter().for_each(prefetch::<1, _>);
         prefetch::<2, _>(self.calls.first_slot());
         prefetch::<2, _>(self.sends.next_place());
     }
