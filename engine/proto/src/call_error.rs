@@ -171,28 +171,32 @@ pub enum Fault {
 }
 
 impl CallError {
+    /// Its row in the table above: progress, whether it may be sent again as it is, and the party at fault.
+    const fn row(&self) -> (Sent, bool, Fault) {
+        use Sent::{Answered, No, Unanswered};
+        match self {
+            Self::TimedOut { sent: false } | Self::ConnectionLost { sent: false } | Self::Closed => {
+                (No, true, Fault::Connection)
+            }
+            Self::Cancelled { sent: false } | Self::TooManyCalls { .. } => (No, true, Fault::Caller),
+            Self::NoCredits { .. } => (No, true, Fault::Peer),
+            Self::NoMemory { .. } | Self::OutOfMemory { answered: false, .. } => (No, true, Fault::Host),
+            Self::NotAuthenticated | Self::TooLong { .. } | Self::Invalid(_) => (No, false, Fault::Caller),
+            Self::NoReverse => (No, false, Fault::Peer),
+            Self::TimedOut { sent: true } => (Unanswered, false, Fault::Peer),
+            Self::Cancelled { sent: true } => (Unanswered, false, Fault::Caller),
+            Self::ConnectionLost { sent: true } => (Unanswered, false, Fault::Connection),
+            Self::OutOfMemory { answered: true, .. } | Self::NoReplyBuffer { .. } => (Answered, false, Fault::Host),
+            Self::MalformedReply(_)
+            | Self::Transport(ErrorBody::System | ErrorBody::Unknown(_) | ErrorBody::Vers { .. })
+            | Self::Refused(Refusal::SystemError) => (Answered, false, Fault::Peer),
+            Self::Transport(_) | Self::Refused(_) => (Answered, false, Fault::Caller),
+        }
+    }
+
     /// Whether the call was sent.
     pub const fn sent(&self) -> Sent {
-        match self {
-            Self::TimedOut { sent } | Self::Cancelled { sent } | Self::ConnectionLost { sent } => match sent {
-                true => Sent::Unanswered,
-                false => Sent::No,
-            },
-            Self::NotAuthenticated
-            | Self::Closed
-            | Self::NoCredits { .. }
-            | Self::TooManyCalls { .. }
-            | Self::NoMemory { .. }
-            | Self::OutOfMemory { answered: false, .. }
-            | Self::TooLong { .. }
-            | Self::Invalid(_)
-            | Self::NoReverse => Sent::No,
-            Self::OutOfMemory { answered: true, .. }
-            | Self::NoReplyBuffer { .. }
-            | Self::MalformedReply(_)
-            | Self::Transport(_)
-            | Self::Refused(_) => Sent::Answered,
-        }
+        self.row().0
     }
 
     /// Whether a retry is safe, and may succeed later.
@@ -200,10 +204,7 @@ impl CallError {
     /// The server has not executed the call. The table above has the conditions. An idempotent call may also be sent
     /// again where the server may have executed it.
     pub const fn may_retry(&self) -> bool {
-        match self {
-            Self::NotAuthenticated | Self::TooLong { .. } | Self::Invalid(_) | Self::NoReverse => false,
-            _ => matches!(self.sent(), Sent::No),
-        }
+        self.row().1
     }
 
     /// The server drains, or has no memory for the call.
@@ -226,22 +227,7 @@ impl CallError {
 
     /// Party at fault.
     pub const fn fault(&self) -> Fault {
-        match self {
-            Self::TimedOut { sent: false } | Self::ConnectionLost { .. } | Self::Closed => Fault::Connection,
-            Self::Cancelled { .. }
-            | Self::NotAuthenticated
-            | Self::TooManyCalls { .. }
-            | Self::TooLong { .. }
-            | Self::Invalid(_) => Fault::Caller,
-            Self::NoMemory { .. } | Self::OutOfMemory { .. } | Self::NoReplyBuffer { .. } => Fault::Host,
-            Self::TimedOut { sent: true }
-            | Self::NoCredits { .. }
-            | Self::NoReverse
-            | Self::MalformedReply(_)
-            | Self::Transport(ErrorBody::System | ErrorBody::Unknown(_) | ErrorBody::Vers { .. })
-            | Self::Refused(Refusal::SystemError) => Fault::Peer,
-            Self::Transport(_) | Self::Refused(_) => Fault::Caller,
-        }
+        self.row().2
     }
 }
 

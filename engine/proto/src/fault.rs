@@ -86,49 +86,30 @@ pub enum Rejected {
 
 /// A knob of the configuration that bounds a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Knob(Bound);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
-    ReceiveSize,
-    ReassembleUpTo,
-    SmallBuffers,
-    MessageBuffers,
-    LongBuffers,
-    BulkBuffers,
-    Receives,
-}
+pub struct Knob(&'static str);
 
 #[doc(hidden)]
 impl Knob {
     /// The smaller end's Receive size, or `max_receive_size`, its upper limit.
-    pub const RECEIVE_SIZE: Self = Self(Bound::ReceiveSize);
-    /// As above, of both ends.
-    pub const REASSEMBLE_UP_TO: Self = Self(Bound::ReassembleUpTo);
+    pub const RECEIVE_SIZE: Self = Self("wire.receive_size");
+    /// The longest message in parts, of both ends.
+    pub const REASSEMBLE_UP_TO: Self = Self("wire.reassemble_up_to");
     /// Buffers for short messages.
-    pub const SMALL_BUFFERS: Self = Self(Bound::SmallBuffers);
+    pub const SMALL_BUFFERS: Self = Self("memory.small_buffers");
     /// Buffers of a message each.
-    pub const MESSAGE_BUFFERS: Self = Self(Bound::MessageBuffers);
+    pub const MESSAGE_BUFFERS: Self = Self("memory.message_buffers");
     /// Buffers for longer messages.
-    pub const LONG_BUFFERS: Self = Self(Bound::LongBuffers);
+    pub const LONG_BUFFERS: Self = Self("memory.long_buffers");
     /// Buffers for chunks.
-    pub const BULK_BUFFERS: Self = Self(Bound::BulkBuffers);
+    pub const BULK_BUFFERS: Self = Self("memory.bulk_buffers");
     /// Receives of the shard.
-    pub const RECEIVES: Self = Self(Bound::Receives);
+    pub const RECEIVES: Self = Self("memory.receives");
 }
 
 impl Knob {
     /// Its name in `Config`.
     pub const fn name(self) -> &'static str {
-        match self.0 {
-            Bound::ReceiveSize => "wire.receive_size",
-            Bound::ReassembleUpTo => "wire.reassemble_up_to",
-            Bound::SmallBuffers => "memory.small_buffers",
-            Bound::MessageBuffers => "memory.message_buffers",
-            Bound::LongBuffers => "memory.long_buffers",
-            Bound::BulkBuffers => "memory.bulk_buffers",
-            Bound::Receives => "memory.receives",
-        }
+        self.0
     }
 }
 
