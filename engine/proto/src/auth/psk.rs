@@ -75,6 +75,11 @@ impl Key {
         }
         mac
     }
+
+    /// Checks a proof. The comparison takes the same time wherever they differ.
+    fn check(&self, proof: &[u8], maker: Role, client: &Nonce, server: &Nonce) -> Result<(), AuthError> {
+        self.proof(maker, client, server).verify_slice(proof).map_err(|_| AuthError::WrongProof)
+    }
 }
 
 /// Omits the key.
@@ -134,33 +139,29 @@ enum Client {
     Over,
 }
 
+impl Client {
+    fn proceed(&mut self, message: Option<&[u8]>) -> Result<Step, AuthError> {
+        match (std::mem::replace(self, Client::Over), message) {
+            (Client::Start(key), None) => {
+                let nonce = nonce()?;
+                let opening = [&[1, VERSION, key.id.len() as u8], key.id.as_bytes(), &nonce].concat();
+                *self = Client::Challenged(key, nonce);
+                Ok(Step::Continue(opening))
+            }
+            (Client::Challenged(key, ours), Some(message)) => {
+                let (theirs, proof) = parse_challenge(message).ok_or(AuthError::Malformed)?;
+                key.check(proof, Role::Server, &ours, theirs)?;
+                let proof = key.proof(Role::Client, &ours, theirs).finalize().into_bytes();
+                Ok(Step::Done { peer: key.id.clone(), last: Some([&[3], &proof[..]].concat()) })
+            }
+            _ => Err(AuthError::Malformed),
+        }
+    }
+}
+
 impl Handshake for Client {
     fn step(&mut self, message: Option<&[u8]>) -> Step {
-        match (std::mem::replace(self, Client::Over), message) {
-            (Client::Start(key), None) => match nonce() {
-                Ok(nonce) => {
-                    let mut opening = vec![1, VERSION, key.id.len() as u8];
-                    opening.extend_from_slice(key.id.as_bytes());
-                    opening.extend_from_slice(&nonce);
-                    *self = Client::Challenged(key, nonce);
-                    Step::Continue(opening)
-                }
-                Err(error) => Step::Failed(error),
-            },
-            (Client::Challenged(key, ours), Some(message)) => {
-                let Some((theirs, proof)) = parse_challenge(message) else {
-                    return Step::Failed(AuthError::Malformed);
-                };
-                // The comparison takes the same time wherever they differ.
-                if key.proof(Role::Server, &ours, theirs).verify_slice(proof).is_err() {
-                    return Step::Failed(AuthError::WrongProof);
-                }
-                let mut last = vec![3];
-                last.extend_from_slice(&key.proof(Role::Client, &ours, theirs).finalize().into_bytes());
-                Step::Done { peer: key.id.clone(), last: Some(last) }
-            }
-            _ => Step::Failed(AuthError::Malformed),
-        }
+        self.proceed(message).unwrap_or_else(Step::Failed)
     }
 }
 
@@ -172,38 +173,32 @@ enum Server {
     Over,
 }
 
-impl Handshake for Server {
-    fn step(&mut self, message: Option<&[u8]>) -> Step {
-        let message = message.unwrap_or_default();
+impl Server {
+    fn proceed(&mut self, message: &[u8]) -> Result<Step, AuthError> {
         match std::mem::replace(self, Server::Over) {
             Server::Start(keys) => {
-                let Some((id, theirs)) = parse_opening(message) else {
-                    return Step::Failed(AuthError::Malformed);
-                };
-                let Some(key) = keys.into_iter().find(|key| key.id.as_bytes() == id) else {
-                    return Step::Failed(AuthError::UnknownKey);
-                };
-                let ours = match nonce() {
-                    Ok(nonce) => nonce,
-                    Err(error) => return Step::Failed(error),
-                };
-                let mut challenge = vec![2];
-                challenge.extend_from_slice(&ours);
-                challenge.extend_from_slice(&key.proof(Role::Server, theirs, &ours).finalize().into_bytes());
+                let (id, theirs) = parse_opening(message).ok_or(AuthError::Malformed)?;
+                let key = keys.into_iter().find(|key| key.id.as_bytes() == id).ok_or(AuthError::UnknownKey)?;
+                let ours = nonce()?;
+                let proof = key.proof(Role::Server, theirs, &ours).finalize().into_bytes();
                 *self = Server::Challenged(key, *theirs, ours);
-                Step::Continue(challenge)
+                Ok(Step::Continue([&[2], &ours[..], &proof[..]].concat()))
             }
-            Server::Challenged(key, theirs, ours) => match message.split_first() {
-                Some((3, proof)) if proof.len() == PROOF => {
-                    if key.proof(Role::Client, &theirs, &ours).verify_slice(proof).is_err() {
-                        return Step::Failed(AuthError::WrongProof);
-                    }
-                    Step::Done { peer: key.id.clone(), last: None }
+            Server::Challenged(key, theirs, ours) => match message {
+                [3, proof @ ..] if proof.len() == PROOF => {
+                    key.check(proof, Role::Client, &theirs, &ours)?;
+                    Ok(Step::Done { peer: key.id.clone(), last: None })
                 }
-                _ => Step::Failed(AuthError::Malformed),
+                _ => Err(AuthError::Malformed),
             },
-            Server::Over => Step::Failed(AuthError::Malformed),
+            Server::Over => Err(AuthError::Malformed),
         }
+    }
+}
+
+impl Handshake for Server {
+    fn step(&mut self, message: Option<&[u8]>) -> Step {
+        self.proceed(message.unwrap_or_default()).unwrap_or_else(Step::Failed)
     }
 
     /// Only the server's first answer tells the client whether its key is the right one, and a client with another key
