@@ -11,6 +11,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use crate::wire::ErrorBody;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor};
 use crate::wire::xdr::{Decoder, padded};
@@ -133,12 +135,6 @@ impl Binding {
         self
     }
 
-    /// Whether a byte count precedes each eligible argument.
-    #[doc(hidden)]
-    pub const fn is_counted(&self) -> bool {
-        self.counted
-    }
-
     /// Bytes of the argument in a Read chunk of `chunk` bytes. The chunk may include the XDR round-up; the count in the
     /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if any. `None` if it differs from
     /// the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. Of
@@ -229,31 +225,26 @@ const fn left_in(items: &Eligible, reduced: usize) -> usize {
 /// The bindings of programs.
 #[derive(Clone, Debug, Default)]
 pub struct Bindings {
-    /// Sorted by program, version and procedure.
-    rows: Vec<((u32, u32, u32), Binding)>,
+    /// By program, version and procedure.
+    rows: BTreeMap<(u32, u32, u32), Binding>,
 }
 
 impl Bindings {
     /// An empty table.
     pub const fn new() -> Self {
-        Self { rows: Vec::new() }
+        Self { rows: BTreeMap::new() }
     }
 
     /// Adds a procedure, or replaces it.
     pub fn add(&mut self, program: u32, version: u32, procedure: u32, binding: Binding) -> &mut Self {
-        let key = (program, version, procedure);
-        match self.rows.binary_search_by_key(&key, |row| row.0) {
-            Ok(at) => self.rows[at].1 = binding,
-            Err(at) => self.rows.insert(at, (key, binding)),
-        }
+        self.rows.insert((program, version, procedure), binding);
         self
     }
 
     /// The binding of a procedure. `None` for one that has none: nothing of it may be reduced (RFC 8166
     /// §6.1).
     pub fn get(&self, program: u32, version: u32, procedure: u32) -> Option<&Binding> {
-        let key = (program, version, procedure);
-        self.rows.binary_search_by_key(&key, |row| row.0).ok().map(|at| &self.rows[at].1)
+        self.rows.get(&(program, version, procedure))
     }
 }
 

@@ -352,7 +352,7 @@ impl Chunks {
     /// The length word in front of a chunk does not match it, as the binding declares.
     pub(super) fn trim_arguments(&mut self, inline: &[u8], binding: &Binding) -> Result<(), LengthMismatch> {
         for index in 0..self.arguments.0.len() {
-            let word = if binding.is_counted() { self.word_before(index, inline) } else { None };
+            let word = if binding.counted { self.word_before(index, inline) } else { None };
             if let Some(buf) = self.arguments.0.get_mut(index).and_then(|argument| argument.buf.as_mut()) {
                 let chunk = buf.len();
                 let len = binding.argument_len(chunk, word).ok_or(LengthMismatch { chunk, word })?;
