@@ -135,10 +135,10 @@ pub struct Exchange {
 impl Exchange {
     /// An end with the values of `local`, of which `constant` never change. Other properties are ignored. Queues
     /// INITXCH.
-    pub fn new(revision: Revision, local: &Properties<'_>, constant: &[PropertyId]) -> Self {
+    pub fn new(revision: Revision, local: &Properties<'static>, constant: &[PropertyId]) -> Self {
         Self {
             revision,
-            local: characteristic::detached(local),
+            local: Properties { windowed_credits: false, optional_type: false, host_auth: None, ..*local },
             local_constant: constant.iter().copied().collect(),
             queue: VecDeque::from([Message::Initial]),
             supported: true,
@@ -237,7 +237,7 @@ impl Exchange {
             let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
             let id = value.id();
             let changed = value.replaced_in(&mut self.peer);
-            self.unexpected += u64::from(changed && self.peer_constant.contains(id));
+            self.unexpected += u64::from(changed && self.peer_constant.contains(&id));
             self.peer_stated.insert(id);
             if constant.contains(position) {
                 self.peer_constant.insert(id);
@@ -268,7 +268,7 @@ impl Exchange {
             let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
             let id = value.id();
             let again = !seen.insert(id);
-            if !(again || busy || self.local_constant.contains(id) || self.owed.contains(id)) {
+            if !(again || busy || self.local_constant.contains(&id) || self.owed.contains(&id)) {
                 open.push((position, value));
             }
         }
@@ -309,7 +309,7 @@ impl Exchange {
     /// UPDXCH (XC §4.4).
     fn updated(&mut self, now: Characteristic, clears_pending: bool) {
         let id = now.id();
-        let promised = self.peer_constant.contains(id) || !self.peer_stated.contains(id);
+        let promised = self.peer_constant.contains(&id) || !self.peer_stated.contains(&id);
         let changed = self.believe(now);
         self.unexpected += u64::from(promised && changed);
         if !clears_pending {
@@ -365,7 +365,7 @@ impl Exchange {
             if !seen.insert(id) {
                 return Err(ChangeError::Twice(id));
             }
-            if self.peer_constant.contains(id) || !self.peer_stated.contains(id) {
+            if self.peer_constant.contains(&id) || !self.peer_stated.contains(&id) {
                 return Err(ChangeError::Constant(id));
             }
             if self.awaited.iter().any(|awaited| awaited.wanted.id() == id) {
@@ -424,7 +424,7 @@ impl Exchange {
     /// The change was not announced.
     pub fn settle(&mut self, now: Characteristic) -> Result<(), ChangeError> {
         let id = self.may_change(now)?;
-        if !self.owed.remove(id) {
+        if !self.owed.remove(&id) {
             return Err(ChangeError::NotPending(id));
         }
         now.store(&mut self.local);
@@ -437,7 +437,7 @@ impl Exchange {
             return Err(ChangeError::Unsupported);
         }
         let id = self.in_revision(value)?;
-        if self.local_constant.contains(id) { Err(ChangeError::Constant(id)) } else { Ok(id) }
+        if self.local_constant.contains(&id) { Err(ChangeError::Constant(id)) } else { Ok(id) }
     }
 
     fn in_revision(&self, value: Characteristic) -> Result<PropertyId, ChangeError> {
@@ -470,7 +470,7 @@ impl Exchange {
     /// The next operation to send. It counts as sent: call only when a message may be sent.
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
         let message = self.queue.pop_front()?;
-        message.encode(self.revision, &self.local, self.local_constant)
+        message.encode(self.revision, &self.local, &self.local_constant)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The properties that may change while connected, as values.
 
+use std::collections::BTreeSet;
+
 use crate::wire::properties::{Properties, Property, PropertyId, ReverseSupport};
 use crate::wire::{BadXdr, Revision};
 
@@ -90,45 +92,5 @@ impl Characteristic {
     }
 }
 
-/// The characteristics in `properties`, and nothing else.
-pub(super) fn detached(properties: &Properties<'_>) -> Properties<'static> {
-    let mut detached = Properties::default();
-    Characteristic::all(properties).into_iter().for_each(|value| value.store(&mut detached));
-    detached
-}
-
 /// A set of kinds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct IdSet(u16);
-
-impl IdSet {
-    fn bit(id: PropertyId) -> u16 {
-        PropertyId::ALL.iter().position(|&other| other == id).map_or(0, |at| 1 << at)
-    }
-
-    pub(super) fn contains(self, id: PropertyId) -> bool {
-        self.0 & Self::bit(id) != 0
-    }
-
-    /// Adds it; true if it was missing.
-    pub(super) fn insert(&mut self, id: PropertyId) -> bool {
-        let new = !self.contains(id);
-        self.0 |= Self::bit(id);
-        new
-    }
-
-    /// Removes it; true if it was present.
-    pub(super) fn remove(&mut self, id: PropertyId) -> bool {
-        let there = self.contains(id);
-        self.0 &= !Self::bit(id);
-        there
-    }
-}
-
-impl FromIterator<PropertyId> for IdSet {
-    fn from_iter<T: IntoIterator<Item = PropertyId>>(ids: T) -> Self {
-        let mut set = IdSet::default();
-        ids.into_iter().for_each(|id| _ = set.insert(id));
-        set
-    }
-}
+pub(super) type IdSet = BTreeSet<PropertyId>;

@@ -32,14 +32,14 @@ pub(super) enum Message {
 
 impl Message {
     /// Encodes it for an end with the values of `local`, with `constant` fixed.
-    pub(super) fn encode(&self, revision: Revision, local: &Properties<'_>, constant: IdSet) -> Option<Outgoing> {
+    pub(super) fn encode(&self, revision: Revision, local: &Properties<'_>, constant: &IdSet) -> Option<Outgoing> {
         Some(match self {
             Message::Initial => {
                 let all: List = Characteristic::all(local)
                     .into_iter()
                     .filter(|value| value.id().which(revision).is_some())
                     .collect();
-                let at_constant = (0..all.len()).filter(|at| constant.contains(all[*at].id()));
+                let at_constant = (0..all.len()).filter(|at| constant.contains(&all[*at].id()));
                 let (mut bytes, mut words) = ([0; SET_LEN], [0; 4]);
                 let start = set(revision, &all, &mut bytes);
                 let constant = subset(at_constant, &mut words);

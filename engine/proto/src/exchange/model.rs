@@ -51,11 +51,11 @@ impl End {
             match outcome {
                 Outcome::Pending => assert!(self.pending.insert(wanted.id()), "pending twice"),
                 Outcome::Partial(_) => {
-                    assert!(self.pending.remove(wanted.id()));
+                    assert!(self.pending.remove(&wanted.id()));
                     self.ended += 1;
                 }
                 Outcome::Done | Outcome::Rejected => {
-                    self.pending.remove(wanted.id());
+                    self.pending.remove(&wanted.id());
                     self.ended += 1;
                 }
             }
@@ -98,7 +98,7 @@ proptest! {
                 }
                 Step::Settle(end, value) => {
                     let end = &mut ends[usize::from(end)].exchange;
-                    let owed = end.owed.contains(value.id());
+                    let owed = end.owed.contains(&value.id());
                     prop_assert_eq!(end.settle(value).is_ok(), owed);
                 }
                 Step::Deliver(from) => _ = deliver(&mut ends, usize::from(from)),
@@ -125,7 +125,7 @@ proptest! {
         prop_assert_eq!(ends[1].exchange.peer(), ends[0].exchange.local());
         for end in &ends {
             prop_assert_eq!(end.requested, end.ended);
-            prop_assert_eq!(end.pending, IdSet::default());
+            prop_assert!(end.pending.is_empty());
             prop_assert_eq!(end.exchange.unexpected(), 0);
             prop_assert!(end.exchange.request.is_none() && end.exchange.asked.is_none());
         }
