@@ -335,13 +335,20 @@ impl Credits {
     /// Processes a windowed grant: messages acknowledged and credits beyond them.
     #[inline]
     fn on_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
+        self.acknowledge(acknowledged)?;
+        let window = if credit > MAX_CREDITS { narrowed(credit)? } else { credit };
+        self.limit = acknowledged.wrapping_add(window);
+        Ok(())
+    }
+
+    /// Notes the count of messages that the peer has received.
+    #[inline]
+    fn acknowledge(&mut self, acknowledged: u32) -> Result<(), PeerFault> {
         let outstanding = self.sent.wrapping_sub(self.acknowledged);
         if acknowledged.wrapping_sub(self.acknowledged) > outstanding {
             return Err(self.acknowledged_too_much(acknowledged));
         }
         self.acknowledged = acknowledged;
-        let window = if credit > MAX_CREDITS { narrowed(credit)? } else { credit };
-        self.limit = acknowledged.wrapping_add(window);
         Ok(())
     }
 
@@ -374,13 +381,7 @@ impl Credits {
     #[cold]
     pub fn on_receive_error(&mut self, received: Option<u32>) -> Result<(), PeerFault> {
         self.count_unreadable(None)?;
-        if let Some(acknowledged) = received {
-            if acknowledged.wrapping_sub(self.acknowledged) > self.sent.wrapping_sub(self.acknowledged) {
-                return Err(self.acknowledged_too_much(acknowledged));
-            }
-            self.acknowledged = acknowledged;
-        }
-        Ok(())
+        received.map_or(Ok(()), |acknowledged| self.acknowledge(acknowledged))
     }
 
     /// Counts an unusable message as the peer counts it. `increment` is its grant, if its credit word is readable.
