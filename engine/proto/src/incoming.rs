@@ -32,6 +32,17 @@ pub(super) struct ListKinds {
     pub(super) reads: bool,
 }
 
+impl Lists {
+    /// The kinds of lists that were decoded by layout; `None` without any.
+    #[inline]
+    pub(super) fn kinds(&self) -> Option<ListKinds> {
+        match self {
+            Lists::Single(chunks) => Some(ListKinds { long: false, reads: chunks.has_read() }),
+            Lists::None | Lists::Checked(_) => None,
+        }
+    }
+}
+
 impl ListKinds {
     /// The kinds of lists in a checked header; `None` without any.
     #[inline]

@@ -36,7 +36,8 @@ pub struct Session {
     open: bool,
     /// Whether calls of the peer are served: configured, and the peer authenticated.
     pub(super) serves: bool,
-    terms: Terms,
+    /// Terms of this side's messages, as negotiated so far.
+    pub(super) terms: Terms,
     /// The server's error about a client's first message, other than ERR_VERS.
     first_error: Option<ErrorBody>,
     pub(super) connprop: Box<Connprop>,
@@ -47,7 +48,9 @@ impl Session {
     pub(super) fn new(config: &ConnConfig) -> Self {
         let (version, terms) = match config.scheme {
             CreditMode::V1 => (Version::V1, Terms::version_1(config)),
-            CreditMode::V2Windowed | CreditMode::V2Incremental => (Version::V2, Terms::version_2(config)),
+            CreditMode::V2Windowed | CreditMode::V2Incremental => {
+                (Version::V2, Terms::from_properties(config, &Properties::default()))
+            }
         };
         let mut session = Self {
             version,
@@ -84,12 +87,6 @@ impl Session {
         self.phase
     }
 
-    /// Terms of this side's messages, as negotiated so far.
-    #[inline]
-    pub(super) fn terms(&self) -> &Terms {
-        &self.terms
-    }
-
     /// Authentication of the peer. If it has already [failed](HostAuth::failure), the connection must end.
     pub fn auth(&self) -> &HostAuth {
         &self.connprop.auth
@@ -113,10 +110,6 @@ impl Session {
     /// The server's error about a client's first message, other than ERR_VERS, if no other message followed.
     pub fn first_error(&self) -> Option<ErrorBody> {
         self.first_error.filter(|_| self.phase == Phase::Hello)
-    }
-
-    pub(super) fn set_terms(&mut self, terms: Terms) {
-        self.terms = terms;
     }
 
     /// Settles on the present version, permanently.
@@ -148,9 +141,13 @@ impl Session {
         opens
     }
 
-    /// Advances authentication by a message; `None` if the peer sent none.
+    /// Advances authentication by a message; `None` if the peer sent none. A server answers a failure, too.
     pub(super) fn authenticate(&mut self, config: &ConnConfig, message: Option<&[u8]>) -> Result<(), AuthError> {
-        let result = self.connprop.authenticate(message, config.server);
+        let (answer, result) = match self.connprop.auth.receive(message) {
+            Ok(answer) => (answer, Ok(())),
+            Err(error) => (config.server.then(Vec::new), Err(error)),
+        };
+        self.connprop.message = answer.or(self.connprop.message.take());
         self.serves = config.takes_calls && self.auth().may_go_on();
         result
     }
@@ -182,12 +179,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The terms of version 2 before, or without, a CONNPROP.
-    pub(super) fn version_2(config: &ConnConfig) -> Self {
-        Self::from_properties(config, &Properties::default())
-    }
-
-    /// The terms from the peer's CONNPROP.
+    /// The terms of version 2 from the peer's CONNPROP, or its defaults without one.
     pub(super) fn from_properties(config: &ConnConfig, peer: &Properties<'_>) -> Self {
         Self {
             version: Version::V2,

@@ -31,9 +31,9 @@ pub(super) struct Outbox {
     /// Oldest first. Version 1 sends them without a credit.
     queue: VecDeque<Queued>,
     /// Messages that have left the queue. The number wraps.
-    gone: u32,
+    pub(super) gone: u32,
     /// Queued errors; each occupies a served call's place until sent.
-    errors: usize,
+    pub(super) errors: usize,
     /// A pure grant to send as a keep-alive, unless another message grants before.
     pub(super) keep_alive: bool,
 }
@@ -53,17 +53,6 @@ impl Outbox {
     /// Messages that wait.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
-    }
-
-    /// Errors that wait.
-    #[inline]
-    pub(super) fn errors(&self) -> usize {
-        self.errors
-    }
-
-    /// Messages that have left the queue. The number wraps.
-    pub(super) fn gone(&self) -> u32 {
-        self.gone
     }
 
     pub(super) fn contains(&self, message: Queued) -> bool {
@@ -136,12 +125,12 @@ mod tests {
     fn errors_are_counted_while_they_wait() {
         let mut outbox = Outbox::new(2);
         (0..10).for_each(|_| outbox.push_error(ERROR, 2));
-        assert_eq!((outbox.len(), outbox.errors()), (MIN_ERRORS, MIN_ERRORS), "no more than there is room for");
+        assert_eq!((outbox.len(), outbox.errors), (MIN_ERRORS, MIN_ERRORS), "no more than there is room for");
         assert_eq!(outbox.front(), Some(ERROR));
         outbox.pop();
-        assert_eq!((outbox.errors(), outbox.gone()), (MIN_ERRORS - 1, 1));
+        assert_eq!((outbox.errors, outbox.gone), (MIN_ERRORS - 1, 1));
         outbox.clear();
-        assert_eq!((outbox.errors(), outbox.is_empty()), (0, true));
+        assert_eq!((outbox.errors, outbox.is_empty()), (0, true));
     }
 
     #[test]
@@ -154,7 +143,7 @@ mod tests {
         assert_eq!(outbox.front(), Some(Queued::Optional));
         outbox.pop();
         outbox.pop();
-        assert_eq!((outbox.is_empty(), outbox.gone()), (true, 1));
+        assert_eq!((outbox.is_empty(), outbox.gone), (true, 1));
     }
 
     #[test]
@@ -165,6 +154,6 @@ mod tests {
         outbox.hold();
         assert_eq!((outbox.front(), outbox.len()), (Some(Queued::Continue), 2));
         outbox.pop();
-        assert_eq!((outbox.front(), outbox.len(), outbox.gone()), (Some(Queued::Optional), 1, 0));
+        assert_eq!((outbox.front(), outbox.len(), outbox.gone), (Some(Queued::Optional), 1, 0));
     }
 }

@@ -4,7 +4,7 @@ use super::{CallError, Knob};
 use crate::wire::{Flags, HeaderType, View};
 
 /// Longest CONNPROP to reassemble from parts, in bytes.
-const LONGEST_CONNPROP: usize = 64 << 10;
+pub(super) const LONGEST_CONNPROP: usize = 64 << 10;
 
 /// Received parts of one message, without the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(super) struct Sequence {
     /// Bytes of payload so far.
     bytes: usize,
     /// Whether the payload is kept: a reply or call for us, within the limit.
-    kept: bool,
+    pub(super) kept: bool,
     /// Whether memory for it was lacking.
     no_memory: bool,
 }
@@ -38,21 +38,16 @@ impl Sequence {
         self.xid == view.xid() && self.htype == view.htype() && self.response == view.flags().contains(Flags::RESPONSE)
     }
 
-    /// Whether the payload is kept.
-    pub(super) fn is_kept(&self) -> bool {
-        self.kept
-    }
-
-    /// Adds a part of this many bytes to an RPC message of at most `limit` bytes. Returns whether it is kept.
+    /// Adds a part of this many bytes to a message of at most `limit` bytes. Returns whether it is kept.
     pub(super) fn add(&mut self, bytes: usize, limit: usize) -> bool {
         self.bytes = self.bytes.saturating_add(bytes);
         self.kept &= self.bytes <= limit;
         self.kept
     }
 
-    /// Adds a part of a CONNPROP. Returns whether it is kept.
-    pub(super) fn add_properties(&mut self, bytes: usize) -> bool {
-        self.add(bytes, LONGEST_CONNPROP)
+    /// Drops the payload for lack of memory.
+    pub(super) fn drop_payload(&mut self) {
+        (self.kept, self.no_memory) = (false, true);
     }
 
     /// The error of the call whose reply was not kept.
@@ -69,42 +64,8 @@ impl Sequence {
 pub(super) struct Sequences {
     /// The incoming continued message.
     pub(super) open: Option<Sequence>,
-    /// Continued messages that have begun. The number wraps.
-    begun: u32,
-    /// The XID of an interrupted continued reply.
-    orphan: Option<u32>,
-}
-
-impl Sequences {
-    /// The number of the message in progress, unique per message.
-    pub(super) fn number(&self) -> Option<u32> {
-        self.open.map(|_| self.begun)
-    }
-
-    /// Starts or continues a message by a part; true for the first.
-    pub(super) fn begin(&mut self) -> bool {
-        let first = self.open.is_none();
-        self.begun = self.begun.wrapping_add(u32::from(first));
-        first
-    }
-
-    /// Drops the payload of the message in progress for lack of memory.
-    pub(super) fn drop_payload(&mut self) {
-        if let Some(sequence) = &mut self.open {
-            (sequence.kept, sequence.no_memory) = (false, true);
-        }
-    }
-
-    /// Ends the message in progress, whose rest will not arrive. The call of a reply then ends by its
-    /// [XID](Self::take_orphan).
-    pub(super) fn break_off(&mut self) {
-        if let Some(sequence) = self.open.take().filter(|sequence| sequence.response) {
-            self.orphan = Some(sequence.xid);
-        }
-    }
-
-    /// The XID of a continued reply that was broken off, once.
-    pub(super) fn take_orphan(&mut self) -> Option<u32> {
-        self.orphan.take()
-    }
+    /// Continued messages that have begun: the number of the last one. It wraps.
+    pub(super) begun: u32,
+    /// The XID of a continued reply that was broken off. Its call ends after the present message.
+    pub(super) orphan: Option<u32>,
 }

@@ -4,11 +4,11 @@
 //! connection.
 
 use super::{Connection, Event};
-use crate::exchange::{self, ChangeError, Characteristic, Exchange, Verdict};
+use crate::exchange::{self, ChangeError, Characteristic, Exchange, ExchangeError, Verdict};
 use crate::negotiate::{self, FIRST_MESSAGE_LEN};
 use crate::outbox::Queued;
 use crate::wire::properties::{PropertyId, PropertySet};
-use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
+use crate::wire::{Body, ErrorBody, Header, Version, View};
 use crate::{ConnConfig, Credits};
 
 /// Properties that this end never changes.
@@ -40,14 +40,10 @@ impl Characteristics {
         self.exchange.is_some()
     }
 
-    /// Whether an operation waits to be sent.
-    fn has_output(&self) -> bool {
-        self.exchange.as_ref().is_some_and(|exchange| exchange.has_output())
-    }
-
     /// Whether the peer has received all announcements.
     fn are_known(&self, credits: &Credits) -> bool {
-        !self.has_output() && self.last_sent.is_none_or(|message| credits.is_received(message))
+        let all_sent = self.exchange.as_ref().is_none_or(|exchange| !exchange.has_output());
+        all_sent && self.last_sent.is_none_or(|message| credits.is_received(message))
     }
 }
 
@@ -119,7 +115,7 @@ impl Changes<'_> {
     /// Starts the exchange on the peer's properties, if both ends offer it.
     pub(super) fn start(&mut self, peer: &PropertySet<'_>) {
         let config = &self.0.config;
-        if !config.optional() || !self.0.session.terms().optional {
+        if !config.optional() || !self.0.session.terms.optional {
             return;
         }
         let mut exchange = Exchange::new(config.revision, &negotiate::properties(config), &CONSTANT);
@@ -131,15 +127,12 @@ impl Changes<'_> {
     /// Handles an OPTIONAL message of a peer that may send one; then [`conclude`](Self::conclude) it.
     ///
     /// # Errors
-    /// The error to answer, if any.
+    /// Nothing of it took effect; [`ExchangeError::answer`] says what to answer.
     #[cold]
-    pub(super) fn handle(&mut self, view: &View<'_>) -> Result<(), Option<ErrorBody>> {
-        let (ViewBody::Optional { opttype, optinfo }, Some(exchange)) =
-            (view.body(), &mut self.0.characteristics.exchange)
-        else {
-            return Err(Some(ErrorBody::InvalHtype));
-        };
-        exchange.handle(view.xid(), view.flags(), opttype, optinfo).map_err(|error| error.answer())
+    pub(super) fn handle(&mut self, view: &View<'_>, opttype: u32, optinfo: &[u8]) -> Result<(), ExchangeError> {
+        let exchange = self.0.characteristics.exchange.as_mut();
+        let exchange = exchange.ok_or(ExchangeError::UnknownOperation(opttype))?;
+        exchange.handle(view.xid(), view.flags(), opttype, optinfo)
     }
 
     /// Applies what an OPTIONAL message has changed.
@@ -201,7 +194,7 @@ impl Changes<'_> {
         if let Some(Characteristic::ReceiveSize(bytes)) = exchange.wanted(PropertyId::ReceiveSize) {
             peer.receive_size = peer.receive_size.min(bytes);
         }
-        session.set_terms(session.terms().changed(config, exchange.local(), &peer));
+        session.terms = session.terms.changed(config, exchange.local(), &peer);
         match (exchange.has_output(), outbox.contains(Queued::Optional)) {
             (true, false) => outbox.push(Queued::Optional),
             (false, true) => outbox.remove(Queued::Optional),

@@ -118,7 +118,9 @@ impl Connection {
             config,
         };
         if connection.session.version() == Version::V2 && !connection.config.server {
-            connection.session.connprop.open();
+            let Session { connprop, .. } = &mut connection.session;
+            // A failure stays in `auth`, where the owner checks.
+            connprop.message = connprop.auth.open().ok().flatten();
             connection.introduce();
         }
         connection
@@ -165,7 +167,7 @@ impl Connection {
     pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
         self.config.private_data = peer;
         if self.session.version() == Version::V1 {
-            self.session.set_terms(Terms::version_1(&self.config));
+            self.session.terms = Terms::version_1(&self.config);
         }
     }
 
@@ -290,7 +292,9 @@ impl Connection {
     /// Drops the continued message in progress, for lack of memory. Its remaining parts are dropped, and the peer gets
     /// an error.
     pub fn drop_parts(&mut self) {
-        self.sequences.drop_payload();
+        if let Some(sequence) = &mut self.sequences.open {
+            sequence.drop_payload();
+        }
     }
 
     // ---- state
@@ -314,7 +318,7 @@ impl Connection {
     /// Terms of this side's messages, as negotiated so far.
     #[inline]
     pub fn terms(&self) -> &Terms {
-        self.session.terms()
+        &self.session.terms
     }
 
     /// The flow control state.
@@ -361,9 +365,9 @@ impl Connection {
             spared,
             credits_used,
             has_replies: !self.outbox.is_empty(),
-            queued: self.outbox.gone().wrapping_add(waiting),
-            sent: self.outbox.gone(),
-            half_received: self.sequences.number(),
+            queued: self.outbox.gone.wrapping_add(waiting),
+            sent: self.outbox.gone,
+            half_received: self.sequences.open.map(|_| self.sequences.begun),
             useful_messages: self.counters.received.saturating_sub(useless),
         }
     }
@@ -471,18 +475,20 @@ impl Connection {
             Outgoing::Control { .. } => return self.write_control(buf, end),
             Outgoing::Grant { .. } => {
                 self.counters.grants_pure += 1;
-                let words = self.account_grant();
+                self.counters.sent += 1;
+                self.outbox.keep_alive = false;
+                let words = self.credits.on_send_grant(self.room_if_ready());
                 return self.write(0, Flags::NONE, words, Body::Nomsg(Chunks::NONE), buf, end);
             }
             Outgoing::Continue => return None,
         };
-        let (version, chunks) = (self.session.version(), form.chunks);
+        let version = self.session.version();
         let CreditWords { credit, received } = self.account(counted, true);
         if form.more {
             self.counters.continued_sent += 1;
             self.outbox.hold();
         }
-        if chunks.are_absent() && !form.external {
+        if form.chunks.are_absent() && !form.external {
             let flags = if form.more { flags.with(Flags::MORE) } else { flags };
             let start = end.checked_sub(wire::msg_len(version, received.is_some()))?;
             wire::emit_msg(buf.get_mut(start..end)?, version, xid, credit, received, flags);
@@ -490,10 +496,11 @@ impl Connection {
         }
         *if form.external { &mut self.counters.long_sent } else { &mut self.counters.chunked_sent } += 1;
         if let (Some(received), false) = (received, form.external)
-            && let Some(start) = wire::emit_windowed_single(buf, end, (xid, credit, received), flags, &chunks)
+            && let Some(start) = wire::emit_windowed_single(buf, end, (xid, credit, received), flags, &form.chunks)
         {
             return Some(start);
         }
+        let chunks = form.chunks;
         let body = if form.external { Body::Nomsg(chunks) } else { Body::Msg(chunks) };
         self.write(xid, flags, CreditWords { credit, received }, body, buf, end)
     }
@@ -527,17 +534,29 @@ impl Connection {
                 }
                 Some(start)
             }
-            Queued::WrongVersion { xid, vers } => {
-                self.outbox.pop();
-                let credit = self.account_version_error();
-                let start = end.checked_sub(wire::ERR_VERS_LEN)?;
-                wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, credit, self.config.versions()).ok()?;
-                Some(start)
-            }
             Queued::Error { xid, error } => {
                 self.outbox.pop();
                 let words = self.account_error();
                 self.write(xid, Flags::RESPONSE, words, Body::Error(error), buf, end)
+            }
+            message @ Queued::WrongVersion { xid, vers } => {
+                self.outbox.pop();
+                let credit = if self.owes_versions(message) {
+                    // The server counts neither this answer nor, from here on, the message that it answers: the peer
+                    // has the credit of that message again.
+                    self.counters.sent += 1;
+                    self.credits.on_version_refused();
+                    1
+                } else {
+                    self.account_error().credit
+                };
+                let (low, high) = self.config.versions();
+                let body = Body::Error(ErrorBody::Vers { low: low.code(), high: high.code() });
+                let header = Header { xid, credit, received: None, flags: Flags::NONE, body };
+                // Every version has the layout of version 1 (RFC 8166 §7). The version word is the peer's.
+                let start = header.emit_before(buf, end, Version::V1, self.config.revision)?;
+                buf.get_mut(start + 4..start + 8)?.copy_from_slice(&vers.to_be_bytes());
+                Some(start)
             }
         }
     }
@@ -549,7 +568,7 @@ impl Connection {
     /// replies.
     #[inline]
     fn room(&self) -> u32 {
-        let taken = self.inbound.len() + self.outbox.errors();
+        let taken = self.inbound.len() + self.outbox.errors;
         if taken == 0 { self.credits.credit_limit() } else { self.room_beside(taken) }
     }
 
@@ -600,26 +619,8 @@ impl Connection {
         self.credits.on_send(true, None)
     }
 
-    /// Counts a pure grant and returns its credit words.
-    fn account_grant(&mut self) -> CreditWords {
-        self.counters.sent += 1;
-        self.outbox.keep_alive = false;
-        self.credits.on_send_grant(self.room_if_ready())
-    }
-
     /// Counts an error. Version 2 ignores its credits: it grants nothing, and a pure grant may still be due after it.
     fn account_error(&mut self) -> CreditWords {
         self.account(false, self.session.version() == Version::V1)
-    }
-
-    /// Counts an answer to an unsupported version, and returns its credits. In the credits of version 2, a server
-    /// counts neither it nor, from here on, the message that it answers: the peer has the credit of that message again.
-    fn account_version_error(&mut self) -> u32 {
-        if self.config.server && self.session.version() == Version::V2 {
-            self.counters.sent += 1;
-            self.credits.on_version_refused();
-            return 1;
-        }
-        self.account_error().credit
     }
 }

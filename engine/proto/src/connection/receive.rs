@@ -5,10 +5,10 @@
 
 use super::{Connection, Event, Received};
 use crate::calls::{CallId, Match};
-use crate::incoming::{Incoming, ListKinds, Lists};
+use crate::incoming::{Incoming, ListKinds};
 use crate::negotiate::{Phase, Terms};
 use crate::outbox::Queued;
-use crate::sequence::Sequence;
+use crate::sequence::{LONGEST_CONNPROP, Sequence};
 use crate::wire::properties::{Properties, PropertySet, ReverseSupport};
 use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
 use crate::{CallError, CreditMode, CreditWords, PeerFault, Rejected};
@@ -27,18 +27,6 @@ enum XidOwner {
     None,
 }
 
-/// A message that cannot be used.
-struct Unusable {
-    /// Its XID, if readable.
-    xid: Option<u32>,
-    owner: XidOwner,
-    kind: WireErrorKind,
-    /// Its answer, if any.
-    answer: Option<ErrorBody>,
-    /// Its grant in increments, still valid.
-    increment: Option<u32>,
-}
-
 impl Connection {
     /// Processes a received message. Returns the call or reply that is complete with it.
     ///
@@ -55,28 +43,33 @@ impl Connection {
         self.complete(head, None, true)
     }
 
+    /// Processes a message with chunks, in parts or in another layout. Most have a known layout, too.
     #[inline(never)]
     fn handle_other(&mut self, message: &[u8]) {
-        self.received = self.decode_and_complete(message);
+        self.counters.received += 1;
+        self.received = match self.layouts.decode(message) {
+            Some((head, lists)) => {
+                self.header = Incoming { head, lists };
+                self.complete(head, self.header.lists.kinds(), false)
+            }
+            None => self.handle_checked(message),
+        };
     }
 
-    fn decode_and_complete(&mut self, message: &[u8]) -> Received {
-        self.counters.received += 1;
-        if let Some(header) = self.layouts.decode(message) {
-            self.header = header;
-            let lists = match header.lists {
-                Lists::Single(chunks) => Some(ListKinds { long: false, reads: chunks.read.is_some() }),
-                Lists::None | Lists::Checked(_) => None,
-            };
-            return self.complete(header.head, lists, false);
-        }
+    /// Processes a message whose header must be checked as a whole.
+    #[inline(never)]
+    fn handle_checked(&mut self, message: &[u8]) -> Received {
         // A set of properties in parts is complete with the last one.
-        let message = match self.session.connprop.has_part() {
-            false => View::check(message, self.config.revision),
-            true => View::check_continued(message, self.config.revision),
+        let checked = match self.session.connprop.part.is_empty() {
+            true => View::check(message, self.config.revision),
+            false => View::check_continued(message, self.config.revision),
         };
-        let received = self.receive_checked(message).unwrap_or_else(|fault| self.fail(fault));
-        if let Some(xid) = self.sequences.take_orphan() {
+        let outcome = match &checked {
+            Ok(view) => self.receive(view),
+            Err(error) => self.unreadable(error),
+        };
+        let received = outcome.unwrap_or_else(|fault| self.fail(fault));
+        if let Some(xid) = self.sequences.orphan.take() {
             self.end_call(xid, CallError::MalformedReply("something else came between its parts"));
         }
         received
@@ -106,17 +99,19 @@ impl Connection {
         if head.response { self.replied(head.xid, lists, plain) } else { self.called(head.xid, lists, plain) }
     }
 
-    fn receive_checked(&mut self, message: Result<View<'_>, WireError>) -> Outcome {
-        let view = match &message {
-            Ok(view) if view.version() == self.session.version() => view,
-            Ok(view) => return self.other_version(view),
-            Err(error) => return self.unreadable(error),
-        };
+    fn receive(&mut self, view: &View<'_>) -> Outcome {
+        if view.version() != self.session.version() {
+            let error = view.htype() == HeaderType::Error;
+            let received = self.other_version(view.xid(), view.version().code(), error, refused_range(view))?;
+            if let Some(received) = received {
+                return Ok(received);
+            }
+        }
         if self.session.version() == Version::V1 {
             return self.receive_v1(view);
         }
         let layout = view.flags().without(Flags::RESPONSE);
-        if view.htype() == HeaderType::Msg && self.layouts.expected().map(HeadLayout::flags) == Some(layout) {
+        if view.htype() == HeaderType::Msg && self.layouts.expected.map(HeadLayout::flags) == Some(layout) {
             self.header = Incoming::checked(view, is_response(view));
             return Ok(self.complete(self.header.head, ListKinds::of(view), false));
         }
@@ -134,49 +129,43 @@ impl Connection {
 
     /// Handles all but version 2 messages in one piece.
     fn receive_rare(&mut self, view: &View<'_>) -> Outcome {
-        if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
-            return self.version_refused(view.xid(), low, high);
-        }
         // An error about chunks cannot answer a client's first message.
-        if let (Phase::Hello, false, Some((low, high))) =
-            (self.session.phase(), self.config.server, view.common_version_range())
-        {
+        let first_answer = self.session.phase() == Phase::Hello && !self.config.server;
+        let common_range = view.common_version_range().filter(|_| first_answer);
+        if let Some((low, high)) = refused_range(view).or(common_range) {
             return self.version_refused(view.xid(), low, high);
         }
         self.session.heard_version_2 = true;
+        let body = view.body();
+        let is_error = matches!(body, ViewBody::Error(_));
         let windowed = view.received().is_some();
         if windowed && !self.may_be_windowed() {
-            let error = view.htype() == HeaderType::Error;
-            if view.htype() == HeaderType::Connprop {
+            if matches!(body, ViewBody::Connprop(_)) {
                 return self.unreadable_connprop(view.xid(), Some(view.credit()), ErrorBody::InvalFlag);
             }
-            return self.unusable(Unusable {
-                xid: Some(view.xid()),
-                owner: if error || is_response(view) { XidOwner::Local } else { XidOwner::Peer },
-                kind: WireErrorKind::InvalidFlag { flags: view.flags().0 },
-                answer: Some(ErrorBody::InvalFlag),
-                increment: (!error).then(|| view.credit()),
-            });
+            let owner = if is_error || is_response(view) { XidOwner::Local } else { XidOwner::Peer };
+            let kind = WireErrorKind::InvalidFlag { flags: view.flags().0 };
+            return self.unusable(Some(view.xid()), owner, kind, (!is_error).then(|| view.credit()));
         }
         if self.layouts.windowed && !windowed {
             return Err(PeerFault::CreditWordMissing);
         }
         self.layouts.windowed = windowed;
-        let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
-        if view.htype() == HeaderType::Error {
+        let grant = matches!(body, ViewBody::Nomsg(())) && !view.has_chunks() && view.xid() == 0;
+        if is_error {
             self.credits.on_receive_error(view.received())?;
         } else {
-            self.credits.on_receive(words(view), !grant)?;
+            self.credits.on_receive(CreditWords { credit: view.credit(), received: view.received() }, !grant)?;
         }
         // It is answered after all its parts.
-        self.settle_server(view.htype() != HeaderType::Connprop);
-        self.session.heard(&view.body());
-        let received = self.understand(view, grant)?;
+        self.settle_server(!matches!(body, ViewBody::Connprop(_)));
+        self.session.heard(&body);
+        let received = self.understand(view, body, grant)?;
         self.expect_layout();
         Ok(self.opened(received))
     }
 
-    fn understand(&mut self, view: &View<'_>, grant: bool) -> Outcome {
+    fn understand(&mut self, view: &View<'_>, body: ViewBody<'_>, grant: bool) -> Outcome {
         // A grant may arrive between the parts of a message: otherwise two peers that both continue would wait without
         // end.
         if grant {
@@ -190,33 +179,31 @@ impl Connection {
             return self.continued(sequence, view);
         }
         let more = view.flags().contains(Flags::MORE);
-        match view.htype() {
-            HeaderType::Connprop if more => {
-                self.session.connprop.drop_part();
+        match body {
+            ViewBody::Connprop(_) if more => {
+                self.session.connprop.part = Vec::new();
                 self.continued(Sequence::new(view, true), view)
             }
-            HeaderType::Connprop => match view.body() {
-                ViewBody::Connprop(properties) => self.properties(view.xid(), properties),
-                _ => self.bad_properties(view.xid(), ErrorBody::BadXdr),
-            },
-            HeaderType::Msg if more => {
+            ViewBody::Connprop(properties) => self.properties(view.xid(), properties),
+            ViewBody::Msg(()) if more => {
                 let response = is_response(view);
                 let wanted = if response { self.calls.is_sent(view.xid()) } else { self.config.takes_calls };
                 self.continued(Sequence::new(view, wanted), view)
             }
-            HeaderType::Msg | HeaderType::Nomsg => Ok(self.complete_checked(view)),
-            HeaderType::Error => {
-                self.failed(view);
+            ViewBody::Msg(()) | ViewBody::Nomsg(()) => Ok(self.complete_checked(view)),
+            ViewBody::Error(error) => {
+                self.failed(view.xid(), error);
                 Ok(Received::Nothing)
             }
-            HeaderType::Optional if self.characteristics.are_negotiated() => {
-                match self.changes().handle(view) {
-                    Ok(()) => {}
-                    Err(Some(answer)) => _ = self.answer(view.xid(), answer),
-                    Err(None) => _ = self.reject(Rejected::Unexpected),
-                }
+            ViewBody::Optional { opttype, optinfo } if self.characteristics.are_negotiated() => {
+                let result = self.changes().handle(view, opttype, optinfo);
+                let received = match result.map_err(|error| error.answer()) {
+                    Ok(()) => Received::Nothing,
+                    Err(Some(answer)) => self.answer(view.xid(), answer),
+                    Err(None) => self.reject(Rejected::Unexpected),
+                };
                 self.changes().conclude();
-                Ok(Received::Nothing)
+                Ok(received)
             }
             _ if is_response(view) => Ok(self.reject(Rejected::Unexpected)),
             _ => Ok(self.answer(view.xid(), ErrorBody::InvalHtype)),
@@ -225,14 +212,14 @@ impl Connection {
 
     /// Whether the peer may send windowed headers: both ends have offered them.
     fn may_be_windowed(&self) -> bool {
-        let offered = self.session.connprop.is_received() && self.session.terms().windowed;
+        let offered = self.session.connprop.received && self.session.terms.windowed;
         offered && self.config.scheme == CreditMode::V2Windowed
     }
 
     /// Switches to windowed headers once both ends offered them. This side's offer was sent before.
     pub(super) fn agree_on_windowed_credits(&mut self) {
         let waiting = self.outbox.contains(Queued::Connprop);
-        if self.may_be_windowed() && self.session.connprop.is_sent() && !waiting {
+        if self.may_be_windowed() && self.session.connprop.sent && !waiting {
             self.credits.go_windowed();
         }
     }
@@ -257,7 +244,7 @@ impl Connection {
             return Received::Nothing;
         }
         if let Some(lists) = lists {
-            if !self.takes_chunks() {
+            if !self.config.server && self.config.reverse != ReverseSupport::General {
                 return self.reject_chunks(xid, lists);
             }
             self.count_form(lists);
@@ -274,7 +261,7 @@ impl Connection {
     fn replied(&mut self, xid: u32, lists: Option<ListKinds>, plain: bool) -> Received {
         let answered = self.calls.answered(xid);
         let Match::Call(call, token) = answered else {
-            self.unmatched(answered);
+            self.unmatched(answered, Rejected::UnknownXid);
             return Received::Nothing;
         };
         if let Some(lists) = lists {
@@ -293,13 +280,7 @@ impl Connection {
         *if lists.long { &mut self.counters.long_received } else { &mut self.counters.chunked_received } += 1;
     }
 
-    /// Whether calls of the peer may have chunks.
-    #[inline]
-    fn takes_chunks(&self) -> bool {
-        self.config.server || self.config.reverse == ReverseSupport::General
-    }
-
-    /// Rejects chunks: in version 1 by ERR_CHUNK, without a retry (RFC 8167 §5.3).
+    /// Rejects chunks, which this side does not take: in version 1 by ERR_CHUNK, without a retry (RFC 8167 §5.3).
     #[cold]
     fn reject_chunks(&mut self, xid: u32, lists: ListKinds) -> Received {
         let error = match lists.reads {
@@ -320,13 +301,7 @@ impl Connection {
 
     /// Handles an error header. True if it answers a call of this side.
     #[cold]
-    fn failed(&mut self, view: &View<'_>) -> bool {
-        let ViewBody::Error(error) = view.body() else { return false };
-        self.failed_by(view.xid(), error)
-    }
-
-    #[cold]
-    fn failed_by(&mut self, xid: u32, error: ErrorBody) -> bool {
+    fn failed(&mut self, xid: u32, error: ErrorBody) -> bool {
         if self.session.version() == Version::V1 && matches!(error, ErrorBody::Unknown(_)) {
             // An undecodable message ends nothing (RFC 8166 §4.5).
             self.reject(Rejected::Unexpected);
@@ -352,30 +327,21 @@ impl Connection {
     /// Ends the call that an unusable answer names. True if there is one.
     #[cold]
     fn end_call(&mut self, xid: u32, error: CallError) -> bool {
-        match self.calls.answered(xid) {
-            Match::Call(call, token) => _ = self.queue_event(Event::Failed { call, token, error }),
-            Match::Late(call) => _ = self.late(call),
-            Match::Unknown => {
-                // Errors never flow from requester to responder.
-                let misdirected = matches!(error, CallError::Transport(_)) && self.config.max_calls == 0;
-                self.reject(if misdirected { Rejected::Unexpected } else { Rejected::UnknownXid });
-                return false;
-            }
+        let answered = self.calls.answered(xid);
+        if let Match::Call(call, token) = answered {
+            self.queue_event(Event::Failed { call, token, error });
+        } else {
+            // Errors never flow from requester to responder.
+            let misdirected = matches!(error, CallError::Transport(_)) && self.config.max_calls == 0;
+            self.unmatched(answered, if misdirected { Rejected::Unexpected } else { Rejected::UnknownXid });
         }
-        true
+        answered != Match::Unknown
     }
 
-    /// Handles the reply to no call that waits for one.
+    /// Handles the answer to no call that waits for one; `unknown` is its rejection if there was no such call.
     #[cold]
-    fn unmatched(&mut self, answered: Match) {
-        match answered {
-            Match::Late(call) => self.late(call),
-            Match::Call(..) | Match::Unknown => self.reject(Rejected::UnknownXid),
-        };
-    }
-
-    #[cold]
-    fn late(&mut self, call: CallId) -> Received {
+    fn unmatched(&mut self, answered: Match, unknown: Rejected) -> Received {
+        let Match::Late(call) = answered else { return self.reject(unknown) };
         self.counters.reject(&Rejected::Late);
         self.queue_event(Event::Late { call })
     }
@@ -421,20 +387,21 @@ impl Connection {
     // ---- messages in parts
 
     fn continued(&mut self, mut sequence: Sequence, view: &View<'_>) -> Outcome {
-        let first = self.sequences.begin();
+        let first = self.sequences.open.is_none();
+        self.sequences.begun = self.sequences.begun.wrapping_add(u32::from(first));
         let more = view.flags().contains(Flags::MORE);
         if view.htype() == HeaderType::Connprop {
             let bytes = view.properties_continued();
-            if sequence.add_properties(bytes.len()) {
-                self.session.connprop.add_part(bytes);
+            if sequence.add(bytes.len(), LONGEST_CONNPROP) {
+                self.session.connprop.part.extend_from_slice(bytes);
             }
             self.sequences.open = more.then_some(sequence);
             if more {
                 return Ok(Received::Nothing);
             }
-            let bytes = self.session.connprop.take_part();
+            let bytes = std::mem::take(&mut self.session.connprop.part);
             return match PropertySet::parse(&bytes, self.config.revision) {
-                Ok(properties) if sequence.is_kept() => self.properties(view.xid(), properties),
+                Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
                 _ => self.bad_properties(view.xid(), ErrorBody::BadXdr),
             };
         }
@@ -448,12 +415,14 @@ impl Connection {
         if kept {
             return Ok(self.complete_checked(view));
         }
-        match sequence.response {
-            true => _ = self.end_call(view.xid(), sequence.error()),
-            false if self.config.takes_calls => _ = self.answer(view.xid(), ErrorBody::System),
-            false => _ = self.reject(Rejected::Unexpected),
-        }
-        Ok(Received::Nothing)
+        Ok(match sequence.response {
+            true => {
+                self.end_call(view.xid(), sequence.error());
+                Received::Nothing
+            }
+            false if self.config.takes_calls => self.answer(view.xid(), ErrorBody::System),
+            false => self.reject(Rejected::Unexpected),
+        })
     }
 
     /// Handles another message in place of the next part: both are lost.
@@ -471,9 +440,11 @@ impl Connection {
     /// Drops a continued message whose rest will not arrive.
     #[cold]
     fn break_off(&mut self, sequence: Sequence) {
-        self.sequences.break_off();
-        self.session.connprop.drop_part();
-        if !sequence.response {
+        self.sequences.open = None;
+        self.session.connprop.part = Vec::new();
+        if sequence.response {
+            self.sequences.orphan = Some(sequence.xid);
+        } else {
             // The event of the present message comes first, so this is none.
             let error = ErrorBody::InvalFlag;
             self.outbox.push_error(Queued::Error { xid: sequence.xid, error }, self.inbound.capacity());
@@ -491,8 +462,8 @@ impl Connection {
         let Ok(properties) = Properties::from_set(&set, self.config.revision) else {
             return self.bad_properties(xid, ErrorBody::BadXdr);
         };
-        if self.session.connprop.receive_first() {
-            self.session.set_terms(Terms::from_properties(&self.config, &properties));
+        if !std::mem::replace(&mut self.session.connprop.received, true) {
+            self.session.terms = Terms::from_properties(&self.config, &properties);
             self.introduce();
             self.agree_on_windowed_credits();
             self.changes().start(&set);
@@ -531,7 +502,7 @@ impl Connection {
     /// the owner sends that before it closes the connection.
     fn authenticate(&mut self, message: Option<&[u8]>) -> Result<(), PeerFault> {
         let result = self.session.authenticate(&self.config, message);
-        if self.session.connprop.has_message() && !self.outbox.contains(Queued::Connprop) {
+        if self.session.connprop.message.is_some() && !self.outbox.contains(Queued::Connprop) {
             self.outbox.push(Queued::Connprop);
         }
         Ok(result?)
@@ -539,7 +510,7 @@ impl Connection {
 
     /// Queues this side's properties, once, before all other messages.
     pub(super) fn introduce(&mut self) {
-        if self.session.connprop.send_first() {
+        if !std::mem::replace(&mut self.session.connprop.sent, true) {
             self.outbox.push_first(Queued::Connprop);
         }
     }
@@ -557,19 +528,28 @@ impl Connection {
 
     fn receive_v1(&mut self, view: &View<'_>) -> Outcome {
         let response = self.answers_in_v1(view);
-        let outcome = match view.htype() {
-            HeaderType::Msg | HeaderType::Nomsg => {
+        let outcome = match view.body() {
+            ViewBody::Msg(()) | ViewBody::Nomsg(()) => {
                 self.header = Incoming::checked(view, response);
                 self.complete_v1(self.header.head, ListKinds::of(view))
             }
-            HeaderType::Error if response => {
-                if self.failed(view) {
+            ViewBody::Error(error) if response => {
+                if self.failed(view.xid(), error) {
                     self.credit_v1(view.credit())?;
                 }
                 Ok(Received::Nothing)
             }
             _ if response || !self.config.takes_calls => Ok(self.reject(Rejected::Unexpected)),
-            htype => self.reject_v1(view.xid(), htype),
+            // A requester's message that is neither a call nor a reply.
+            body => {
+                self.settle_server(false);
+                self.check_overrun()?;
+                Ok(match body {
+                    // Dropped silently, as deployed servers do.
+                    ViewBody::Done => self.reject(Rejected::Unexpected),
+                    _ => self.answer(view.xid(), ErrorBody::BadXdr),
+                })
+            }
         };
         if self.session.phase() == Phase::Settled {
             self.layouts.expect(Some(HeadLayout::V1));
@@ -613,18 +593,6 @@ impl Connection {
         }
     }
 
-    /// Rejects a requester's message that is neither a call nor a reply.
-    #[cold]
-    fn reject_v1(&mut self, xid: u32, htype: HeaderType) -> Outcome {
-        self.settle_server(false);
-        self.check_overrun()?;
-        match htype {
-            // Dropped silently, as deployed servers do.
-            HeaderType::Done => Ok(self.reject(Rejected::Unexpected)),
-            _ => Ok(self.answer(xid, ErrorBody::BadXdr)),
-        }
-    }
-
     /// Applies the credit word of a message that answers a call of this side.
     fn credit_v1(&mut self, credit: u32) -> Result<(), PeerFault> {
         self.credits.on_answered();
@@ -634,7 +602,7 @@ impl Connection {
     /// Checks version 1's calls under way against the [tolerated](crate::Credits::tolerated) number.
     fn check_overrun(&self) -> Result<(), PeerFault> {
         let limit = self.credits.tolerated() + 1;
-        let under_way = self.inbound.len() + self.outbox.errors();
+        let under_way = self.inbound.len() + self.outbox.errors;
         if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
     }
 
@@ -651,8 +619,9 @@ impl Connection {
     }
 
     /// Whether a server accepts a version 1 first message despite its preference.
-    fn follows(&self, vers: Version) -> bool {
-        self.config.server && self.session.phase() == Phase::Hello && vers == Version::V1 && self.config.version_1
+    fn follows(&self, vers: u32) -> bool {
+        let first = self.config.server && self.session.phase() == Phase::Hello;
+        first && vers == Version::V1.code() && self.config.version_1
     }
 
     /// Falls back to version 1, which cannot authenticate: policy decides.
@@ -672,7 +641,7 @@ impl Connection {
         // The common layout of all versions has no credits.
         self.credits.count_unreadable(None)?;
         if self.config.server || self.session.phase() == Phase::Settled {
-            if self.failed_by(xid, ErrorBody::Vers { low, high }) {
+            if self.failed(xid, ErrorBody::Vers { low, high }) {
                 self.credits.on_answered();
             }
             return Ok(Received::Nothing);
@@ -691,22 +660,25 @@ impl Connection {
         strict && self.session.phase() == Phase::Settled
     }
 
+    /// Handles a message of another version than this side's. `None` if this side follows it from here on.
+    ///
+    /// `versions` are those of a peer that refuses the version of this side.
     #[cold]
-    fn other_version(&mut self, view: &View<'_>) -> Outcome {
-        let vers = view.version();
+    fn other_version(
+        &mut self,
+        xid: u32,
+        vers: u32,
+        error: bool,
+        versions: Option<(u32, u32)>,
+    ) -> Result<Option<Received>, PeerFault> {
         // An ERR_VERS may have the version number of its sender.
-        if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
-            return self.version_refused(view.xid(), low, high);
+        if let (Some((low, high)), false) = (versions, self.config.server) {
+            return self.version_refused(xid, low, high).map(Some);
         }
         if self.follows(vers) {
             self.go_version_1()?;
-            return self.receive_v1(view);
+            return Ok(None);
         }
-        self.wrong_version(view.xid(), vers.code(), view.htype() == HeaderType::Error)
-    }
-
-    #[cold]
-    fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Outcome {
         if self.must_keep_version(error) {
             return Err(PeerFault::VersionChanged(vers));
         }
@@ -715,10 +687,7 @@ impl Connection {
             Version::V1 if !self.config.server => XidOwner::Local,
             _ => XidOwner::Peer,
         };
-        let kind = WireErrorKind::UnsupportedVersion { vers };
-        let (low, high) = self.config.versions();
-        let answer = Some(ErrorBody::Vers { low: low.code(), high: high.code() });
-        self.unusable(Unusable { xid: Some(xid), owner, kind, answer, increment: None })
+        self.unusable(Some(xid), owner, WireErrorKind::UnsupportedVersion { vers }, None).map(Some)
     }
 
     // ---- unusable messages
@@ -727,28 +696,18 @@ impl Connection {
     #[cold]
     fn unreadable(&mut self, error: &WireError) -> Outcome {
         let xid = error.xid().filter(|_| !error.is_too_short());
-        if let WireErrorKind::UnsupportedVersion { vers } = error.kind {
-            if self.must_keep_version(error.is_error()) {
-                return Err(PeerFault::VersionChanged(vers));
-            }
-            if let (Some(xid), Some((low, high)), false) = (xid, error.version_range(), self.config.server) {
-                return self.version_refused(xid, low, high);
-            }
-        }
         self.session.heard_version_2 |= error.version() == Some(Version::V2) && !error.is_error();
         // Its version is readable nevertheless.
-        if let (Some(xid), Some(version)) = (xid, error.version())
-            && version != self.session.version()
+        if let (Some(xid), Some(vers)) = (xid, error.vers())
+            && vers != self.session.version().code()
+            && let Some(received) = self.other_version(xid, vers, error.is_error(), error.version_range())?
         {
-            if !self.follows(version) {
-                return self.wrong_version(xid, version.code(), error.is_error());
-            }
-            self.go_version_1()?;
+            return Ok(received);
         }
         // Peers with message counts put them in each header: a lost one loses nothing.
         let increment = error.credit().filter(|_| !self.layouts.windowed);
-        if let (Some(xid), true) = (xid, error.is_connprop()) {
-            let answer = error.answer(self.config.versions()).unwrap_or(ErrorBody::BadXdr);
+        if let (Some(xid), Some(HeaderType::Connprop)) = (xid, error.htype()) {
+            let answer = error.kind.answer(self.config.versions()).unwrap_or(ErrorBody::BadXdr);
             return self.unreadable_connprop(xid, increment, answer);
         }
         let owner = match self.session.version() {
@@ -759,14 +718,16 @@ impl Connection {
             Version::V2 if error.is_error() || error.is_response() => XidOwner::Local,
             _ => XidOwner::Peer,
         };
-        let answer = match error.answer(self.config.versions()) {
+        let kind = match (error.kind, error.htype()) {
             // To an end that does not support operations, their bodies mean nothing (version 2 §6.2).
-            Some(_) if error.is_malformed_optional() && !self.characteristics.are_negotiated() => {
-                Some(ErrorBody::InvalHtype)
+            (WireErrorKind::BadXdr { .. }, Some(htype @ HeaderType::Optional))
+                if !self.characteristics.are_negotiated() =>
+            {
+                WireErrorKind::InvalidHtype { htype: htype.code() }
             }
-            answer => answer,
+            (kind, _) => kind,
         };
-        self.unusable(Unusable { xid, owner, kind: error.kind, answer, increment })
+        self.unusable(xid, owner, kind, increment)
     }
 
     /// Counts an unusable message: it took a Receive. It is not a part of another message.
@@ -778,10 +739,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Handles a message that cannot be used. Its grant in increments is still valid.
     #[cold]
-    fn unusable(&mut self, message: Unusable) -> Outcome {
-        let Unusable { xid, owner, kind, answer, increment } = message;
+    fn unusable(&mut self, xid: Option<u32>, owner: XidOwner, kind: WireErrorKind, increment: Option<u32>) -> Outcome {
         self.count_unusable(increment)?;
+        let answer = kind.answer(self.config.versions());
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
         match owner {
             XidOwner::Peer if self.config.takes_calls => {
@@ -802,17 +764,19 @@ impl Connection {
                     self.counters.reject(&Rejected::Dropped(kind));
                     self.queue_event(Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) })
                 }
-                Match::Late(call) => self.late(call),
-                Match::Unknown => self.reject(Rejected::Dropped(kind)),
+                answered => self.unmatched(answered, Rejected::Dropped(kind)),
             }),
             XidOwner::Peer | XidOwner::None => Ok(self.reject(Rejected::Dropped(kind))),
         }
     }
 }
 
-#[inline]
-fn words(view: &View<'_>) -> CreditWords {
-    CreditWords { credit: view.credit(), received: view.received() }
+/// The versions of a peer that refuses the version of this side.
+fn refused_range(view: &View<'_>) -> Option<(u32, u32)> {
+    match view.body() {
+        ViewBody::Error(ErrorBody::Vers { low, high }) => Some((low, high)),
+        _ => None,
+    }
 }
 
 #[inline]

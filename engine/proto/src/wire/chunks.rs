@@ -1,6 +1,6 @@
 //! Segments and chunk lists (RFC 8166 §3.4 and §4.3, version 2 §6.3.3).
 //!
-//! Received lists are read in place ([`Reads`], [`Writes`], [`WriteChunk`]). Lists to send are slices of the caller
+//! Received lists are read in place ([`View::reads`](super::View::reads), [`WriteChunk`]). Lists to send are slices of the caller
 //! ([`Chunks`], [`WriteList`]).
 
 use std::fmt;
@@ -82,12 +82,6 @@ impl Lists {
     /// Bytes of three lists that are all absent.
     pub(super) const ABSENT_LEN: usize = 12;
 
-    /// Three absent lists that start at `at`.
-    #[inline]
-    pub(super) const fn absent(at: usize) -> Lists {
-        Lists { reads: at, writes: at + 4, reply: at + 8, end: at + Self::ABSENT_LEN }
-    }
-
     /// Whether any list has an entry. Entries lengthen the lists.
     #[inline]
     pub(super) const fn present(&self) -> bool {
@@ -120,57 +114,27 @@ fn check_write_chunk(reader: &mut Decoder<'_>, what: &'static str) -> Result<(),
     Ok(())
 }
 
-/// The segments of a received Read list.
-#[derive(Clone, Debug)]
-pub struct Reads<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Reads<'a> {
-    #[inline]
-    pub(super) const fn new(bytes: &'a [u8], at: usize) -> Reads<'a> {
-        Reads { bytes, at }
-    }
-}
-
-impl Iterator for Reads<'_> {
-    type Item = ReadSegment;
-
-    #[inline]
-    fn next(&mut self) -> Option<ReadSegment> {
-        if word(self.bytes, self.at) == 0 {
+/// The segments of the Read list at `at` of a checked header.
+#[inline]
+pub(super) fn reads(bytes: &[u8], mut at: usize) -> impl Iterator<Item = ReadSegment> + Clone {
+    std::iter::from_fn(move || {
+        if word(bytes, at) == 0 {
             return None;
         }
-        let entry = self.bytes.get(self.at + 4..)?;
-        self.at += 4 + READ_SEGMENT_LEN;
-        Some(ReadSegment::read(entry.first_chunk()?))
-    }
+        let segment = bytes.get(at + 4..)?.first_chunk().map(ReadSegment::read);
+        at += 4 + READ_SEGMENT_LEN;
+        segment
+    })
 }
 
-/// The chunks of a received Write list.
-#[derive(Clone, Debug)]
-pub struct Writes<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Writes<'a> {
-    #[inline]
-    pub(super) const fn new(bytes: &'a [u8], at: usize) -> Writes<'a> {
-        Writes { bytes, at }
-    }
-}
-
-impl<'a> Iterator for Writes<'a> {
-    type Item = WriteChunk<'a>;
-
-    #[inline]
-    fn next(&mut self) -> Option<WriteChunk<'a>> {
-        let chunk = WriteChunk::at(self.bytes, self.at)?;
-        self.at += 8 + SEGMENT_LEN * chunk.len();
+/// The chunks of the Write list at `at` of a checked header.
+#[inline]
+pub(super) fn writes(bytes: &[u8], mut at: usize) -> impl Iterator<Item = WriteChunk<'_>> + Clone {
+    std::iter::from_fn(move || {
+        let chunk = WriteChunk::at(bytes, at)?;
+        at += 8 + SEGMENT_LEN * chunk.len();
         Some(chunk)
-    }
+    })
 }
 
 /// A received Write or Reply chunk: segments to fill in order.

@@ -5,7 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::codes::{Flags, HeaderType, Revision, Version};
-use super::view::common_version_range;
+use super::view::{COMMON_LEN, common_version_range};
 use super::word::word;
 use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
 
@@ -18,17 +18,9 @@ const MIN_V1_LEN: usize = 28;
 pub struct WireError {
     /// The kind of error.
     pub kind: WireErrorKind,
-    /// `rdma_xid`, 0 if truncated.
-    pub(super) xid: u32,
-    /// `rdma_vers`, 0 if truncated.
-    pub(super) vers: u32,
-    /// `rdma_flags` of version 2, 0 if truncated.
-    flags: u32,
-    /// `rdma_credit` and `rdma_htype`, 0 if truncated.
-    credit: u32,
-    htype: u32,
-    /// Version 1: the header has a Read list, at least in part.
-    reads: bool,
+    /// The first five words, 0 where truncated: `rdma_xid`, `rdma_vers`, `rdma_credit`, `rdma_htype`, and `rdma_flags`
+    /// of version 2 or the first word of the Read list of version 1.
+    words: [u32; 5],
     /// The range of an ERR_VERS in the layout of all versions.
     range: Option<(u32, u32)>,
     len: usize,
@@ -82,6 +74,20 @@ impl WireErrorKind {
             WireErrorKind::BadXdr { .. } => "bad_xdr",
         }
     }
+
+    /// A responder's error (RFC 8166 §4.5, version 2 §6.4.3). `None` for no answer. `supported` is the version range
+    /// for ERR_VERS. Requesters never send errors.
+    pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
+        match self {
+            WireErrorKind::TooShort { .. } => None,
+            WireErrorKind::UnsupportedVersion { .. } => {
+                Some(ErrorBody::Vers { low: supported.0.code(), high: supported.1.code() })
+            }
+            WireErrorKind::InvalidHtype { .. } => Some(ErrorBody::InvalHtype),
+            WireErrorKind::InvalidFlag { .. } => Some(ErrorBody::InvalFlag),
+            WireErrorKind::BadXdr { .. } => Some(ErrorBody::BadXdr),
+        }
+    }
 }
 
 impl From<BadXdr> for WireErrorKind {
@@ -91,31 +97,25 @@ impl From<BadXdr> for WireErrorKind {
 }
 
 impl WireError {
+    /// Records an error in the header at the start of `bytes`.
+    pub(super) fn new(kind: WireErrorKind, bytes: &[u8]) -> WireError {
+        let words = std::array::from_fn(|at| word(bytes, 4 * at));
+        WireError { kind, words, range: common_version_range(bytes), len: bytes.len() }
+    }
+
     /// `rdma_xid`, if the header is long enough for an answer.
-    pub const fn xid(&self) -> Option<u32> {
-        match self.kind {
-            WireErrorKind::TooShort { .. } => None,
-            _ => Some(self.xid),
-        }
+    pub fn xid(&self) -> Option<u32> {
+        (self.len >= COMMON_LEN).then_some(self.words[0])
     }
 
     /// `rdma_vers`, if the header is long enough for an answer. An error reply echoes it.
-    pub const fn vers(&self) -> Option<u32> {
-        match self.kind {
-            WireErrorKind::TooShort { .. } => None,
-            _ => Some(self.vers),
-        }
+    pub fn vers(&self) -> Option<u32> {
+        (self.len >= COMMON_LEN).then_some(self.words[1])
     }
 
-    /// Records an error in the header at the start of `bytes`.
-    pub(super) fn new(kind: WireErrorKind, bytes: &[u8]) -> WireError {
-        let vers = word(bytes, 4);
-        let flags = if vers == Version::V2.code() { word(bytes, 16) } else { 0 };
-        let htype = word(bytes, 12);
-        let lists = [HeaderType::Msg.code(), HeaderType::Nomsg.code()].contains(&htype);
-        let reads = vers == Version::V1.code() && lists && word(bytes, 16) == 1;
-        let (xid, credit, range, len) = (word(bytes, 0), word(bytes, 8), common_version_range(bytes), bytes.len());
-        WireError { kind, xid, vers, flags, credit, htype, reads, range, len }
+    /// The version of the header, if it is known.
+    pub fn version(&self) -> Option<Version> {
+        self.vers().and_then(Version::from_code)
     }
 
     /// The supported versions of a peer of unknown version, which uses the ERR_VERS layout of all versions.
@@ -123,68 +123,38 @@ impl WireError {
         self.range
     }
 
+    /// The header type, if version and type are known.
+    pub fn htype(&self) -> Option<HeaderType> {
+        HeaderType::of_version(self.words[3], self.version()?)
+    }
+
     /// `rdma_credit` of a version 2 message other than an error. The grant is valid whatever the error.
-    pub const fn credit(&self) -> Option<u32> {
-        match self.version() {
-            Some(Version::V2) if !self.is_error() => Some(self.credit),
-            _ => None,
-        }
+    pub fn credit(&self) -> Option<u32> {
+        (self.version() == Some(Version::V2) && !self.is_error()).then_some(self.words[2])
     }
 
     /// Whether the header is an error of any version. Errors are never answered.
-    pub const fn is_error(&self) -> bool {
-        self.vers().is_some() && self.htype == HeaderType::Error.code()
+    pub fn is_error(&self) -> bool {
+        self.vers().is_some() && self.words[3] == HeaderType::Error.code()
     }
 
-    /// Whether the header is a version 2 CONNPROP.
-    pub const fn is_connprop(&self) -> bool {
-        matches!(self.version(), Some(Version::V2)) && self.htype == HeaderType::Connprop.code()
-    }
-
-    /// Whether the header is a version 2 OPTIONAL with an invalid body.
-    pub const fn is_malformed_optional(&self) -> bool {
-        matches!((self.version(), self.kind), (Some(Version::V2), WireErrorKind::BadXdr { .. }))
-            && self.htype == HeaderType::Optional.code()
-    }
-
-    /// Version 1: whether the header has a Read list, as calls do (RFC 8166 §4.3.1).
-    pub const fn has_reads(&self) -> bool {
-        self.reads
+    /// Version 1: whether the header has a Read list, as calls do (RFC 8166 §4.3.1), at least in part.
+    pub fn has_reads(&self) -> bool {
+        let has_lists = matches!(self.htype(), Some(HeaderType::Msg | HeaderType::Nomsg));
+        has_lists && self.version() == Some(Version::V1) && self.words[4] == 1
     }
 
     /// Whether the message is shorter than any call or reply. It is dropped without an answer (RFC 8166 §4.5).
-    pub const fn is_too_short(&self) -> bool {
+    pub fn is_too_short(&self) -> bool {
         match self.version() {
             Some(Version::V1) => self.len < MIN_V1_LEN,
-            _ => matches!(self.kind, WireErrorKind::TooShort { .. }),
+            _ => self.len < COMMON_LEN,
         }
     }
 
     /// Whether the header marks a reply or an error. False in version 1, which has no such mark.
-    pub const fn is_response(&self) -> bool {
-        Flags(self.flags).contains(Flags::RESPONSE)
-    }
-
-    /// The version of the header, if it is known.
-    pub const fn version(&self) -> Option<Version> {
-        match self.vers() {
-            Some(vers) => Version::from_code(vers),
-            None => None,
-        }
-    }
-
-    /// A responder's error (RFC 8166 §4.5, version 2 §6.4.3). `None` for no answer. `supported` is the version range
-    /// for ERR_VERS. Requesters never send errors.
-    pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
-        match self.kind {
-            WireErrorKind::TooShort { .. } => None,
-            WireErrorKind::UnsupportedVersion { .. } => {
-                Some(ErrorBody::Vers { low: supported.0.code(), high: supported.1.code() })
-            }
-            WireErrorKind::InvalidHtype { .. } => Some(ErrorBody::InvalHtype),
-            WireErrorKind::InvalidFlag { .. } => Some(ErrorBody::InvalFlag),
-            WireErrorKind::BadXdr { .. } => Some(ErrorBody::BadXdr),
-        }
+    pub fn is_response(&self) -> bool {
+        self.version() == Some(Version::V2) && Flags(self.words[4]).contains(Flags::RESPONSE)
     }
 }
 

@@ -4,8 +4,9 @@
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
-use super::header::msg_len;
+use super::header::WINDOWED_LEN;
 use super::view::View;
+use super::word::word;
 
 /// Layout of a connection's common headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +37,24 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads a header of [`HeadLayout::V2Windowed`]. `None` for any other message.
+    /// Reads a header of [`HeadLayout::V2Windowed`] without chunks. `None` for any other message.
     #[inline(always)]
     pub fn read_windowed(message: &[u8]) -> Option<Self> {
-        read_v2::<{ msg_len(Version::V2, true) }>(message, Flags::RECEIVED)
+        let header: &[u8; WINDOWED_LEN] = message.first_chunk()?;
+        let flags = Flags(word(header, 16));
+        let plain = word(header, 4) == Version::V2.code()
+            && word(header, 12) == HeaderType::Msg.code()
+            && header.last_chunk() == Some(&[0; Lists::ABSENT_LEN])
+            && flags.without(Flags::RESPONSE) == Flags::RECEIVED;
+        plain.then(|| Self {
+            xid: word(header, 0),
+            credit: word(header, 8),
+            received: Some(word(header, 20)),
+            // A handle would name no chunk.
+            inv_handle: 0,
+            response: flags.contains(Flags::RESPONSE),
+            len: WINDOWED_LEN,
+        })
     }
 
     /// Takes the fields from a view. In version 1 the header does not show the direction.
@@ -55,17 +70,44 @@ impl Head {
     }
 }
 
-/// The chunks of a message: at most one in each direction, with one segment.
+/// The chunks of a message: at most one in each direction, with one segment. They are read in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SingleChunks {
-    /// The Read list.
-    pub read: Option<ReadSegment>,
-    /// The Write list.
-    pub write: Option<Segment>,
+    /// Offset of the Read segment, 0 without one.
+    read_at: u32,
+    /// Offset of the segment of the Write chunk, 0 without one.
+    write_at: u32,
 }
 
-/// Bytes of the absent lists.
-const LISTS: usize = Lists::ABSENT_LEN;
+impl SingleChunks {
+    /// Whether there is no chunk.
+    #[inline]
+    pub const fn are_absent(&self) -> bool {
+        self.read_at | self.write_at == 0
+    }
+
+    /// Whether there is a Read chunk.
+    #[inline]
+    pub const fn has_read(&self) -> bool {
+        self.read_at != 0
+    }
+
+    /// The Read chunk of this message.
+    #[inline]
+    pub fn read(&self, message: &[u8]) -> Option<ReadSegment> {
+        if self.read_at == 0 {
+            None
+        } else {
+            message.get(self.read_at as usize..)?.first_chunk().map(ReadSegment::read)
+        }
+    }
+
+    /// The Write chunk of this message.
+    #[inline]
+    pub fn write(&self, message: &[u8]) -> Option<Segment> {
+        if self.write_at == 0 { None } else { message.get(self.write_at as usize..)?.first_chunk().map(Segment::read) }
+    }
+}
 
 impl HeadLayout {
     /// The flags RECEIVED and MORE in this layout.
@@ -77,81 +119,24 @@ impl HeadLayout {
         }
     }
 
-    /// Reads a header of this layout. `None` requires a [`View`].
+    /// Reads a header of this layout with [single chunks](SingleChunks), or none. `None` requires a [`View`].
     #[inline]
-    pub fn read(self, message: &[u8]) -> Option<Head> {
-        match self {
-            HeadLayout::V2Windowed => Head::read_windowed(message),
-            HeadLayout::V2 => read_v2::<{ msg_len(Version::V2, false) }>(message, self.flags()),
-            HeadLayout::V1 => read_v1(message),
-        }
-    }
-
-    /// Reads this layout with [single chunks](SingleChunks). `None` for any other layout.
-    #[inline]
-    pub fn read_with_chunks(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
+    pub fn read(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
         match self {
             HeadLayout::V1 => {
-                let (head, chunks) = read_with_lists::<16>(message, Version::V1, Flags::NONE)?;
-                let msg_type = super::word::word(message.get(head.len..)?.first_chunk::<8>()?, 4);
+                let (head, chunks) = read::<16>(message, Version::V1, Flags::NONE)?;
+                let msg_type = word(message.get(head.len..)?.first_chunk::<8>()?, 4);
                 (msg_type <= 1).then_some((Head { response: msg_type == 1, ..head }, chunks))
             }
-            HeadLayout::V2 => read_with_lists::<24>(message, Version::V2, self.flags()),
-            HeadLayout::V2Windowed => read_with_lists::<28>(message, Version::V2, self.flags()),
+            HeadLayout::V2 => read::<24>(message, Version::V2, self.flags()),
+            HeadLayout::V2Windowed => read::<28>(message, Version::V2, self.flags()),
         }
     }
-}
-
-#[inline]
-fn word<const N: usize>(header: &[u8; N], at: usize) -> u32 {
-    super::word::word(header, at)
-}
-
-#[inline]
-fn is_msg_of<const N: usize>(version: Version, header: &[u8; N]) -> bool {
-    word(header, 4) == version.code()
-        && word(header, 12) == HeaderType::Msg.code()
-        && header.last_chunk() == Some(&[0; LISTS])
-}
-
-/// Reads an `N`-byte version 2 header that has these flags, and perhaps RESPONSE.
-#[inline]
-fn read_v2<const N: usize>(message: &[u8], expected: Flags) -> Option<Head> {
-    let header: &[u8; N] = message.first_chunk()?;
-    let flags = Flags(word(header, 16));
-    if !is_msg_of(Version::V2, header) || flags.without(Flags::RESPONSE) != expected {
-        return None;
-    }
-    Some(Head {
-        xid: word(header, 0),
-        credit: word(header, 8),
-        received: expected.contains(Flags::RECEIVED).then(|| word(header, 20)),
-        // A handle would name no chunk.
-        inv_handle: 0,
-        response: flags.contains(Flags::RESPONSE),
-        len: N,
-    })
-}
-
-fn read_v1(message: &[u8]) -> Option<Head> {
-    let (header, payload) = message.split_first_chunk::<28>()?;
-    let msg_type = super::word::word(payload.first_chunk::<8>()?, 4);
-    if !is_msg_of(Version::V1, header) || msg_type > 1 {
-        return None;
-    }
-    Some(Head {
-        xid: word(header, 0),
-        credit: word(header, 8),
-        received: None,
-        inv_handle: 0,
-        response: msg_type == 1,
-        len: header.len(),
-    })
 }
 
 /// Reads `N` bytes of prefix and the lists. Version 1 does not show the direction here.
 #[inline]
-fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
+fn read<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;
     let said = if version == Version::V1 { Flags::NONE } else { Flags(word(header, 16)) };
     let is_msg = word(header, 4) == version.code()
@@ -160,31 +145,40 @@ fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flag
     if !is_msg {
         return None;
     }
-    let (read, lists) = one_or_none::<{ READ_SEGMENT_LEN }>(lists, &[])?;
-    let (write, lists) = one_or_none::<{ SEGMENT_LEN }>(lists, &ONE)?;
-    let payload = lists.strip_prefix(&NONE)?;
+    let (mut read_at, mut write_at) = (0, 0);
+    let payload = match lists.strip_prefix(&[0; Lists::ABSENT_LEN]) {
+        Some(payload) => payload,
+        None => {
+            let (read, lists) = one_or_none(lists, &[], READ_SEGMENT_LEN)?;
+            let (write, payload) = one_or_none(lists, &ONE, SEGMENT_LEN)?;
+            read_at = if read { N + ONE.len() } else { 0 };
+            write_at = if write { message.len() - payload.len() - NONE.len() - SEGMENT_LEN } else { 0 };
+            payload.strip_prefix(&NONE)?
+        }
+    };
+    let chunks = SingleChunks { read_at: read_at as u32, write_at: write_at as u32 };
     let head = Head {
         xid: word(header, 0),
         credit: word(header, 8),
         received: flags.contains(Flags::RECEIVED).then(|| word(header, 20)),
-        inv_handle: if version == Version::V1 { 0 } else { word(header, N - 4) },
+        // Without chunks a handle would name none.
+        inv_handle: if version == Version::V1 || chunks.are_absent() { 0 } else { word(header, N - 4) },
         response: said.contains(Flags::RESPONSE),
         len: message.len() - payload.len(),
     };
-    let chunks = SingleChunks { read: read.map(ReadSegment::read), write: write.map(Segment::read) };
-    (read.is_some() || write.is_some()).then_some((head, chunks))
+    Some((head, chunks))
 }
 
 /// The words for "an entry follows" and "no more entries".
 const ONE: [u8; 4] = [0, 0, 0, 1];
 const NONE: [u8; 4] = [0; 4];
 
-/// Reads a list of at most one `N`-byte entry, and the rest.
+/// Reads a list of at most one entry of `len` bytes behind its `counts`: whether it has one, and the rest.
 #[inline]
-fn one_or_none<'a, const N: usize>(list: &'a [u8], counts: &[u8]) -> Option<(Option<&'a [u8; N]>, &'a [u8])> {
+fn one_or_none<'a>(list: &'a [u8], counts: &[u8], len: usize) -> Option<(bool, &'a [u8])> {
     if let Some(behind) = list.strip_prefix(&NONE) {
-        return Some((None, behind));
+        return Some((false, behind));
     }
-    let (entry, behind) = list.strip_prefix(&ONE)?.strip_prefix(counts)?.split_first_chunk()?;
-    Some((Some(entry), behind.strip_prefix(&NONE)?))
+    let entry = list.strip_prefix(&ONE)?.strip_prefix(counts)?;
+    Some((true, entry.get(len..)?.strip_prefix(&NONE)?))
 }

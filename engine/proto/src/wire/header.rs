@@ -4,7 +4,7 @@ use super::chunks::Chunks;
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::ErrorBody;
 use super::properties::PropertySet;
-use super::view::{COMMON_LEN, ERR_VERS_LEN};
+use super::view::COMMON_LEN;
 use super::xdr::{Encoder, NoSpace, padded};
 
 /// A header of either version. Encoding for version 1 omits `received`, `flags` and the handle to invalidate.
@@ -208,43 +208,4 @@ fn put<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [
         *bytes = word.to_be_bytes();
     }
     len
-}
-
-/// Bytes of a CONNPROP with a body or part of `len` bytes.
-pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
-    COMMON_LEN + 4 + if received.is_some() { 4 } else { 0 } + len
-}
-
-/// Writes a CONNPROP, or a part, to `out` and returns its length. `bytes` is the body or the part. A part has
-/// [`Flags::MORE`] if others follow.
-pub fn emit_connprop_continued(
-    out: &mut [u8],
-    xid: u32,
-    credit: u32,
-    received: Option<u32>,
-    flags: Flags,
-    bytes: &[u8],
-) -> Result<usize, NoSpace> {
-    let mut writer = Encoder::new(out);
-    writer.words([xid, Version::V2.code(), credit, HeaderType::Connprop.code(), sent_flags(flags, received).0])?;
-    if let Some(received) = received {
-        writer.u32(received)?;
-    }
-    writer.bytes(bytes)?;
-    Ok(writer.len())
-}
-
-/// Writes an error header with the supported versions, as the answer to an unsupported version. Every version uses the
-/// layout of RFC 8166 §7. `vers` echoes the requested version.
-pub fn emit_err_vers(
-    out: &mut [u8],
-    xid: u32,
-    vers: u32,
-    credit: u32,
-    (low, high): (Version, Version),
-) -> Result<usize, NoSpace> {
-    let mut writer = Encoder::new(out);
-    writer.words([xid, vers, credit, HeaderType::Error.code(), 1, low.code(), high.code()])?;
-    debug_assert_eq!(writer.len(), ERR_VERS_LEN);
-    Ok(writer.len())
 }

@@ -61,16 +61,11 @@ mod tests_limits;
 #[cfg(test)]
 mod tests_rpc;
 
-pub use chunks::{
-    ChunkCounts, Chunks, READ_SEGMENT_LEN, ReadSegment, Reads, SEGMENT_LEN, Segment, WriteChunk, WriteList, Writes,
-};
+pub use chunks::{ChunkCounts, Chunks, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment, WriteChunk, WriteList};
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
 pub use head::{Head, HeadLayout, SingleChunks};
-pub use header::{
-    Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_continued, emit_err_vers, emit_msg, emit_windowed,
-    emit_windowed_single, msg_len,
-};
+pub use header::{Body, Header, WINDOWED_LEN, emit_msg, emit_windowed, emit_windowed_single, msg_len};
 pub use rpcrdma_xdr as xdr;
 pub use rpcrdma_xdr::{BadXdr, NoSpace};
 pub use view::{COMMON_LEN, CheckedHeader, ERR_VERS_LEN, Limits, View, ViewBody};

@@ -33,15 +33,6 @@ codes! {
     }
 }
 
-/// The XDR type of a property's data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Uint32,
-    /// A word of at most this value.
-    Enum(u32),
-    Opaque,
-}
-
 impl PropertyId {
     /// `rdma_which`. `None` if this revision lacks the property.
     pub const fn which(self, revision: Revision) -> Option<u32> {
@@ -55,23 +46,18 @@ impl PropertyId {
     }
 
     /// The property with this `rdma_which` in this revision.
-    pub const fn of_revision(which: u32, revision: Revision) -> Option<PropertyId> {
-        match (revision, which) {
-            (Revision::Ietf00, _) => PropertyId::from_code(which),
-            (Revision::Cel09, 1) => Some(PropertyId::ReceiveSize),
-            (Revision::Cel09, 2) => Some(PropertyId::ReverseSupport),
-            (Revision::Cel09, EXPERIMENTAL..) => PropertyId::from_code(which),
-            (Revision::Cel09, _) => None,
-        }
+    pub fn of_revision(which: u32, revision: Revision) -> Option<PropertyId> {
+        PropertyId::ALL.iter().copied().find(|id| id.which(revision) == Some(which))
     }
 
-    const fn kind(self, revision: Revision) -> Kind {
+    /// The largest value of a property of one word; `None` for an opaque one.
+    const fn max_word(self, revision: Revision) -> Option<u32> {
         match (self, revision) {
-            (PropertyId::HostAuth, _) => Kind::Opaque,
-            (PropertyId::RemoteInvalidation, _) => Kind::Enum(1),
+            (PropertyId::HostAuth, _) => None,
+            (PropertyId::RemoteInvalidation, _) => Some(1),
             // The older document defines an enumeration, the newer one a number.
-            (PropertyId::ReverseSupport, Revision::Cel09) => Kind::Enum(2),
-            _ => Kind::Uint32,
+            (PropertyId::ReverseSupport, Revision::Cel09) => Some(2),
+            _ => Some(u32::MAX),
         }
     }
 }
@@ -135,11 +121,10 @@ impl<'a> Property<'a> {
     pub fn check(&self, revision: Revision) -> Result<(), BadXdr> {
         let Some(id) = PropertyId::of_revision(self.which, revision) else { return Ok(()) };
         let bad = BadXdr { what: id.name(), at: 0 };
-        let valid = match id.kind(revision) {
+        let valid = match id.max_word(revision) {
             _ if self.data.is_empty() => true,
-            Kind::Uint32 => self.data.len() == 4,
-            Kind::Enum(max) => self.data.len() == 4 && word(self.data, 0) <= max,
-            Kind::Opaque => {
+            Some(max) => self.data.len() == 4 && word(self.data, 0) <= max,
+            None => {
                 let mut reader = Decoder::new(self.data);
                 reader.opaque(usize::MAX, id.name())?;
                 reader.rest().is_empty()
@@ -228,7 +213,7 @@ impl<'a> PropertySet<'a> {
         4 + self.bytes.len()
     }
 
-    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    pub(crate) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
         out.u32(self.count)?;
         out.bytes(self.bytes)
     }

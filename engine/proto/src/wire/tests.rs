@@ -226,7 +226,7 @@ proptest! {
         };
         let view = View::check(&whole, revision).expect("valid");
         prop_assert_eq!(view.version(), version);
-        prop_assert_eq!(view.payload_offset(), header.len());
+        prop_assert_eq!(view.payload_offset(), if part { whole.len() } else { header.len() });
         prop_assert_eq!(view.payload(), if carries_payload { &parts.payload[..] } else { &[] });
         parts.with(|value| assert_eq!(Owned::of(&view).header(), value));
         whole_view(&view);

@@ -1,6 +1,6 @@
 //! A received header, checked once and then read in place.
 
-use super::chunks::{ChunkCounts, Lists, Reads, WriteChunk, Writes};
+use super::chunks::{self, ChunkCounts, Lists, ReadSegment, WriteChunk};
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::{ErrorBody, WireError, WireErrorKind};
 use super::header::Body;
@@ -22,7 +22,7 @@ pub const ERR_VERS_LEN: usize = 28;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View<'a> {
     bytes: &'a [u8],
-    /// The lists of MSG, NOMSG and MSGP. For other types all are absent, and `reads` is the body's offset.
+    /// The lists of MSG, NOMSG and MSGP, and the header's end. For other types `reads` is the body's offset.
     lists: Lists,
     /// 0 without [`Flags::RECEIVED`].
     received: u32,
@@ -112,8 +112,10 @@ impl<'a> View<'a> {
             _ if htype.has_lists() && version == Version::V2 => inv_handle = reader.u32("rdma_inv_handle")?,
             _ => {}
         }
-        let lists = if htype.has_lists() { Lists::check(&mut reader)? } else { Lists::absent(body) };
-        let view = View { bytes, lists, received, inv_handle, flags, version, htype, revision };
+        let no_lists = Lists { reads: body, writes: body, reply: body, end: body };
+        let lists = if htype.has_lists() { Lists::check(&mut reader)? } else { no_lists };
+        let part = htype == HeaderType::Connprop && (parts || flags.contains(Flags::MORE));
+        let mut view = View { bytes, lists, received, inv_handle, flags, version, htype, revision };
         match htype {
             // A version 1 header without content is unused (RFC 8166 §4.5.2).
             HeaderType::Nomsg if version == Version::V1 && !lists.present() => {
@@ -124,7 +126,7 @@ impl<'a> View<'a> {
                 return Err(WireErrorKind::InvalidFlag { flags: flags.0 });
             }
             HeaderType::Error => _ = ErrorBody::read(&mut reader, view.layout(), revision)?,
-            HeaderType::Connprop if parts || flags.contains(Flags::MORE) => {}
+            HeaderType::Connprop if part => _ = reader.bytes(reader.rest().len(), "rdma_props")?,
             HeaderType::Connprop => PropertySet::read(&mut reader)?.check_known(revision, body)?,
             HeaderType::Optional => {
                 reader.u32("rdma_opttype")?;
@@ -134,12 +136,13 @@ impl<'a> View<'a> {
         }
         let ends = match htype {
             HeaderType::Nomsg | HeaderType::Optional => version == Version::V2,
-            HeaderType::Connprop => !parts && !flags.contains(Flags::MORE),
+            HeaderType::Connprop => true,
             _ => false,
         };
         if ends && !reader.rest().is_empty() {
             return Err(WireErrorKind::BadXdr { what: "end of the header", at: reader.at() });
         }
+        view.lists.end = reader.at();
         Ok(view)
     }
 
@@ -209,19 +212,19 @@ impl<'a> View<'a> {
     /// Whether any chunk list has an entry.
     #[inline]
     pub const fn has_chunks(&self) -> bool {
-        self.lists.present()
+        self.htype.has_lists() && self.lists.present()
     }
 
     /// The Read list.
     #[inline]
-    pub fn reads(&self) -> Reads<'a> {
-        Reads::new(self.lists_bytes(), self.lists.reads)
+    pub fn reads(&self) -> impl Iterator<Item = ReadSegment> + Clone + use<'a> {
+        chunks::reads(self.lists_bytes(), self.lists.reads)
     }
 
     /// The Write list.
     #[inline]
-    pub fn writes(&self) -> Writes<'a> {
-        Writes::new(self.lists_bytes(), self.lists.writes)
+    pub fn writes(&self) -> impl Iterator<Item = WriteChunk<'a>> + Clone + use<'a> {
+        chunks::writes(self.lists_bytes(), self.lists.writes)
     }
 
     /// The Reply chunk.
@@ -233,7 +236,7 @@ impl<'a> View<'a> {
     /// The bytes of the lists. Empty for header types without lists.
     #[inline]
     fn lists_bytes(&self) -> &'a [u8] {
-        if self.lists.present() { self.bytes } else { &[] }
+        if self.has_chunks() { self.bytes } else { &[] }
     }
 
     /// The RPC message, or its part, after the header. Empty for header types without payload.
@@ -247,22 +250,8 @@ impl<'a> View<'a> {
 
     /// Bytes of the header: offset of the payload.
     #[inline]
-    pub fn payload_offset(&self) -> usize {
-        if self.htype.has_lists() { self.lists.end } else { self.body_end() }
-    }
-
-    /// Offset of the header's end, for header types without lists.
-    #[cold]
-    fn body_end(&self) -> usize {
-        let body = self.body_at();
-        match self.body() {
-            Body::Error(error) => body + error.encoded_len(self.layout()),
-            // Otherwise this is a part of a set, which extends to the end.
-            Body::Connprop(_) => PropertySet::read(&mut Decoder::starting_at(self.bytes, body))
-                .map_or(self.bytes.len(), |properties| body + properties.encoded_len()),
-            Body::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
-            _ => body,
-        }
+    pub const fn payload_offset(&self) -> usize {
+        self.lists.end
     }
 
     /// The content of the header apart from its chunk lists.

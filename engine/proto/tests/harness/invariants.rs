@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use super::optional::{Operation, OperationCode};
 use super::private_data::{self, PrivateData};
 use super::properties::{Properties, PropertySet};
-use super::rpc::{self, AnonymousCall, AuthSys, CallHeader, MessageType, OpaqueAuth, ReplyHeader};
+use super::rpc::{self, AuthSys, CallHeader, MessageType, OpaqueAuth, ReplyHeader};
 use super::*;
 
 /// The length of formatted text.
@@ -44,9 +44,9 @@ pub fn message(bytes: &[u8], revision: Revision) {
 fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
     shown(error);
     assert_eq!(error.xid().is_some(), bytes.len() >= COMMON_LEN);
-    assert!(error.xid().is_some() || error.is_too_short() && error.answer((Version::V1, Version::V2)).is_none());
+    assert!(error.xid().is_some() || error.is_too_short() && error.kind.answer((Version::V1, Version::V2)).is_none());
     if let (Some(xid), Some(version), Some(body)) =
-        (error.xid(), error.version(), error.answer((Version::V1, Version::V2)))
+        (error.xid(), error.version(), error.kind.answer((Version::V1, Version::V2)))
     {
         let header = Header { xid, credit: 1, received: None, flags: Flags::RESPONSE, body: Body::Error(body) };
         let mut out = [0; 64];
@@ -143,7 +143,12 @@ pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
             let start = view.payload().get(4..8);
             version == Version::V2 || start.is_some_and(|word| word[..3] == [0; 3] && word[3] < 2)
         });
-        let head = layout.read(message);
+        let read = layout.read(message);
+        let without_chunks = read.filter(|(_, chunks)| chunks.are_absent());
+        let head = without_chunks.map(|(head, _)| head);
+        if layout == HeadLayout::V2Windowed {
+            assert_eq!(Head::read_windowed(message), head);
+        }
         assert_eq!(head.is_some(), expected.is_some(), "{layout:?} {message:?}");
         if let (Some(head), Some(view)) = (head, expected) {
             let response = match version {
@@ -180,14 +185,14 @@ fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
             && writes.next().is_none()
             && view.reply_chunk().is_none()
     });
-    let read = layout.read_with_chunks(message);
+    let read = layout.read(message).filter(|(_, chunks)| !chunks.are_absent());
     assert_eq!(read.is_some(), expected.is_some(), "{layout:?} {message:?}");
     if let (Some((head, chunks)), Some(view)) = (read, expected) {
         let said = (view.xid(), view.credit(), view.received(), view.inv_handle());
         assert_eq!((head.xid, head.credit, head.received, head.inv_handle), said);
         assert_eq!((head.response, head.len), (response(view), view.payload_offset()));
-        assert_eq!(chunks.read, view.reads().next());
-        assert_eq!(chunks.write, view.writes().next().and_then(|chunk| chunk.segments().next()));
+        assert_eq!((chunks.has_read(), chunks.read(message)), (view.reads().next().is_some(), view.reads().next()));
+        assert_eq!(chunks.write(message), view.writes().next().and_then(|chunk| chunk.segments().next()));
     }
 }
 
@@ -236,12 +241,12 @@ pub fn rpc_message(bytes: &[u8]) {
             assert_eq!(header.emit(&mut out), Ok(len));
             assert_eq!(CallHeader::parse(&out), Ok((header, len)));
             let nobody = [header.credential, header.verifier] == [OpaqueAuth::NONE; 2];
-            assert_eq!(AnonymousCall::read(bytes).is_some(), nobody);
+            assert_eq!(CallHeader::read_anonymous(bytes).is_some(), nobody);
             auth_sys(header.credential.body);
         }
         Err(error) => {
             shown(&error);
-            assert!(AnonymousCall::read(bytes).is_none());
+            assert!(CallHeader::read_anonymous(bytes).is_none());
             if let Some(body) = error.answer() {
                 let answer = ReplyHeader { xid: error.xid.expect("it is long enough to be answered"), body };
                 let mut out = [0; 64];

@@ -45,7 +45,7 @@ impl Conn {
         match incoming.lists {
             Lists::None => ReadReply { header: header_of(xid, payload, base), long: None },
             Lists::Single(chunks) => {
-                let write = chunks.write.into_iter().map(std::iter::once);
+                let write = chunks.write(message).into_iter().map(std::iter::once);
                 ReadReply::of(note_written(write, exposure_of(self, call)), xid, payload, base)
             }
             Lists::Checked(header) => {

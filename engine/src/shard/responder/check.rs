@@ -150,7 +150,7 @@ pub(in crate::shard) fn read_contents<F: Fabric>(
         // The first message may have changed the terms.
         conn.served.refresh_room(&conn.proto);
     }
-    let lists = read_lists(conn, &header.lists, view.as_ref(), call);
+    let lists = read_lists(conn, &header.lists, message, view.as_ref(), call);
     let place = match &view {
         Some(view) if view.htype() == HeaderType::Nomsg => MessagePlace::Chunk,
         Some(view) if conn.assembling.is_under_way() || view.htype() != HeaderType::Msg => {
@@ -166,12 +166,13 @@ pub(in crate::shard) fn read_contents<F: Fabric>(
 fn read_lists(
     conn: &Conn,
     lists: &Lists,
+    message: &[u8],
     view: Option<&View<'_>>,
     call: &mut Call<Arrived>,
 ) -> Result<(), CallRefusal> {
     if let Lists::Single(chunks) = lists {
-        let write = chunks.write.map(|segment| [segment]);
-        return take_lists(call, conn, chunks.read, write, None::<[Segment; 0]>);
+        let write = chunks.write(message).map(|segment| [segment]);
+        return take_lists(call, conn, chunks.read(message), write, None::<[Segment; 0]>);
     }
     let Some(view) = view else { return Ok(()) };
     if !view.has_chunks() {

@@ -96,18 +96,18 @@ impl Procedures {
     #[inline(always)]
     pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
         let message = message.get(head.len..)?;
-        let header = rpc::AnonymousCall::read(message)?;
+        let header = rpc::CallHeader::read_anonymous(message)?;
         let last = self.last.as_ref()?;
         let again = header.xid == head.xid && message.get(NAME)? == last.name;
-        again.then_some(Header { entry: last.entry, len: rpc::AnonymousCall::LEN })
+        again.then_some(Header { entry: last.entry, len: rpc::ANONYMOUS_CALL_LEN })
     }
 
     /// Decodes the RPC message of a call, and checks its chunks against the declaration.
     #[inline(always)]
     pub(super) fn read(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
         // Most headers have a known layout and length.
-        let (header, len) = match rpc::AnonymousCall::read(message) {
-            Some(header) => (rpc::CallHeader::from(header), rpc::AnonymousCall::LEN),
+        let (header, len) = match rpc::CallHeader::read_anonymous(message) {
+            Some(header) => (header, rpc::ANONYMOUS_CALL_LEN),
             None => rpc::CallHeader::parse(message).map_err(|error| {
                 // The XIDs differ, whatever else is wrong, or the message has none (RFC 8166 §4.5.2, version 2 §6.4.1).
                 match message.first_chunk().map(|xid| u32::from_be_bytes(*xid)) {

@@ -10,6 +10,9 @@ use super::{MessageType, RPC_VERSION};
 /// Bytes before the credential.
 const FIXED_LEN: usize = 24;
 
+/// Bytes of a call header with AUTH_NONE.
+pub const ANONYMOUS_CALL_LEN: usize = FIXED_LEN + 2 * OpaqueAuth::NONE.encoded_len();
+
 /// The header of a call. The arguments follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallHeader<'a> {
@@ -106,49 +109,23 @@ impl RpcError {
 /// The words after a call's XID: CALL, RPC version 2.
 const CALL_OF_RPC_2: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 2];
 
-/// The header of an AUTH_NONE call, which has a fixed length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnonymousCall {
-    /// Transaction id.
-    pub xid: u32,
-    /// Program number.
-    pub program: u32,
-    /// Program version.
-    pub version: u32,
-    /// Procedure number.
-    pub procedure: u32,
-}
-
-impl AnonymousCall {
-    /// Bytes of the header.
-    pub const LEN: usize = FIXED_LEN + 2 * OpaqueAuth::NONE.encoded_len();
-
-    /// Reads an AUTH_NONE call header. Any other header needs [`CallHeader::parse`].
+impl<'a> CallHeader<'a> {
+    /// Reads a header with AUTH_NONE, which has a fixed length. Any other header needs [`parse`](Self::parse).
     #[inline(always)]
-    pub fn read(message: &[u8]) -> Option<AnonymousCall> {
-        let header: &[u8; Self::LEN] = message.first_chunk()?;
-        if header[4..12] != CALL_OF_RPC_2 || header[FIXED_LEN..] != [0; Self::LEN - FIXED_LEN] {
+    pub fn read_anonymous(message: &[u8]) -> Option<CallHeader<'static>> {
+        let header: &[u8; ANONYMOUS_CALL_LEN] = message.first_chunk()?;
+        if header[4..12] != CALL_OF_RPC_2 || header[FIXED_LEN..] != [0; ANONYMOUS_CALL_LEN - FIXED_LEN] {
             return None;
         }
-        let word = |at| super::word(header, at);
-        Some(AnonymousCall { xid: word(0), program: word(12), version: word(16), procedure: word(20) })
+        let [xid, program, version, procedure] = [0, 12, 16, 20].map(|at| super::word(header, at));
+        Some(CallHeader { xid, program, version, procedure, credential: OpaqueAuth::NONE, verifier: OpaqueAuth::NONE })
     }
-}
 
-impl From<AnonymousCall> for CallHeader<'_> {
-    #[inline]
-    fn from(header: AnonymousCall) -> Self {
-        let AnonymousCall { xid, program, version, procedure } = header;
-        Self { xid, program, version, procedure, credential: OpaqueAuth::NONE, verifier: OpaqueAuth::NONE }
-    }
-}
-
-impl<'a> CallHeader<'a> {
     /// Reads the header of a call. Returns also the offset of the arguments.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcError> {
-        if let Some(header) = AnonymousCall::read(message) {
-            return Ok((header.into(), AnonymousCall::LEN));
+        if let Some(header) = Self::read_anonymous(message) {
+            return Ok((header, ANONYMOUS_CALL_LEN));
         }
         Self::read(message).map_err(|kind| kind.of(message))
     }

@@ -5,7 +5,7 @@ mod call;
 mod reply;
 
 pub use auth::{AuthStat, AuthSys, Flavor, MAX_AUTH_LEN, OpaqueAuth};
-pub use call::{AnonymousCall, CallHeader, RpcError, RpcErrorKind};
+pub use call::{ANONYMOUS_CALL_LEN, CallHeader, RpcError, RpcErrorKind};
 pub use reply::{
     ACCEPTED_REPLY_LEN, AcceptStat, RejectStat, ReplyBody, ReplyHeader, accepted_reply_room, emit_accepted_success,
 };
