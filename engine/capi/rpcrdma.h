@@ -234,7 +234,8 @@ typedef struct {
 // All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
 // which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
 // them after the call. The exception is a call of version 2 that the library sends again because the server takes no
-// chunks, fewer, or wants a longer Write chunk: the lent buffers return to the pool, and the results are in others.
+// chunks, fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are in
+// others.
 typedef struct {
     // `sizeof(rpcrdma_request)`. Later versions of this library have more fields at the end, and take requests of
     // earlier ones. This version takes later requests whose further fields are 0.

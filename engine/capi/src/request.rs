@@ -47,7 +47,8 @@ pub struct rpcrdma_write_chunk {
 /// All but `size` may be 0. The functions that take it copy it and the arguments. They take the buffers of its chunks,
 /// which end, but only if the call starts. `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk` have
 /// them after the call. The exception is a call of version 2 that the library sends again because the server takes no
-/// chunks, fewer, or wants a longer Write chunk: the lent buffers return to the pool, and the results are in others.
+/// chunks, fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are in
+/// others.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_request {

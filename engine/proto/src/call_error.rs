@@ -313,6 +313,9 @@ fn hint(error: &ErrorBody) -> &'static str {
             " (the call exceeds wire.reassemble_up_to of the peer, which takes only messages up to it; or its procedure \
              takes no Read chunks: Procedure::read_chunks)"
         }
+        ErrorBody::WriteChunks { .. } => {
+            " (not executed: its procedure takes fewer Write chunks, see Procedure::write_chunks)"
+        }
         ErrorBody::Vers { .. } => {
             " (not executed, and a retry on this connection fails in the same way: see wire.credit_mode of this side, \
              and wire.version_1 and wire.host_auth of the server)"
@@ -434,6 +437,8 @@ mod tests {
         assert!(hint.contains("Procedure::read_chunks") && hint.contains("memory.bulk_buffers"), "{hint}");
         let hint = CallError::Transport(ErrorBody::ReadChunks { max: 0 }).to_string();
         assert!(hint.contains("wire.reassemble_up_to of the peer"), "{hint}");
+        let hint = CallError::Transport(ErrorBody::WriteChunks { max: 1 }).to_string();
+        assert!(hint.contains("not executed") && hint.contains("Procedure::write_chunks"), "{hint}");
         for (os_error, limit) in [(Some(24), "`ulimit -n`"), (Some(12), "`ulimit -v`"), (Some(27), "`ulimit -f`")] {
             let text = CallError::OutOfMemory { answered: false, os_error }.to_string();
             assert!(text.contains(limit), "{text}");
