@@ -146,10 +146,10 @@ impl CallTable {
     #[inline(always)]
     pub(super) fn start(&mut self, token: u64, deadline: u64, name: u16, sent: bool) -> Result<CallId, CallError> {
         if self.closed {
-            return Err(CallError::Closed);
+            return Err(self.refusal());
         }
         let state = if sent { State::Sent } else { State::Queued };
-        let call = self.insert_as(state, token, deadline, name).ok_or_else(|| self.all_in_use())?;
+        let Some(call) = self.insert_as(state, token, deadline, name) else { return Err(self.refusal()) };
         if !sent {
             self.wait(call);
         }
@@ -215,9 +215,10 @@ impl CallTable {
         Some((token, true))
     }
 
+    /// Why a call did not start.
     #[cold]
-    fn all_in_use(&self) -> CallError {
-        CallError::TooManyCalls { limit: self.capacity() }
+    pub fn refusal(&self) -> CallError {
+        if self.closed { CallError::Closed } else { CallError::TooManyCalls { limit: self.capacity() } }
     }
 
     /// Queues a call for a credit. Ended calls leave the queue even if a peer grants nothing.

@@ -7,16 +7,13 @@ use crate::wire::ErrorBody;
 
 /// The call or reply that is complete with a received message.
 ///
-/// A `plain` message has a windowed header of [`WINDOWED_LEN`](crate::wire::WINDOWED_LEN) bytes without chunks. The
-/// decoded header of any other is [`Connection::header`]; of a message in parts it is the last part's.
+/// Its decoded header is [`Connection::header`]; of a message in parts it is the last part's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// A call of the peer: end it by [`Connection::reply`], [`Connection::reply_error`] or [`Connection::forget`].
     Call {
         /// This side's name for it.
         id: InboundId,
-        /// Whether the message is plain.
-        plain: bool,
     },
     /// A call of this side was answered; it has left the table.
     Reply {
@@ -24,8 +21,6 @@ pub enum Received {
         call: CallId,
         /// The caller's own name for it.
         token: u64,
-        /// Whether the message is plain.
-        plain: bool,
     },
     /// Neither. The message may have [events](Connection::poll_event).
     Nothing,

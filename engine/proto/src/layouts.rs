@@ -1,7 +1,7 @@
 //! Layouts of the peer's headers, for fast-path decoding.
 
 use super::ConnConfig;
-use super::incoming::Lists;
+use super::incoming::{Incoming, Lists};
 use crate::wire::{Head, HeadLayout};
 
 /// Layouts of the peer's headers.
@@ -33,16 +33,16 @@ impl HeaderLayouts {
         self.decoder = layout.filter(|_| self.by_layout);
     }
 
-    /// Decodes a windowed header without chunks, as most messages have. `None` for any other.
+    /// Whether a message with a windowed header without chunks, as most have, is a reply. `None` for any other.
     #[inline]
-    pub(super) fn decode_windowed(&self, message: &[u8]) -> Option<Head> {
-        if self.decoder == Some(HeadLayout::V2Windowed) { Head::read_windowed(message) } else { None }
+    pub(super) fn windowed_direction(&self, message: &[u8]) -> Option<bool> {
+        if self.decoder == Some(HeadLayout::V2Windowed) { Head::windowed_direction(message) } else { None }
     }
 
-    /// Decodes a header of the expected layout. `None` for one that must be checked as a whole.
+    /// Decodes any other header of the expected layout. `None` for one that must be checked as a whole.
     #[inline]
-    pub(super) fn decode(&self, message: &[u8]) -> Option<(Head, Lists)> {
+    pub(super) fn decode(&self, message: &[u8]) -> Option<Incoming> {
         let (head, chunks) = self.decoder?.read(message)?;
-        Some((head, if chunks.are_absent() { Lists::None } else { Lists::Single(chunks) }))
+        Some(Incoming { head, lists: if chunks.are_absent() { Lists::None } else { Lists::Single(chunks) } })
     }
 }

@@ -47,14 +47,14 @@
 //! let mut answered = None;
 //! while answered.is_none() {
 //!     for message in transmit(&mut client, b"a call  ") {
-//!         if let Received::Call { id, .. } = server.handle_message(&message) {
+//!         if let Received::Call { id } = server.handle_message(&message) {
 //!             assert!(message.ends_with(b"a call  "));
 //!             server.reply(id, false);
 //!         }
 //!         assert_eq!(server.poll_event(), None);
 //!     }
 //!     for message in transmit(&mut server, b"a reply ") {
-//!         if let Received::Reply { call, token, .. } = client.handle_message(&message) {
+//!         if let Received::Reply { call, token } = client.handle_message(&message) {
 //!             assert!(message.ends_with(b"a reply "));
 //!             answered = Some((call, token));
 //!         }

@@ -66,7 +66,7 @@ impl Outbox {
     }
 
     /// Adds a message behind all others. Not for errors.
-    #[inline]
+    #[cold]
     pub(super) fn push(&mut self, message: Queued) {
         self.queue.push_back(message);
     }

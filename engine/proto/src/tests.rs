@@ -43,7 +43,7 @@ fn take(connection: &mut Connection, message: &[u8]) -> Result<Outcome, PeerFaul
     while connection.poll_event().is_some() {}
     connection.decode_by_layout(connection.counters().received.is_multiple_of(2));
     Ok(match connection.handle_message(message) {
-        Received::Call { id, .. } => Outcome::Call(id),
+        Received::Call { id } => Outcome::Call(id),
         Received::Reply { token, .. } => Outcome::Reply(token),
         Received::Nothing => match connection.poll_event() {
             Some(Event::Fault(fault)) => return Err(fault),

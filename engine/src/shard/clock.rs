@@ -109,7 +109,7 @@ impl Clock {
     }
 
     /// Ends a turn without work.
-    #[inline(always)]
+    #[inline]
     pub(super) fn idled(&mut self) {
         self.left = self.left.min(self.idle);
     }

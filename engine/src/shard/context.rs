@@ -228,7 +228,7 @@ impl<F: Fabric> Context<F> {
     }
 
     /// Whether connections wait for a buffer.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_parked_for_buffer(&self) -> bool {
         !self.parked_for_buffer.is_empty()
     }
@@ -355,7 +355,7 @@ impl<F: Fabric> Context<F> {
 
     /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves the longer ones to bulk data:
     /// otherwise users with many unanswered calls would hold all of them.
-    #[inline(always)]
+    #[inline]
     pub(super) fn longest_for_reply(&self, len: usize) -> usize {
         self.config.longest_for_reply(len).min(self.longest_for(len))
     }
@@ -383,13 +383,13 @@ impl<F: Fabric> Context<F> {
     }
 
     /// Whether any size is reserved.
-    #[inline(always)]
+    #[inline]
     pub(super) fn awaits_some(&self) -> bool {
         !self.awaited.is_empty()
     }
 
     /// The longest buffer for `len` bytes that no call waits for.
-    #[inline(always)]
+    #[inline]
     pub(super) fn longest_for(&self, len: usize) -> usize {
         if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
     }

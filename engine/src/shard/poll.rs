@@ -42,7 +42,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Whether anything has to be polled in each turn.
-    #[inline(always)]
+    #[inline]
     fn has_others(&self) -> bool {
         self.cross_thread.has_inbox() || self.task.is_some() || self.responder.has_pending_calls()
     }
@@ -56,7 +56,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Whether steps 3 to 6 have work. In most turns they have none.
-    #[inline(always)]
+    #[inline]
     fn has_more_to_do(&self) -> bool {
         let now = self.cx.clock.of_turn();
         !self.cx.ready.is_empty()
@@ -99,7 +99,7 @@ impl<F: Fabric> Shard<F> {
         self.end_turn(found != 0 || transmitted)
     }
 
-    #[inline(always)]
+    #[inline]
     fn end_turn(&mut self, busy: bool) -> bool {
         if !busy {
             self.cx.stats.idle_turns += 1;
@@ -137,7 +137,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn count_receive(&mut self, completion: &Completion) {
         if completion.buf.is_some() {
             self.cx.receives.completed();
@@ -378,7 +378,7 @@ mod tests {
         shard.simulate(&time);
         let mut conn = open_conn(0, true);
         let buf = shard.alloc(100).expect("a buffer");
-        let Received::Call { id, .. } = conn.proto.handle_message(&received(buf, &message(1, &call(7, 0)))) else {
+        let Received::Call { id } = conn.proto.handle_message(&received(buf, &message(1, &call(7, 0)))) else {
             panic!("it is a call");
         };
         conn.proto.reply_error(id, ErrorBody::System);

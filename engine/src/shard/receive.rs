@@ -3,85 +3,105 @@
 use super::Shard;
 use super::connection::Conn;
 use super::connection::Stage;
-use super::responder::read_contents;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{CallError, CallId, Event, InboundId, Knob, Lists, PeerFault, Received, Rejected};
-use crate::wire::{ErrorBody, Head, WINDOWED_LEN};
+use crate::proto::{CallError, Event, Knob, Lists, PeerFault, Received, Rejected};
+use crate::wire::{ErrorBody, Head};
 
 impl<F: Fabric> Shard<F> {
     /// Passes a message to the connection, then to the engine of the call or reply.
-    #[inline(always)]
+    ///
+    /// Each kind has a function of its own, which keeps its state in registers.
+    #[inline(never)]
     pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        if matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
+        match conn.proto.plain_direction(&message) {
+            Some(false) => self.received_call(conn, message),
+            Some(true) => self.received_reply(conn, message, invalidated),
+            None => self.received_other(conn, message, invalidated),
+        }
+    }
+
+    #[inline(never)]
+    fn received_call(&mut self, conn: &mut Conn, message: ReceivedBuf) {
+        if self.is_unexpected(conn) {
+            return;
+        }
+        let head = Head::of_windowed(&message, false);
+        let Received::Call { id } = conn.proto.handle_decoded(&head.into()) else {
+            return self.handle_events(conn, message, None);
+        };
+        let call = self.responder.take_call(&mut self.cx, conn, id, &head);
+        self.responder.accept_plain(&mut self.cx, conn, call, &head, message);
+    }
+
+    #[inline(never)]
+    fn received_reply(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        if self.is_unexpected(conn) {
+            return;
+        }
+        let header = Head::of_windowed(&message, true).into();
+        let Received::Reply { call, token } = conn.proto.handle_decoded(&header) else {
+            return self.handle_events(conn, message, invalidated);
+        };
+        let read = conn.read_reply(call, &header, &message);
+        self.requester.replied(&mut self.cx, conn, (call, token), read, message, invalidated);
+    }
+
+    /// Handles a message with chunks, or without credit words, in a known layout.
+    #[inline(never)]
+    fn received_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        let Some(header) = conn.proto.decode_other(&message) else {
+            return self.received_unusual(conn, message, invalidated);
+        };
+        if self.is_unexpected(conn) {
+            return;
+        }
+        let received = conn.proto.handle_decoded(&header);
+        let cx = &mut self.cx;
+        match received {
+            Received::Call { id } => {
+                let call = self.responder.take_call(cx, conn, id, &header.head);
+                self.responder.accept_decoded(cx, conn, call, &header, message);
+            }
+            Received::Reply { call, token } => {
+                let read = conn.read_reply(call, &header, &message);
+                self.requester.replied(cx, conn, (call, token), read, message, invalidated);
+            }
+            Received::Nothing => self.handle_events(conn, message, invalidated),
+        }
+    }
+
+    /// Handles a message whose header is checked as a whole, such as the first one.
+    #[inline(never)]
+    fn received_unusual(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        if self.is_unexpected(conn) {
             return;
         }
         if conn.proto.counters().received == 0 {
             self.widen(conn);
         }
-        // Each kind has a function of its own, which keeps its state in registers. Most messages are plain.
-        match conn.proto.handle_message(&message) {
-            Received::Call { id, plain: true } => self.received_call(conn, id, message),
-            Received::Reply { call, token, plain: true } => {
-                self.received_reply(conn, call, token, message, invalidated)
+        let received = conn.proto.handle_checked(&message);
+        let header = *conn.proto.header();
+        let cx = &mut self.cx;
+        match (received, &header.lists) {
+            (Received::Call { id }, Lists::Checked(checked)) => {
+                let call = self.responder.take_call(cx, conn, id, &header.head);
+                self.responder.accept_checked(cx, conn, call, checked, message);
             }
-            Received::Call { id, .. } => self.received_other_call(conn, id, message),
-            Received::Reply { call, token, .. } => self.received_other_reply(conn, call, token, message, invalidated),
-            Received::Nothing => self.handle_events(conn, message, invalidated),
+            (Received::Reply { call, token }, Lists::Checked(checked)) if conn.assembling.is_under_way() => {
+                self.requester.replied_in_parts(cx, conn, (call, token), &checked.view(&message), invalidated);
+            }
+            (Received::Reply { call, token }, _) => {
+                let read = conn.read_reply(call, &header, &message);
+                self.requester.replied(cx, conn, (call, token), read, message, invalidated);
+            }
+            _ => self.handle_events(conn, message, invalidated),
         }
     }
 
-    #[inline(never)]
-    fn received_call(&mut self, conn: &mut Conn, id: InboundId, message: ReceivedBuf) {
-        let head = plain_head(message.first_chunk().map_or(0, |xid| u32::from_be_bytes(*xid)));
-        let call = self.responder.take_call(&mut self.cx, conn, id, &head);
-        self.responder.accept(&mut self.cx, conn, call, &head, message);
-    }
-
-    #[inline(never)]
-    fn received_reply(
-        &mut self,
-        conn: &mut Conn,
-        call: CallId,
-        token: u64,
-        message: ReceivedBuf,
-        invalidated: Option<u32>,
-    ) {
-        let read = conn.read_reply(call, &plain_head(call.xid()).into(), &message);
-        self.requester.replied(&mut self.cx, conn, (call, token), read, message, invalidated);
-    }
-
-    /// Handles a call with chunks, in parts or in another layout.
-    #[inline(never)]
-    fn received_other_call(&mut self, conn: &mut Conn, id: InboundId, message: ReceivedBuf) {
-        let cx = &mut self.cx;
-        let header = *conn.proto.header();
-        let mut call = self.responder.take_call(cx, conn, id, &header.head);
-        if let Lists::None = header.lists {
-            return self.responder.accept(cx, conn, call, &header.head, message);
-        }
-        let contents = read_contents(cx, conn, &header, &message, &mut call);
-        self.responder.accept_contents(cx, conn, call, contents, (header.head.len, message));
-    }
-
-    /// Handles a reply with chunks, in parts or in another layout.
-    #[inline(never)]
-    fn received_other_reply(
-        &mut self,
-        conn: &mut Conn,
-        call: CallId,
-        token: u64,
-        message: ReceivedBuf,
-        invalidated: Option<u32>,
-    ) {
-        let cx = &mut self.cx;
-        let header = *conn.proto.header();
-        if let Some(view) = header.view(&message)
-            && conn.assembling.is_under_way()
-        {
-            return self.requester.replied_in_parts(cx, conn, (call, token), &view, invalidated);
-        }
-        let read = conn.read_reply(call, &header, &message);
-        self.requester.replied(cx, conn, (call, token), read, message, invalidated);
+    /// Whether a message is not to be read: before the connection is open, or after.
+    #[inline]
+    fn is_unexpected(&mut self, conn: &mut Conn) -> bool {
+        matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn)
     }
 
     /// Whether to accept a message before or after the connection is open.
@@ -158,12 +178,6 @@ impl<F: Fabric> Shard<F> {
         }
         conn.end_for(fault);
     }
-}
-
-/// The parts of a plain message's header that the engines need.
-#[inline]
-fn plain_head(xid: u32) -> Head {
-    Head { xid, len: WINDOWED_LEN, ..Head::default() }
 }
 
 #[cfg(test)]

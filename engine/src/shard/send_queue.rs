@@ -91,7 +91,7 @@ impl SendQueue {
     }
 
     /// Whether nothing is queued.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.chain.is_empty()
     }
@@ -171,7 +171,7 @@ impl SendQueue {
     }
 
     /// Sends that have not completed.
-    #[inline(always)]
+    #[inline]
     pub(super) fn under_way(&self) -> u32 {
         self.sends.wrapping_sub(self.left)
     }

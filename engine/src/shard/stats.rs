@@ -84,7 +84,7 @@ impl Sampler {
     }
 
     /// Whether the next call is timed.
-    #[inline(always)]
+    #[inline]
     pub(super) fn takes(&mut self) -> bool {
         self.until -= 1;
         self.until == 0 && self.draw()

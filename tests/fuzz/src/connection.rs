@@ -148,18 +148,14 @@ impl Twins {
 
     /// Receives a message, decoded by its layout and checked as a whole. Returns false if the connection closes.
     fn take(&mut self, message: &[u8]) -> bool {
-        let received = self.both(|end| match end.handle_message(message) {
-            Received::Call { id, .. } => Received::Call { id, plain: false },
-            Received::Reply { call, token, .. } => Received::Reply { call, token, plain: false },
-            Received::Nothing => Received::Nothing,
-        });
+        let received = self.both(|end| end.handle_message(message));
         same(self.fast.terms(), self.slow.terms());
         match received {
-            Received::Call { id, .. } => {
+            Received::Call { id } => {
                 self.served.push(id);
                 assert!(self.served.len() <= self.slow.inbound().capacity());
             }
-            Received::Reply { call, token, .. } => self.ended(call, token),
+            Received::Reply { call, token } => self.ended(call, token),
             Received::Nothing => {}
         }
         while let Some(event) = self.both(Connection::poll_event) {

@@ -53,7 +53,7 @@ fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
         for message in transmit(&mut client, b"a ca\0\0\0\0", chunks)? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  client -> {}", view.as_ref().map_err(|error| error.to_string())?);
-            if let Received::Call { id, .. } = server.handle_message(&message) {
+            if let Received::Call { id } = server.handle_message(&message) {
                 served.push(id);
             }
             while let Some(event) = server.poll_event() {

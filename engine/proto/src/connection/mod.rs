@@ -39,8 +39,7 @@ pub struct Connection {
     receives_ready: bool,
     config: ConnConfig,
     // Rarely used.
-    /// What the last message that was not plain has completed, and its header.
-    received: Received,
+    /// The header of the last message, unless the owner has decoded it.
     header: Incoming,
     events: VecDeque<Event>,
     unsolicited: UnsolicitedLimit,
@@ -63,11 +62,6 @@ impl Form<'_> {
     pub const INLINE: Form<'static> = Form { chunks: Chunks::NONE, external: false, more: false };
     /// A part before the last.
     pub const PART: Form<'static> = Form { more: true, ..Form::INLINE };
-
-    #[inline]
-    const fn is_inline(&self) -> bool {
-        self.chunks.are_absent() && !self.external && !self.more
-    }
 }
 
 /// What a connection uses now, and what the peer owes it.
@@ -110,7 +104,6 @@ impl Connection {
             inbound,
             counters: Counters::default(),
             receives_ready: true,
-            received: Received::Nothing,
             header: Head::default().into(),
             events: VecDeque::new(),
             unsolicited: UnsolicitedLimit::new(config.unsolicited_per_second),
@@ -309,8 +302,7 @@ impl Connection {
         &self.session
     }
 
-    /// The decoded header of the last call or reply, until the next message. Not set by a [plain](Received) one.
-    #[inline]
+    /// The decoded header of the last call or reply, until the next message.
     pub fn header(&self) -> &Incoming {
         &self.header
     }
@@ -445,64 +437,95 @@ impl Connection {
     /// message names a served call that has ended.
     #[inline(always)]
     pub fn write_header(&mut self, out: Outgoing, form: &Form<'_>, buf: &mut [u8], end: usize) -> Option<usize> {
-        if !form.is_inline() || !self.receives_ready || !self.credits.is_windowed() {
-            return self.write_other(out, form, buf, end);
-        }
         let (xid, flags) = match out {
+            _ if form.more => return self.write_part(out, buf, end),
             Outgoing::Call(call) => (call.xid(), Flags::NONE),
             Outgoing::Reply(id) => (self.inbound.remove(id)?, Flags::RESPONSE),
-            _ => return self.write_other(out, form, buf, end),
+            _ => return self.write_own(out, buf, end),
         };
+        if form.external || !self.receives_ready || !self.credits.is_windowed() {
+            return self.write_other(xid, flags, form, buf, end);
+        }
+        if !form.chunks.are_absent() {
+            return self.write_with_chunks(xid, flags, &form.chunks, buf, end);
+        }
         let start = end.checked_sub(wire::WINDOWED_LEN)?;
         let header = buf.get_mut(start..end)?.first_chunk_mut()?;
-        self.count_grant();
-        let (credit, received) = self.credits.on_send_windowed(self.room());
+        let (credit, received) = self.account_windowed();
         wire::emit_windowed(header, xid, credit, received, flags);
         Some(start)
     }
 
-    /// Writes any other header.
+    /// Writes a windowed header with chunks.
     #[inline(never)]
-    fn write_other(&mut self, out: Outgoing, form: &Form<'_>, buf: &mut [u8], end: usize) -> Option<usize> {
-        let (xid, flags, counted) = match out {
-            _ if form.more && end == 0 => {
+    fn write_with_chunks(
+        &mut self,
+        xid: u32,
+        flags: Flags,
+        chunks: &Chunks<'_>,
+        buf: &mut [u8],
+        end: usize,
+    ) -> Option<usize> {
+        self.counters.chunked_sent += 1;
+        let (credit, received) = self.account_windowed();
+        if let Some(start) = wire::emit_windowed_single(buf, end, (xid, credit, received), flags, chunks) {
+            return Some(start);
+        }
+        self.write(xid, flags, CreditWords { credit, received: Some(received) }, Body::Msg(*chunks), buf, end)
+    }
+
+    /// Writes the header of a call or reply in another form, or without credit words.
+    #[inline(never)]
+    fn write_other(&mut self, xid: u32, flags: Flags, form: &Form<'_>, buf: &mut [u8], end: usize) -> Option<usize> {
+        let words = self.account(!flags.contains(Flags::RESPONSE), true);
+        if form.chunks.are_absent() && !form.external {
+            return self.write_msg(xid, flags, words, buf, end);
+        }
+        *if form.external { &mut self.counters.long_sent } else { &mut self.counters.chunked_sent } += 1;
+        let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
+        self.write(xid, flags, words, body, buf, end)
+    }
+
+    /// Writes the header of a part before the last.
+    #[cold]
+    fn write_part(&mut self, out: Outgoing, buf: &mut [u8], end: usize) -> Option<usize> {
+        let (xid, flags) = match out {
+            _ if end == 0 => {
                 self.outbox.hold();
                 return None;
             }
-            Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
-            Outgoing::Reply(id) if form.more => (self.inbound.xid(id)?, Flags::RESPONSE, true),
-            Outgoing::Reply(id) => (self.inbound.remove(id)?, Flags::RESPONSE, false),
-            Outgoing::Control { .. } => return self.write_control(buf, end),
+            Outgoing::Call(call) => (call.xid(), Flags::MORE),
+            Outgoing::Reply(id) => (self.inbound.xid(id)?, Flags::MORE.with(Flags::RESPONSE)),
+            _ => return None,
+        };
+        let words = self.account(true, true);
+        self.counters.continued_sent += 1;
+        self.outbox.hold();
+        self.write_msg(xid, flags, words, buf, end)
+    }
+
+    /// Writes a message of the connection itself.
+    #[cold]
+    fn write_own(&mut self, out: Outgoing, buf: &mut [u8], end: usize) -> Option<usize> {
+        match out {
+            Outgoing::Control { .. } => self.write_control(buf, end),
             Outgoing::Grant { .. } => {
                 self.counters.grants_pure += 1;
                 self.counters.sent += 1;
                 self.outbox.keep_alive = false;
                 let words = self.credits.on_send_grant(self.room_if_ready());
-                return self.write(0, Flags::NONE, words, Body::Nomsg(Chunks::NONE), buf, end);
+                self.write(0, Flags::NONE, words, Body::Nomsg(Chunks::NONE), buf, end)
             }
-            Outgoing::Continue => return None,
-        };
-        let version = self.session.version();
-        let CreditWords { credit, received } = self.account(counted, true);
-        if form.more {
-            self.counters.continued_sent += 1;
-            self.outbox.hold();
+            Outgoing::Call(_) | Outgoing::Reply(_) | Outgoing::Continue => None,
         }
-        if form.chunks.are_absent() && !form.external {
-            let flags = if form.more { flags.with(Flags::MORE) } else { flags };
-            let start = end.checked_sub(wire::msg_len(version, received.is_some()))?;
-            wire::emit_msg(buf.get_mut(start..end)?, version, xid, credit, received, flags);
-            return Some(start);
-        }
-        *if form.external { &mut self.counters.long_sent } else { &mut self.counters.chunked_sent } += 1;
-        if let (Some(received), false) = (received, form.external)
-            && let Some(start) = wire::emit_windowed_single(buf, end, (xid, credit, received), flags, &form.chunks)
-        {
-            return Some(start);
-        }
-        let chunks = form.chunks;
-        let body = if form.external { Body::Nomsg(chunks) } else { Body::Msg(chunks) };
-        self.write(xid, flags, CreditWords { credit, received }, body, buf, end)
+    }
+
+    /// Writes a MSG header without chunks.
+    fn write_msg(&self, xid: u32, flags: Flags, words: CreditWords, buf: &mut [u8], end: usize) -> Option<usize> {
+        let (version, CreditWords { credit, received }) = (self.session.version(), words);
+        let start = end.checked_sub(wire::msg_len(version, received.is_some()))?;
+        wire::emit_msg(buf.get_mut(start..end)?, version, xid, credit, received, flags);
+        Some(start)
     }
 
     fn write(
@@ -591,6 +614,14 @@ impl Connection {
             && (self.inbound.is_empty()
                 || self.session.version() == Version::V1
                 || self.credits.available() > FOR_REPLIES)
+    }
+
+    /// Counts an outgoing windowed message while Receives are in reserve. Returns its credits and the count of received
+    /// messages.
+    #[inline(always)]
+    fn account_windowed(&mut self) -> (u32, u32) {
+        self.count_grant();
+        self.credits.on_send_windowed(self.room())
     }
 
     /// Counts an outgoing message of version 2 that grants credits.

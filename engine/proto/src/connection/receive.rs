@@ -31,34 +31,44 @@ impl Connection {
     /// Processes a received message. Returns the call or reply that is complete with it.
     ///
     /// Otherwise it may have [events](Self::poll_event), which name bytes of this message.
-    #[inline(always)]
     pub fn handle_message(&mut self, message: &[u8]) -> Received {
-        // Most messages are windowed, in one piece and without chunks.
-        let Some(head) = self.layouts.decode_windowed(message) else {
-            // Its result is in a field, so that that of the other messages stays in registers.
-            self.handle_other(message);
-            return self.received;
-        };
-        self.counters.received += 1;
-        self.complete(head, None, true)
-    }
-
-    /// Processes a message with chunks, in parts or in another layout. Most have a known layout, too.
-    #[inline(never)]
-    fn handle_other(&mut self, message: &[u8]) {
-        self.counters.received += 1;
-        self.received = match self.layouts.decode(message) {
-            Some((head, lists)) => {
-                self.header = Incoming { head, lists };
-                self.complete(head, self.header.lists.kinds(), false)
+        let plain = self.plain_direction(message).map(|response| Head::of_windowed(message, response).into());
+        match plain.or_else(|| self.decode_other(message)) {
+            Some(header) => {
+                self.header = header;
+                self.handle_decoded(&header)
             }
             None => self.handle_checked(message),
-        };
+        }
     }
 
-    /// Processes a message whose header must be checked as a whole.
+    /// Whether a plain message is a reply. It has a windowed header, in one piece and without chunks, as most have.
+    /// `None` for any other message.
+    ///
+    /// This function and the next three are the steps of [`handle_message`](Self::handle_message). An owner that takes
+    /// them itself, by a function for each kind of message, keeps headers in registers.
+    #[inline]
+    pub fn plain_direction(&self, message: &[u8]) -> Option<bool> {
+        self.layouts.windowed_direction(message)
+    }
+
+    /// Decodes any other message by the layout of its header. `None` for one that must be checked as a whole.
+    #[inline(always)]
+    pub fn decode_other(&self, message: &[u8]) -> Option<Incoming> {
+        self.layouts.decode(message)
+    }
+
+    /// Processes a decoded message.
+    #[inline(always)]
+    pub fn handle_decoded(&mut self, header: &Incoming) -> Received {
+        self.counters.received += 1;
+        self.complete(header.head, header.lists.kinds())
+    }
+
+    /// Processes a message that must be checked as a whole. Its header is [`header`](Self::header).
     #[inline(never)]
-    fn handle_checked(&mut self, message: &[u8]) -> Received {
+    pub fn handle_checked(&mut self, message: &[u8]) -> Received {
+        self.counters.received += 1;
         // A set of properties in parts is complete with the last one.
         let checked = match self.session.connprop.part.is_empty() {
             true => View::check(message, self.config.revision),
@@ -85,7 +95,7 @@ impl Connection {
 
     /// Handles a call or reply in one piece, in the negotiated layout: its credits and its kind.
     #[inline(always)]
-    fn complete(&mut self, head: Head, lists: Option<ListKinds>, plain: bool) -> Received {
+    fn complete(&mut self, head: Head, lists: Option<ListKinds>) -> Received {
         // A windowed header is of version 2.
         if head.received.is_none() && self.session.version() == Version::V1 {
             return self.complete_v1(head, lists).unwrap_or_else(|fault| self.fail(fault));
@@ -96,7 +106,7 @@ impl Connection {
             self.fail(fault);
             return Received::Nothing;
         }
-        if head.response { self.replied(head.xid, lists, plain) } else { self.called(head.xid, lists, plain) }
+        if head.response { self.replied(head.xid, lists) } else { self.called(head.xid, lists) }
     }
 
     fn receive(&mut self, view: &View<'_>) -> Outcome {
@@ -113,7 +123,7 @@ impl Connection {
         let layout = view.flags().without(Flags::RESPONSE);
         if view.htype() == HeaderType::Msg && self.layouts.expected.map(HeadLayout::flags) == Some(layout) {
             self.header = Incoming::checked(view, is_response(view));
-            return Ok(self.complete(self.header.head, ListKinds::of(view), false));
+            return Ok(self.complete(self.header.head, ListKinds::of(view)));
         }
         self.receive_rare(view)
     }
@@ -122,8 +132,8 @@ impl Connection {
     fn complete_checked(&mut self, view: &View<'_>) -> Received {
         self.header = Incoming::checked(view, is_response(view));
         match is_response(view) {
-            true => self.replied(view.xid(), ListKinds::of(view), false),
-            false => self.called(view.xid(), ListKinds::of(view), false),
+            true => self.replied(view.xid(), ListKinds::of(view)),
+            false => self.called(view.xid(), ListKinds::of(view)),
         }
     }
 
@@ -238,7 +248,7 @@ impl Connection {
 
     /// Handles a complete call.
     #[inline(always)]
-    fn called(&mut self, xid: u32, lists: Option<ListKinds>, plain: bool) -> Received {
+    fn called(&mut self, xid: u32, lists: Option<ListKinds>) -> Received {
         if !self.session.serves {
             self.unserved(xid);
             return Received::Nothing;
@@ -253,12 +263,12 @@ impl Connection {
             self.fail(PeerFault::TooManyCalls { limit: self.inbound.capacity() as u32 });
             return Received::Nothing;
         };
-        Received::Call { id, plain }
+        Received::Call { id }
     }
 
     /// Handles a complete reply.
     #[inline(always)]
-    fn replied(&mut self, xid: u32, lists: Option<ListKinds>, plain: bool) -> Received {
+    fn replied(&mut self, xid: u32, lists: Option<ListKinds>) -> Received {
         let answered = self.calls.answered(xid);
         let Match::Call(call, token) = answered else {
             self.unmatched(answered, Rejected::UnknownXid);
@@ -271,7 +281,7 @@ impl Connection {
                 return self.queue_event(Event::Failed { call, token, error });
             }
         }
-        Received::Reply { call, token, plain }
+        Received::Reply { call, token }
     }
 
     /// Counts a call or reply that has chunk lists.
@@ -563,7 +573,7 @@ impl Connection {
         if head.response {
             // A message that answers no call of ours grants nothing.
             let answers = self.calls.is_owed(CallId::of_xid(head.xid));
-            let received = self.replied(head.xid, lists, false);
+            let received = self.replied(head.xid, lists);
             if answers {
                 self.credit_v1(head.credit)?;
             }
@@ -574,7 +584,7 @@ impl Connection {
         }
         self.settle_server(false);
         self.check_overrun()?;
-        Ok(self.called(head.xid, lists, false))
+        Ok(self.called(head.xid, lists))
     }
 
     /// Whether a version 1 message has an XID of this side. The header does not show it.

@@ -37,24 +37,33 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads a header of [`HeadLayout::V2Windowed`] without chunks. `None` for any other message.
-    #[inline(always)]
-    pub fn read_windowed(message: &[u8]) -> Option<Self> {
+    /// Whether a message with a header of [`HeadLayout::V2Windowed`] and without chunks is a reply. `None` for any
+    /// other message.
+    #[inline]
+    pub fn windowed_direction(message: &[u8]) -> Option<bool> {
+        const CALL: u32 = Flags::RECEIVED.0;
+        const REPLY: u32 = Flags::RECEIVED.with(Flags::RESPONSE).0;
         let header: &[u8; WINDOWED_LEN] = message.first_chunk()?;
-        let flags = Flags(word(header, 16));
-        let plain = word(header, 4) == Version::V2.code()
+        let is_plain = word(header, 4) == Version::V2.code()
             && word(header, 12) == HeaderType::Msg.code()
-            && header.last_chunk() == Some(&[0; Lists::ABSENT_LEN])
-            && flags.without(Flags::RESPONSE) == Flags::RECEIVED;
-        plain.then(|| Self {
-            xid: word(header, 0),
-            credit: word(header, 8),
-            received: Some(word(header, 20)),
-            // A handle would name no chunk.
-            inv_handle: 0,
-            response: flags.contains(Flags::RESPONSE),
-            len: WINDOWED_LEN,
-        })
+            && header.last_chunk() == Some(&[0; Lists::ABSENT_LEN]);
+        if !is_plain {
+            return None;
+        }
+        match word(header, 16) {
+            CALL => Some(false),
+            REPLY => Some(true),
+            _ => None,
+        }
+    }
+
+    /// The fields of a message with a [direction](Self::windowed_direction), a call or a `response`.
+    #[inline]
+    pub fn of_windowed(message: &[u8], response: bool) -> Self {
+        let Some(header) = message.first_chunk::<WINDOWED_LEN>() else { return Self::default() };
+        let (xid, credit, received) = (word(header, 0), word(header, 8), Some(word(header, 20)));
+        // A handle would name no chunk.
+        Self { xid, credit, received, inv_handle: 0, response, len: WINDOWED_LEN }
     }
 
     /// Takes the fields from a view. In version 1 the header does not show the direction.

@@ -147,7 +147,8 @@ pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
         let without_chunks = read.filter(|(_, chunks)| chunks.are_absent());
         let head = without_chunks.map(|(head, _)| head);
         if layout == HeadLayout::V2Windowed {
-            assert_eq!(Head::read_windowed(message), head);
+            let direction = Head::windowed_direction(message);
+            assert_eq!(direction.map(|response| Head::of_windowed(message, response)), head);
         }
         assert_eq!(head.is_some(), expected.is_some(), "{layout:?} {message:?}");
         if let (Some(head), Some(view)) = (head, expected) {

@@ -108,6 +108,7 @@ impl ColdSlot {
     }
 
     /// Clears the cold part, and ends its use.
+    #[inline]
     pub(super) fn end(&mut self) {
         if let Some(cold) = self.get_mut() {
             cold.clear();

@@ -302,7 +302,7 @@ impl Call<Ready> {
     }
 
     /// Adds an argument at this position before its Read. Returns its index.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn push_argument(&mut self, position: u32) -> usize {
         let CallParts { message, cold, .. } = self.parts();
         let arguments = &mut cold.begin().chunks.arguments.0;

@@ -103,7 +103,7 @@ impl ConnTable {
     }
 
     /// Whether closed connections wait for their end.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn has_closed(&self) -> bool {
         !self.closed.is_empty()
     }

@@ -373,7 +373,7 @@ impl Requester {
     }
 
     /// Completes a reply with its memory, `whole` if none is missing: runs the remaining checks.
-    #[inline(always)]
+    #[inline]
     fn complete<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,

@@ -66,6 +66,22 @@ impl Exposure {
         self.is_long() && !matches!(self.parts.get(1), Some(Exposed { place: Place::Read(_), .. }))
     }
 
+    /// Its lists for a header, if it is one chunk of one segment, as most are.
+    #[inline]
+    pub(super) fn single_chunk<'a>(&'a self, terms: &Terms) -> Option<Chunks<'a>> {
+        let [part] = &self.parts[..] else { return None };
+        if segments_of(part.at.target.length as usize, terms) != 1 || terms.segment_count == 0 {
+            return None;
+        }
+        let segments = std::slice::from_ref(&part.at.target);
+        let inv_handle = if terms.offers_invalidation { part.at.target.handle } else { 0 };
+        Some(match part.place {
+            Place::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&part.at), ..Chunks::NONE },
+            Place::Write(_) => Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE },
+            Place::Reply => Chunks { inv_handle, reply: Some(segments), ..Chunks::NONE },
+        })
+    }
+
     /// Adds a piece, in the order of `parts`. Its window is about to be bound.
     #[inline]
     pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
@@ -198,29 +214,10 @@ pub(super) struct ChunkLists {
 }
 
 impl ChunkLists {
-    /// Lists of exposed memory for a header, with the handle that the peer may invalidate if `offered`. `None` with too
-    /// many segments: the peer has changed its terms since the call got its form.
-    #[inline(always)]
-    pub(super) fn of<'a>(&'a mut self, exposure: &'a Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'a>> {
-        match &exposure.parts[..] {
-            // Usually there is one chunk, of one segment.
-            [part] if segments_of(part.at.target.length as usize, terms) == 1 && terms.segment_count > 0 => {
-                let segments = std::slice::from_ref(&part.at.target);
-                let inv_handle = if offered { part.at.target.handle } else { 0 };
-                Some(match part.place {
-                    Place::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&part.at), ..Chunks::NONE },
-                    Place::Write(_) => {
-                        Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE }
-                    }
-                    Place::Reply => Chunks { inv_handle, reply: Some(segments), ..Chunks::NONE },
-                })
-            }
-            _ => self.fill(exposure, terms, offered),
-        }
-    }
-
+    /// Lists of exposed memory for a header. `None` with too many segments: the peer has changed its terms since the
+    /// call got its form.
     #[inline(never)]
-    fn fill(&mut self, exposure: &Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'_>> {
+    pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> Option<Chunks<'_>> {
         self.reads.clear();
         self.counts.clear();
         self.writes.clear();
@@ -252,7 +249,7 @@ impl ChunkLists {
             }
         }
         Some(Chunks {
-            inv_handle: if offered { offer } else { 0 },
+            inv_handle: if terms.offers_invalidation { offer } else { 0 },
             reads: &self.reads,
             writes: WriteList { counts: &self.counts, segments: &self.writes },
             reply: has_reply.then_some(&self.reply[..]),

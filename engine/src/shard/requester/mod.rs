@@ -188,7 +188,7 @@ impl OutgoingCalls {
     }
 
     /// A buffer exposed to this peer only, if that pool exists and has one.
-    #[inline(always)]
+    #[inline]
     pub(super) fn try_alloc(&self, len: usize) -> Option<Buf> {
         let pool = self.exposed.as_ref()?;
         pool.drain_remote();
@@ -272,7 +272,7 @@ fn program_of(message: &[u8]) -> (u32, u32) {
 }
 
 /// Writes the XID: the first word of the RPC message, equal to the transport's XID (RFC 8166 §4.1).
-#[inline(always)]
+#[inline]
 fn set_xid(message: &mut Buf, call: CallId) {
     if let Some(word) = message.first_chunk_mut() {
         *word = call.xid().to_be_bytes();
@@ -334,40 +334,42 @@ impl Requester {
         request: CallRequest,
         one_way: bool,
     ) -> Option<CallId> {
+        // Taken apart at once, so that an inline call stays in registers.
+        let CallRequest { message, memory, max_reply, timeout, token, target, procedure } = request;
         cx.stats.calls += 1;
-        let deadline = cx.clock.after(request.timeout);
+        let deadline = cx.clock.after(timeout);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = cx.sample();
         let Some(mut conn) = cx.conns.take_ref(conn) else {
-            let failed = FailedCall::new(CallError::Closed, request.memory);
-            return self.fail_call(cx, request.target, request.token, failed);
+            return self.fail_call(cx, target, token, FailedCall::new(CallError::Closed, memory));
         };
-        let call = self.start_on(cx, &mut conn, request, one_way, (deadline, started));
+        let fits = memory.is_none() && conn.calls.fit_inline(message.len(), max_reply);
+        let call = if fits && !one_way && !cx.connect.retransmit {
+            self.start_inline(cx, &mut conn, message, (token, deadline, procedure), (target, started, max_reply))
+        } else {
+            let request = CallRequest { message, memory, max_reply, timeout, token, target, procedure };
+            self.start_formed(cx, &mut conn, request, one_way, (deadline, started))
+        };
         // As `with_conn`: moving the call into a closure would double the time.
         cx.restore(conn);
         call
     }
 
-    /// Starts a call on this connection: sends it, or queues it for a credit.
+    /// Starts a call that fits one message, as does its reply, and that is not kept for a retransmission: sends it, or
+    /// queues it for a credit.
     #[inline(always)]
-    fn start_on<F: Fabric>(
+    fn start_inline<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        request: CallRequest,
-        one_way: bool,
-        (deadline, started): (u64, Option<u64>),
+        mut message: Buf,
+        (token, deadline, procedure): (u64, u64, u16),
+        (target, started, max_reply): (CompletionTarget, Option<u64>, usize),
     ) -> Option<CallId> {
-        // Early exit: call and reply are inline, and the call is not kept for a retransmission.
-        let fits = request.memory.is_none() && conn.calls.fit_inline(request.message.len(), request.max_reply);
-        if !fits || one_way || cx.connect.retransmit {
-            return self.start_formed(cx, conn, request, one_way, (deadline, started));
-        }
-        let CallRequest { mut message, max_reply, token, target, procedure, .. } = request;
         cx.check_receives(conn);
-        let (call, now) = match conn.proto.start_call(token, deadline, procedure, true) {
-            Ok(started) => started,
-            Err(error) => return self.fail_call(cx, target, token, error.into()),
+        // The error is found again in the rare case: here it would occupy registers.
+        let Ok((call, now)) = conn.proto.start_call(token, deadline, procedure, true) else {
+            return self.fail_call(cx, target, token, conn.proto.calls().refusal().into());
         };
         if !now || started.is_some() || !matches!(target, CompletionTarget::Polled) {
             let slot = slot_of(conn, call);
@@ -388,22 +390,20 @@ impl Requester {
     }
 
     /// Starts a call that needs a form, is kept, or is one-way.
+    #[inline(never)]
     fn start_formed<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        request: CallRequest,
+        mut request: CallRequest,
         one_way: bool,
         (deadline, started): (u64, Option<u64>),
     ) -> Option<CallId> {
-        let CallRequest { mut message, mut memory, max_reply, token, target, procedure, .. } = request;
         cx.check_receives(conn);
         // A call of a lost connection gets its form after the reconnect.
         let reconnecting = conn.is_reconnecting() && !one_way;
-        let formed = match reconnecting {
-            true => Ok(()),
-            false => form_new(cx, conn, &mut message, &mut memory, max_reply, one_way),
-        };
+        let formed = if reconnecting { Ok(()) } else { form_new(cx, conn, &mut request, one_way) };
+        let CallRequest { message, memory, max_reply, token, target, procedure, .. } = request;
         let at_once = !reconnecting && !one_way;
         let result = formed.and_then(|()| conn.proto.start_call(token, deadline, procedure, at_once));
         let (call, now) = match result {
@@ -469,7 +469,8 @@ impl Requester {
         set_xid(&mut message, call);
         let limit = conn.proto.terms().send_inline_threshold;
         // The message has headroom for the header: few calls need a closer look.
-        let header = if message.start() + message.len() > limit { header_len(conn, &memory) } else { 0 };
+        let in_parts = message.start() + message.len() > limit;
+        let header = in_parts.then(|| header_len(conn, &memory)).filter(|header| header + message.len() > limit);
         let exposure = match memory.is_none() {
             true => None,
             false => match expose(&mut cx.fabric, conn, call, memory) {
@@ -484,7 +485,7 @@ impl Requester {
         let OutgoingCalls { slots, inline_call, inline_reply, .. } = &mut conn.calls;
         let slot = &mut slots[conn.proto.calls().slot(call)];
         slot.exposure = exposure;
-        if header + message.len() > limit {
+        if let Some(header) = header {
             let continuation = Continuation::new(MessageOwner::Call(call, exposure), message, header);
             return cx.start_continuation(conn, continuation);
         }
@@ -540,11 +541,14 @@ impl Requester {
         let terms = conn.proto.terms();
         let exposure = conn.calls.exposures.get_mut(index)?;
         exposure.segment_size = terms.segment_size;
-        let chunks = self.lists.of(exposure, terms, terms.offers_invalidation)?;
         // The message of a long call is in a chunk.
-        let form = Form { chunks, external: message.is_empty(), more: false };
-        let end = message.start();
-        conn.proto.write_header(Outgoing::Call(call), &form, message.full_mut(), end)
+        let (out, end, external) = (Outgoing::Call(call), message.start(), message.is_empty());
+        if let Some(chunks) = exposure.single_chunk(terms) {
+            let form = Form { chunks, external, more: false };
+            return conn.proto.write_header(out, &form, message.full_mut(), end);
+        }
+        let form = Form { chunks: self.lists.fill(exposure, terms)?, external, more: false };
+        conn.proto.write_header(out, &form, message.full_mut(), end)
     }
 
     /// Reports an outcome.
@@ -606,15 +610,14 @@ impl Requester {
 ///
 /// # Errors
 /// It cannot start.
-#[inline(always)]
+#[inline]
 fn form_new<F: Fabric>(
     cx: &mut Context<F>,
     conn: &mut Conn,
-    message: &mut Buf,
-    memory: &mut ChunkMemory,
-    max_reply: usize,
+    request: &mut CallRequest,
     one_way: bool,
 ) -> Result<(), CallError> {
+    let CallRequest { message, memory, max_reply, .. } = request;
     // A draining connection has no inline calls. It makes calls only while it serves some whose handlers may call back.
     if conn.calls.inline_call == 0 && conn.stage() == Stage::Draining && conn.proto.inbound().is_empty() {
         return Err(CallError::Closed);
@@ -623,7 +626,7 @@ fn form_new<F: Fabric>(
     if one_way && (memory.is_some() || conn.proto.terms().version == Version::V1) {
         return Err(Defect::NotOneWay.into());
     }
-    form(cx, conn, message, memory, max_reply, !one_way)
+    form(cx, conn, message, memory, *max_reply, !one_way)
 }
 
 /// Bytes of a call's header, with the lists of its memory.

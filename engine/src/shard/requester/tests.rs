@@ -61,7 +61,7 @@ impl Scene {
         self.with(|requester, cx, conn| {
             let message: ReceivedBuf = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
             match conn.proto.handle_message(&message) {
-                Received::Reply { call, token, .. } => {
+                Received::Reply { call, token } => {
                     let header = *conn.proto.header();
                     let read = conn.read_reply(call, &header, &message);
                     requester.replied(cx, conn, (call, token), read, message, invalidated);

@@ -1,17 +1,13 @@
 //! Checks of peers' calls, and the answers to those that do not run.
 
-use rpcrdma_mempool::Buf;
-
-use crate::fabric::Fabric;
 use crate::proto::binding::reduction_allowed;
-use crate::proto::{Incoming, LIMITS, Lists, Refusal};
+use crate::proto::{LIMITS, Refusal};
 use crate::service::{Arrived, Call, Chunks, LocalProcedure, REFUSAL_LEN};
 use crate::shard::admission::demand::Deficit;
 use crate::shard::connection::Conn;
-use crate::shard::context::Context;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
-use crate::wire::{ChunkCounts, ErrorBody, HeaderType, ReadSegment, SEGMENT_LEN, Segment, Version, View};
+use crate::wire::{ChunkCounts, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, SingleChunks, Version, View};
 
 /// Answer to a call that does not run.
 pub(in crate::shard) enum CallRefusal {
@@ -126,55 +122,20 @@ pub(super) fn check_chunks(
     check_writes(entry, credential.flavor, chunks.results())
 }
 
-/// Place of a call's RPC message.
-pub(in crate::shard) enum MessagePlace {
-    /// The Receive of the message.
-    Receive,
-    /// Parts, which were put together, or dropped for lack of memory.
-    Parts(Option<Buf>),
-    /// A Position Zero Read chunk (RFC 8166 §3.5.3).
-    Chunk,
-}
-
-/// Reads the chunk lists of a call into it, and locates its RPC message.
-#[inline(always)]
-pub(in crate::shard) fn read_contents<F: Fabric>(
-    cx: &mut Context<F>,
-    conn: &mut Conn,
-    header: &Incoming,
-    message: &[u8],
-    call: &mut Call<Arrived>,
-) -> (MessagePlace, Result<(), CallRefusal>) {
-    let view = header.view(message);
-    if view.is_some() {
-        // The first message may have changed the terms.
-        conn.served.refresh_room(&conn.proto);
-    }
-    let lists = read_lists(conn, &header.lists, message, view.as_ref(), call);
-    let place = match &view {
-        Some(view) if view.htype() == HeaderType::Nomsg => MessagePlace::Chunk,
-        Some(view) if conn.assembling.is_under_way() || view.htype() != HeaderType::Msg => {
-            MessagePlace::Parts(cx.assemble_last(conn, view.payload()))
-        }
-        _ => MessagePlace::Receive,
-    };
-    (place, lists)
-}
-
-/// Copies the chunk lists of a call, if any. Every length, count and position is bounded here before use.
+/// Reads the chunks of a call whose header has a known layout.
 #[inline]
-fn read_lists(
-    conn: &Conn,
-    lists: &Lists,
-    message: &[u8],
-    view: Option<&View<'_>>,
+pub(super) fn read_single(
     call: &mut Call<Arrived>,
+    conn: &Conn,
+    chunks: &SingleChunks,
+    message: &[u8],
 ) -> Result<(), CallRefusal> {
-    if let Lists::Single(chunks) = lists {
-        let write = chunks.write(message).map(|segment| [segment]);
-        return take_lists(call, conn, chunks.read(message), write, None::<[Segment; 0]>);
-    }
-    let Some(view) = view else { return Ok(()) };
+    let write = chunks.write(message).map(|segment| [segment]);
+    take_lists(call, conn, chunks.read(message), write, None::<[Segment; 0]>)
+}
+
+/// Reads the chunk lists of a call, if any. Every length, count and position is bounded here before use.
+pub(super) fn read_lists(call: &mut Call<Arrived>, conn: &Conn, view: &View<'_>) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
         // A handle to invalidate would name no chunk.
         call.set_head(call.xid(), 0);
@@ -187,6 +148,7 @@ fn read_lists(
 }
 
 /// Copies chunk lists within the limits.
+#[inline]
 fn take_lists<W: IntoIterator<Item = Segment>>(
     call: &mut Call<Arrived>,
     conn: &Conn,

@@ -43,13 +43,12 @@ use super::connection::Stage;
 use super::context::Context;
 use crate::cross_thread::parker::Signal;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{InboundId, Refusal};
-use crate::service::{Admitted, Arrived, Call, LocalServices, Long, Ready, RpcMessage, Unready};
+use crate::proto::{InboundId, Incoming, Lists, Refusal};
+use crate::service::{Admitted, Arrived, Call, LocalServices, Ready, RpcMessage, Unready};
 use crate::stats::ShardStats;
-use crate::wire::Head;
+use crate::wire::{CheckedHeader, Head, HeaderType};
 
-pub(super) use check::read_contents;
-use check::{CallRefusal, InternalError, MessagePlace, check_position_zero};
+use check::{InternalError, check_position_zero, read_lists, read_single};
 use pending::PendingCalls;
 use procedures::Procedures;
 use read_chunks::{NoTarget, Reading};
@@ -210,9 +209,9 @@ impl Responder {
         call
     }
 
-    /// Accepts a call without chunks in this message: checks it, and runs it once it has its memory.
+    /// Accepts a plain call: checks it, and runs it once it has its memory.
     #[inline(always)]
-    pub(super) fn accept<F: Fabric>(
+    pub(super) fn accept_plain<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
@@ -223,30 +222,62 @@ impl Responder {
         // Most calls are for the procedure called last.
         match self.procedures.read_again(head, &message) {
             Some(header) => self.admit(cx, conn, call.admit(RpcMessage { buf: message, at: head.len }, header)),
-            None => self.accept_whole(cx, conn, call, RpcMessage { buf: message, at: head.len }),
+            None => self.accept_message(cx, conn, call, RpcMessage { buf: message, at: head.len }),
         }
     }
 
-    /// Accepts any other call, with the [contents](read_contents) of its message behind `at` bytes of header.
-    #[inline]
-    pub(super) fn accept_contents<F: Fabric>(
+    /// Accepts a call whose header was decoded by its layout.
+    #[inline(always)]
+    pub(super) fn accept_decoded<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Call<Arrived>,
-        (place, lists): (MessagePlace, Result<(), CallRefusal>),
-        (at, message): (usize, ReceivedBuf),
+        header: &Incoming,
+        message: ReceivedBuf,
     ) {
-        let message = match place {
-            MessagePlace::Receive => RpcMessage { buf: message, at },
-            MessagePlace::Parts(Some(whole)) => {
-                call.set_assembled();
-                RpcMessage { buf: ReceivedBuf::whole(whole), at: 0 }
-            }
-            MessagePlace::Parts(None) => {
+        let message = RpcMessage { buf: message, at: header.head.len };
+        let read = match &header.lists {
+            Lists::Single(chunks) => read_single(&mut call, conn, chunks, &message.buf),
+            Lists::None | Lists::Checked(_) => Ok(()),
+        };
+        match read.and_then(|()| self.procedures.read(message.bytes(), &call)) {
+            Ok(header) => self.admit(cx, conn, call.admit(message, header)),
+            Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
+        }
+    }
+
+    /// Accepts a call whose header was checked as a whole. Its RPC message may be in parts, or in a Position Zero Read
+    /// chunk (RFC 8166 §3.5.3).
+    #[inline(never)]
+    pub(super) fn accept_checked<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Call<Arrived>,
+        header: &CheckedHeader,
+        message: ReceivedBuf,
+    ) {
+        // The first message may have changed the terms.
+        conn.served.refresh_room(&conn.proto);
+        let view = header.view(&message);
+        let lists = read_lists(&mut call, conn, &view);
+        if view.htype() == HeaderType::Nomsg {
+            let (call, longest) = (call.into_long(), cx.config.wire.reassemble_up_to as u64);
+            return match lists.and_then(|()| check_position_zero(call.chunks(), longest)) {
+                Ok(()) => self.start(cx, conn, Unready::Long(call)),
+                Err(refusal) => self.replies.refuse(cx, conn, call.refuse(), refusal),
+            };
+        }
+        let at = view.payload_offset();
+        let message = if conn.assembling.is_under_way() || view.htype() != HeaderType::Msg {
+            let Some(whole) = cx.assemble_last(conn, view.payload()) else {
                 return self.replies.refuse(cx, conn, call.into_long().refuse(), InternalError::PartsDropped.into());
-            }
-            MessagePlace::Chunk => return self.accept_long(cx, conn, call.into_long(), lists),
+            };
+            call.set_assembled();
+            RpcMessage { buf: ReceivedBuf::whole(whole), at: 0 }
+        } else {
+            RpcMessage { buf: message, at }
         };
         match lists {
             Ok(()) => self.accept_message(cx, conn, call, message),
@@ -254,24 +285,8 @@ impl Responder {
         }
     }
 
-    /// Accepts a call whose RPC message is in a Position Zero Read chunk.
-    #[cold]
-    fn accept_long<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: Call<Long>,
-        lists: Result<(), CallRefusal>,
-    ) {
-        let longest = cx.config.wire.reassemble_up_to as u64;
-        match lists.and_then(|()| check_position_zero(call.chunks(), longest)) {
-            Ok(()) => self.start(cx, conn, Unready::Long(call)),
-            Err(refusal) => self.replies.refuse(cx, conn, call.refuse(), refusal),
-        }
-    }
-
     /// Accepts a call with a complete RPC message, whose chunk lists have been read.
-    #[inline(always)]
+    #[inline(never)]
     fn accept_message<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -283,18 +298,6 @@ impl Responder {
             Ok(header) => self.admit(cx, conn, call.admit(message, header)),
             Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
         }
-    }
-
-    /// Accepts a call whose RPC message is not for the procedure called last, or was read from a chunk.
-    #[inline(never)]
-    fn accept_whole<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: Call<Arrived>,
-        message: RpcMessage,
-    ) {
-        self.accept_message(cx, conn, call, message);
     }
 
     /// Runs a call of a known procedure once it has its memory.
@@ -445,20 +448,23 @@ impl Responder {
 
     /// Handles the completion of a call's RDMA Reads.
     pub(super) fn reads_completed<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
-        let Some((call, mut last_buffer)) = read_chunks::take_completed(conn, index) else { return };
+        let Some((call, targets)) = read_chunks::take_completed(conn, index) else { return };
+        let mut last_buffer = || targets.pop()?.reclaim().ok();
         let mut call = match call {
             Reading::Ready(call) => call,
             Reading::Long(call) => {
                 let Some(message) = last_buffer() else {
+                    targets.clear();
                     return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
                 };
                 let mut call = call.into_arrived();
                 call.set_assembled();
                 let message = RpcMessage { buf: ReceivedBuf::whole(message), at: 0 };
-                return self.accept_whole(cx, conn, call, message);
+                return self.accept_message(cx, conn, call, message);
             }
         };
         if call.chunks_mut().is_some_and(|chunks| !chunks.set_argument_buffers(last_buffer)) {
+            targets.clear();
             return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
         }
         if let Err(wrong) = call.trim_arguments(&self.procedures.entry(call.entry()).binding) {

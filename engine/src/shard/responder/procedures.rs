@@ -93,7 +93,7 @@ impl Procedures {
 
     /// Decodes the RPC header of a call without chunks in this message, if it is ordinary: AUTH_NONE, and the procedure
     /// called last. `None` for any other call, which needs a [full decode](Self::read).
-    #[inline(always)]
+    #[inline]
     pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
         let message = message.get(head.len..)?;
         let header = rpc::CallHeader::read_anonymous(message)?;

@@ -13,6 +13,7 @@ use crate::service::{Call, CallParts, LengthMismatch, LocalProcedure, Long, MAX_
 use crate::shard::admission::pacing::Reads;
 use crate::shard::connection::Conn;
 use crate::shard::context::Context;
+use crate::shard::send_queue::SendQueue;
 use crate::wire::Segment;
 
 /// A call with RDMA Reads.
@@ -53,10 +54,11 @@ impl Reading {
     }
 }
 
-/// A call that waits for its RDMA Reads.
-#[derive(Debug)]
+/// The RDMA Reads of a call, by its slot: filled and emptied in place.
+#[derive(Debug, Default)]
 pub(super) struct PendingReads {
-    pub(super) call: Reading,
+    /// The call that waits for them; `None` while unused.
+    pub(super) call: Option<Reading>,
     pub(super) targets: ArrayVec<Lent, MAX_CHUNKS>,
     /// Number of posted RDMA Reads.
     count: usize,
@@ -64,7 +66,8 @@ pub(super) struct PendingReads {
 
 impl PendingReads {
     pub(super) fn reads(&self) -> Reads {
-        Reads { count: self.count, bytes: self.targets.iter().map(Lent::len).sum() }
+        let bytes = self.targets.iter().map(Lent::len).sum();
+        if self.call.is_some() { Reads { count: self.count, bytes } } else { Reads::default() }
     }
 }
 
@@ -86,27 +89,29 @@ pub(super) fn post_reads<F: Fabric>(
     procedures: &Procedures,
     mut call: Reading,
 ) -> Result<(), (Reading, NoTarget)> {
-    let before = conn.sends.len();
-    match push_reads(cx, conn, procedures, &mut call) {
-        Ok((targets, count)) => {
-            let index = call.id().index();
-            conn.served.reads[index] = Some(PendingReads { call, targets, count });
+    let Conn { sends, served, .. } = conn;
+    let (before, pending) = (sends.len(), &mut served.reads[call.id().index()]);
+    match push_reads(cx, sends, procedures, &mut call, &mut pending.targets) {
+        Ok(count) => {
+            (pending.call, pending.count) = (Some(call), count);
             Ok(())
         }
         Err(why) => {
-            conn.sends.truncate(before);
+            pending.targets.clear();
+            sends.truncate(before);
             Err((call, why))
         }
     }
 }
 
-/// Queues the RDMA Reads of a call; returns their targets and number.
+/// Queues the RDMA Reads of a call, and adds their targets; returns their number.
 fn push_reads<F: Fabric>(
     cx: &Context<F>,
-    conn: &mut Conn,
+    sends: &mut SendQueue,
     procedures: &Procedures,
     call: &mut Reading,
-) -> Result<(ArrayVec<Lent, MAX_CHUNKS>, usize), NoTarget> {
+    targets: &mut ArrayVec<Lent, MAX_CHUNKS>,
+) -> Result<usize, NoTarget> {
     let name = call.id().index() as u64;
     let first_two = {
         let mut reads = call.chunks().to_fetch();
@@ -115,12 +120,12 @@ fn push_reads<F: Fabric>(
     if let (Some((position, segment)), None) = first_two {
         // Most chunks have one segment.
         let target = choose_target(cx, procedures, call, position, segment.length as usize)?;
-        conn.sends.push_named(name, true, || read_of(&target, 0, &segment));
-        return Ok((ArrayVec::from_iter([target]), 1));
+        sends.push_named(name, true, || read_of(&target, 0, &segment));
+        targets.push(target);
+        return Ok(1);
     }
     let all: ArrayVec<(u32, Segment), MAX_READ_SEGMENTS> = call.chunks().to_fetch().collect();
     let lens: ArrayVec<usize, MAX_CHUNKS> = call.chunks().chunks_to_fetch().collect();
-    let mut targets = ArrayVec::<Lent, MAX_CHUNKS>::new();
     let (count, mut filled, mut lens, mut before) = (all.len(), 0, lens.into_iter(), None);
     for (at, (position, segment)) in all.into_iter().enumerate() {
         if before.replace(position) != Some(position) {
@@ -129,10 +134,10 @@ fn push_reads<F: Fabric>(
         }
         let Some(target) = targets.last() else { continue };
         // Reads complete in order: the last one is signaled.
-        conn.sends.push_named(name, at + 1 == count, || read_of(target, filled, &segment));
+        sends.push_named(name, at + 1 == count, || read_of(target, filled, &segment));
         filled += segment.length as usize;
     }
-    Ok((targets, count))
+    Ok(count)
 }
 
 /// Target of a call's next Read chunk, `len` bytes at this position: the procedure's choice, or pool memory.
@@ -196,12 +201,13 @@ fn read_of(target: &Lent, offset: usize, from: &Segment) -> WorkRequest {
     WorkRequest::Read { dst: target.clone(), offset, len: from.length as usize, remote }
 }
 
-/// Takes the call whose RDMA Reads have completed, with its buffers.
-pub(super) fn take_completed(conn: &mut Conn, index: usize) -> Option<(Reading, impl FnMut() -> Option<Buf> + use<>)> {
-    let PendingReads { call, mut targets, .. } = conn.served.reads.get_mut(index)?.take()?;
+/// Takes the call whose RDMA Reads have completed, with their targets.
+#[inline]
+pub(super) fn take_completed(conn: &mut Conn, index: usize) -> Option<(Reading, &mut ArrayVec<Lent, MAX_CHUNKS>)> {
+    let PendingReads { call, targets, .. } = conn.served.reads.get_mut(index)?;
+    let call = call.take()?;
     conn.served.fetched = conn.served.fetched.wrapping_add(1);
-    // The last one first.
-    Some((call, move || targets.pop()?.reclaim().ok()))
+    Some((call, targets))
 }
 
 /// Logs a Read chunk whose procedure chose unsuitable memory for it.

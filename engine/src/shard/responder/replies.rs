@@ -257,14 +257,17 @@ impl Replies {
         for call in conn.served.replies.iter_mut().filter_map(Option::take) {
             self.boxes.put(call);
         }
-        for reads in conn.served.reads.iter_mut().filter_map(Option::take) {
-            self.boxes.put(reads.call.refuse());
+        for reads in &mut conn.served.reads {
+            reads.targets.clear();
+            if let Some(call) = reads.call.take() {
+                self.boxes.put(call.refuse());
+            }
         }
     }
 }
 
 /// Whether a reply is to be sent now. Otherwise it is queued.
-#[inline]
+#[inline(always)]
 fn may_reply<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, id: InboundId) -> bool {
     cx.check_receives(conn);
     let backlogged = conn.is_backlogged(cx.config.debug.signal_every);

@@ -24,7 +24,7 @@ pub(in crate::shard) struct ServedCalls {
     /// By [`InboundId`](crate::proto::InboundId) slot: replies that wait to be sent.
     pub(super) replies: Vec<Option<Call<Replying>>>,
     /// By slot: calls that wait for their RDMA Reads.
-    pub(super) reads: Vec<Option<PendingReads>>,
+    pub(super) reads: Vec<PendingReads>,
     /// Calls with completed RDMA Reads so far; wraps.
     pub(super) fetched: u32,
     /// Calls with workers.
@@ -61,7 +61,7 @@ impl ServedCalls {
     pub(in crate::shard) fn fit(&mut self, slots: usize) {
         let slots = slots.max(self.replies.len());
         self.replies.resize_with(slots, || None);
-        self.reads.resize_with(slots, || None);
+        self.reads.resize_with(slots, PendingReads::default);
     }
 
     /// Recomputes cached facts after the terms, or the peer's name, may have changed.
@@ -90,8 +90,8 @@ impl ServedCalls {
 
     /// Whether no call is being read or waits for its answer.
     pub(in crate::shard) fn holds_nothing(&self) -> bool {
-        let (reads, replies) = (self.reads.iter(), self.replies.iter());
-        reads.map(Option::is_none).chain(replies.map(Option::is_none)).all(|free| free) && self.delayed.is_empty()
+        let reading = self.reads.iter().any(|reads| reads.call.is_some());
+        !reading && self.replies.iter().all(Option::is_none) && self.delayed.is_empty()
     }
 
     /// Bytes of waiting replies, within and outside chunks.
@@ -101,12 +101,12 @@ impl ServedCalls {
 
     /// Calls with posted RDMA Reads so far, and those with completed ones. The numbers wrap.
     pub(in crate::shard) fn fetches(&self) -> (u32, u32) {
-        let pending = self.reads.iter().flatten().count();
+        let pending = self.reads.iter().filter(|reads| reads.call.is_some()).count();
         (self.fetched.wrapping_add(pending as u32), self.fetched)
     }
 
     pub(in crate::shard) fn outstanding_reads(&self) -> Reads {
-        let reads = self.reads.iter().flatten().map(PendingReads::reads);
+        let reads = self.reads.iter().map(PendingReads::reads);
         reads.fold(Reads::default(), |all, one| Reads { count: all.count + one.count, bytes: all.bytes + one.bytes })
     }
 

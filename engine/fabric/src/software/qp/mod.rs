@@ -529,8 +529,11 @@ impl SoftwareQp {
             self.violation(common, FALSE_HEAD);
             return Err(NoMessage::Over);
         }
-        let queue = self.own_receives.as_mut().unwrap_or(&mut common.receives);
-        let Some(buf) = queue.pop() else { return Err(self.not_ready(common)) };
+        let receive = match &mut self.own_receives {
+            Some(own) => own.pop(),
+            None => common.receives.pop(),
+        };
+        let Some(buf) = receive else { return Err(self.not_ready(common)) };
         let len = header.len();
         let message = match ReceivedBuf::filled(buf, len as usize, |to| self.rx.copy(&self.ring.rx(), to)) {
             Ok(message) => message,

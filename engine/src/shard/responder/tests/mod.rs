@@ -9,7 +9,7 @@ use super::*;
 use crate::config::Config;
 use crate::cross_thread::parker::{Sleeper, Wake};
 use crate::fabric::ReceivedBuf;
-use crate::proto::Received;
+use crate::proto::{Lists, Received};
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use crate::service::{DeferredCall, Header, Procedure, Replying, Services};
 use crate::shard::admission::peer_info::PeerInfo;
@@ -81,11 +81,13 @@ impl Scene {
     fn serve_message(&mut self, conn: &mut Conn, xid: u32, procedure: u32, buf: Buf) {
         let Self { responder, cx, .. } = self;
         let message = received(buf, &message(16, &call(xid, procedure)));
-        let Received::Call { id, .. } = conn.proto.handle_message(&message) else { panic!("it is a call") };
+        let Received::Call { id } = conn.proto.handle_message(&message) else { panic!("it is a call") };
         let header = *conn.proto.header();
-        let mut call = responder.take_call(cx, conn, id, &header.head);
-        let contents = read_contents(cx, conn, &header, &message, &mut call);
-        responder.accept_contents(cx, conn, call, contents, (header.head.len, message));
+        let call = responder.take_call(cx, conn, id, &header.head);
+        match &header.lists {
+            Lists::Checked(checked) => responder.accept_checked(cx, conn, call, checked, message),
+            _ => responder.accept_decoded(cx, conn, call, &header, message),
+        }
     }
 
     /// The same where the buffers that are left are not to be taken for the call's message.
@@ -101,7 +103,7 @@ impl Scene {
         let lists: Vec<u32> = [0].into_iter().chain(write_list).chain([0, 0]).collect();
         let message = message_with_lists(16, &lists, &call(xid, SHORT));
         let message = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
-        let Received::Call { id, .. } = conn.proto.handle_message(&message) else { panic!("it is a call") };
+        let Received::Call { id } = conn.proto.handle_message(&message) else { panic!("it is a call") };
         let mut call = responder.take_call(cx, conn, id, &conn.proto.header().head);
         for &length in writes {
             call.begin_chunks().take_write([Segment { handle: 1, length, offset: 0 }]);
