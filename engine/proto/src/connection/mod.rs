@@ -369,9 +369,8 @@ impl Connection {
     /// Whether [`poll_transmit`](Self::poll_transmit) may return a message; check after input and commands.
     #[inline]
     pub fn has_output(&self) -> bool {
-        !self.outbox.is_empty()
-            || !self.calls.none_waits()
-            || self.outbox.keep_alive
+        // One branch: each message asks.
+        !(self.outbox.is_empty() & self.calls.none_waits() & !self.outbox.keep_alive)
             || self.credits.wants_grant(self.room_if_ready())
     }
 

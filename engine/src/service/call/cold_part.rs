@@ -47,18 +47,11 @@ impl ColdPart {
         self.verifier.as_ref().map_or(OpaqueAuth::NONE, |(flavor, body)| OpaqueAuth { flavor: *flavor, body })
     }
 
-    /// Whether the call has only Read chunks, which its reply need not return.
+    /// Clears it; with `only_chunks` the rest is clear.
     #[inline(never)]
-    fn has_only_reads(&self) -> bool {
-        let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, stamp } = self;
-        let none = || peer.is_none() && reservation.is_none() && panic.is_none() && stamp.is_none();
-        !chunks.is_returned() && verifier.is_none() && !is_dropped && !is_assembled && none()
-    }
-
-    #[inline(never)]
-    fn clear(&mut self) {
+    fn clear(&mut self, only_chunks: bool) {
         // Most calls with chunks have arguments in them, and no results.
-        if self.has_only_reads() {
+        if only_chunks && !self.chunks.is_returned() {
             return self.chunks.clear_reads();
         }
         let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, stamp } = self;
@@ -75,6 +68,8 @@ pub(super) struct ColdSlot {
     /// Cleared while unused.
     memory: Option<Box<ColdPart>>,
     is_used: bool,
+    /// Whether anything but the chunks is used.
+    has_more: bool,
 }
 
 impl ColdSlot {
@@ -83,9 +78,16 @@ impl ColdSlot {
         self.is_used
     }
 
-    /// Whether the reply needs nothing of the cold part.
+    /// Whether the call uses more of the cold part than its chunks.
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    /// Whether the reply needs nothing of the cold part: the call has only Read chunks, which are not returned.
+    #[inline]
     pub(super) fn leaves_reply_plain(&self) -> bool {
-        self.get().is_none_or(ColdPart::has_only_reads)
+        self.get().is_none_or(|cold| !self.has_more && !cold.chunks.is_returned())
     }
 
     /// The cold part, if the call has one.
@@ -103,16 +105,24 @@ impl ColdSlot {
     /// Starts using the cold part.
     #[inline]
     pub(super) fn begin(&mut self) -> &mut ColdPart {
-        self.is_used = true;
+        (self.is_used, self.has_more) = (true, true);
         self.memory.get_or_insert_default()
+    }
+
+    /// Starts using the chunks of the cold part.
+    #[inline]
+    pub(super) fn begin_chunks(&mut self) -> &mut Chunks {
+        self.is_used = true;
+        &mut self.memory.get_or_insert_default().chunks
     }
 
     /// Clears the cold part, and ends its use.
     #[inline]
     pub(super) fn end(&mut self) {
+        let only_chunks = !self.has_more;
         if let Some(cold) = self.get_mut() {
-            cold.clear();
-            self.is_used = false;
+            cold.clear(only_chunks);
+            (self.is_used, self.has_more) = (false, false);
         }
     }
 }

@@ -182,7 +182,7 @@ impl Call<Arrived> {
 
     /// Starts its chunk lists.
     pub(crate) fn begin_chunks(&mut self) -> &mut Chunks {
-        &mut self.parts().cold.begin().chunks
+        self.parts().cold.begin_chunks()
     }
 
     /// Marks its message as assembled in a buffer of the pool.
@@ -305,7 +305,7 @@ impl Call<Ready> {
     #[inline]
     pub(crate) fn push_argument(&mut self, position: u32) -> usize {
         let CallParts { message, cold, .. } = self.parts();
-        let arguments = &mut cold.begin().chunks.arguments.0;
+        let arguments = &mut cold.begin_chunks().arguments.0;
         arguments.push(ReadArgument { at: position - (message.args_at - message.at), buf: None });
         arguments.len() - 1
     }
@@ -339,7 +339,7 @@ impl Call<Ready> {
         self.parts().refusal = outcome.err();
         let mut answered: Call<Answered> = self.becomes();
         // A call that has run must not run again, even if its connection has closed.
-        if answered.parts().cold.is_used() {
+        if answered.parts().cold.has_more() {
             answered.keep_for_retransmissions();
         }
         answered
