@@ -4,35 +4,32 @@
 //! more, the shard drops the slowest message of the host with the most. If no host has more than one, it drops a
 //! message that has taken [long](LONG).
 //!
-//! The users of such buffers are recorded at allocation and release: messages of peers cause no scan of connections.
+//! The users of such buffers are listed, so that messages of peers cause no scan of all connections.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
-use std::ops::RangeInclusive;
-use std::rc::Rc;
+use std::collections::HashMap;
 
 use rpcrdma_mempool::Buf;
 
 use super::admission::quota::{QuotaOwner, is_scarce_for_hosts};
 use super::connection::Conn;
+use super::connection::table::ConnTable;
 use super::context::Context;
 use crate::fabric::{Fabric, QpId};
-
-/// Users of long buffers, by the age of the message.
-type Holders = Rc<RefCell<BTreeMap<u64, Holder>>>;
 
 /// Nanoseconds after which the only message of a host yields to a host without one.
 const LONG: u64 = 100_000_000;
 
+/// A message in a long buffer.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     qp: QpId,
-    party: QuotaOwner,
+    owner: QuotaOwner,
     /// Size of its buffer, in bytes.
     capacity: usize,
     /// Received bytes.
     len: usize,
-    /// Start of the message, in nanoseconds.
+    /// Age and start of the message, as in [`Assembling`](super::connection::Assembling).
+    age: u64,
     began: u64,
 }
 
@@ -46,205 +43,147 @@ impl Holder {
 /// The continued messages of all connections.
 #[derive(Debug, Default)]
 pub(super) struct Assemblies {
+    /// Number of messages so far.
     begun: u64,
-    long: Holders,
+    /// Messages in long buffers, and some that have ended since the last [`refresh`](Self::refresh).
+    long: Vec<Holder>,
 }
 
 impl Assemblies {
-    /// Counts one more message; returns the count.
-    pub(super) fn begin(&mut self) -> u64 {
-        self.begun += 1;
-        self.begun
-    }
-
-    /// Records `buf` as the storage of this connection's message with this age.
-    fn hold(&self, buf: Buf, is_long: bool, (age, began): (u64, u64), (qp, party): (QpId, QuotaOwner)) -> Assembly {
-        let place = is_long.then(|| {
-            let holder = Holder { qp, party, capacity: buf.capacity(), len: buf.len(), began };
-            self.long.borrow_mut().insert(age, holder);
-            Place { age, among: Rc::clone(&self.long) }
+    /// Updates the progress of the messages of connections in the table, and forgets all others.
+    fn refresh(&mut self, conns: &ConnTable) {
+        self.long.retain_mut(|holder| {
+            let conn = conns.peek(holder.qp.slot).filter(|conn| conn.qp() == holder.qp);
+            let buf =
+                conn.filter(|conn| conn.assembling.age == holder.age).and_then(|conn| conn.assembling.buf.as_ref());
+            buf.inspect(|buf| (holder.capacity, holder.len) = (buf.capacity(), buf.len())).is_some()
         });
-        Assembly { buf, _place: place }
     }
 
-    /// Whether this party may take one more buffer of at least `size` bytes. `count` such buffers exist, `free` are
+    /// Stores the parts of a connection's message in `buf`. Buffers of at most `short` bytes are not listed.
+    fn hold(&mut self, conn: &mut Conn, buf: Buf, short: usize) {
+        let (age, began) = (conn.assembling.age, conn.assembling.began);
+        if buf.capacity() > short && !self.long.iter().any(|holder| holder.age == age) {
+            let (qp, owner) = (conn.qp(), conn.quota_owner());
+            self.long.push(Holder { qp, owner, capacity: buf.capacity(), len: buf.len(), age, began });
+        }
+        conn.assembling.buf = Some(buf);
+    }
+
+    /// Whether this owner may take one more buffer of at least `size` bytes. `count` such buffers exist, `free` are
     /// free.
-    fn may_have(&self, size: usize, (free, count): (usize, usize), party: QuotaOwner) -> bool {
+    fn may_have(&self, size: usize, (free, count): (usize, usize), owner: QuotaOwner) -> bool {
         // At most the buffers in use serve reassembly.
         if free * 2 > count {
             return true;
         }
-        let holders = self.long.borrow();
-        let held = || holders.values().filter(|holder| holder.capacity >= size);
-        let is_first = || held().all(|holder| holder.party != party);
+        let held = || self.long.iter().filter(|holder| holder.capacity >= size);
+        let is_first = || held().all(|holder| holder.owner != owner);
         held().count() < count / 2 && (!is_scarce_for_hosts(free, count) || is_first())
     }
 
-    /// Picks the message to drop for the message `age` of this party, which needs a buffer of at least `size` bytes.
-    /// That is an earlier message of this party, if no party has more. Otherwise it is one of the party with the most.
-    /// If each party has one, it is one that has taken long.
-    fn makes_room(&self, size: usize, age: u64, party: QuotaOwner, now: u64) -> Option<QpId> {
-        let holders = self.long.borrow();
-        let holders = || holders.iter().filter(|(_, holder)| holder.capacity >= size);
+    /// Picks the message to drop for the message `age` of this owner, which needs a buffer of at least `size` bytes.
+    /// That is an earlier message of this owner, if no owner has more. Otherwise it is one of the owner with the most.
+    /// If each owner has one, it is one that has taken long.
+    fn makes_room(&self, size: usize, age: u64, owner: QuotaOwner, now: u64) -> Option<QpId> {
+        let holders = || self.long.iter().filter(|holder| holder.capacity >= size);
         let mut counts: HashMap<QuotaOwner, usize> = HashMap::new();
-        holders().for_each(|(_, holder)| *counts.entry(holder.party).or_default() += 1);
+        holders().for_each(|holder| *counts.entry(holder.owner).or_default() += 1);
         let most = counts.values().copied().max()?;
-        let count = |party: &QuotaOwner| counts.get(party).copied().unwrap_or(0);
-        let makes_room = |&(&begun, holder): &(&u64, &Holder)| match (holder.party == party, count(&party) == most) {
-            (own, true) => own && begun < age,
+        let count = |owner: &QuotaOwner| counts.get(owner).copied().unwrap_or(0);
+        let makes_room = |holder: &&Holder| match (holder.owner == owner, count(&owner) == most) {
+            (own, true) => own && holder.age < age,
             (own, false) => {
                 let takes_long = || !own && now.saturating_sub(holder.began) >= LONG;
-                if most > 1 { count(&holder.party) == most } else { takes_long() }
+                if most > 1 { count(&holder.owner) == most } else { takes_long() }
             }
         };
-        holders().filter(makes_room).min_by_key(|(_, holder)| holder.rate(now)).map(|(_, holder)| holder.qp)
+        holders().filter(makes_room).min_by_key(|holder| (holder.rate(now), holder.age)).map(|holder| holder.qp)
     }
 }
 
-/// A connection's incoming continued message.
-#[derive(Debug, Default)]
-pub(super) struct Assembling {
-    /// Its received parts.
-    held: Option<Assembly>,
-    /// The shard's count of such messages at its start, itself included.
-    age: u64,
-    /// Its start, in nanoseconds.
-    began: u64,
-}
-
-impl Assembling {
-    /// Whether there is one.
-    #[inline]
-    pub(super) fn is_under_way(&self) -> bool {
-        self.held.is_some()
+/// Handles the payload of a part other than the last, if it is needed.
+#[cold]
+pub(super) fn receive_part<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, first: bool, payload: Option<&[u8]>) {
+    if first {
+        conn.assembling.give_up();
     }
-
-    /// Drops the received parts.
-    pub(super) fn give_up(&mut self) {
-        self.held = None;
-    }
-
-    /// Its identity and progress, if its buffer's size is in this range. The value changes with each part.
-    pub(super) fn held_in(&self, range: &RangeInclusive<usize>) -> Option<u64> {
-        let buf = &self.held.as_ref()?.buf;
-        range.contains(&buf.capacity()).then(|| (self.age << 32).wrapping_add(buf.len() as u64))
-    }
-
-    fn take(&mut self) -> Option<Buf> {
-        self.held.take().map(|assembly| assembly.buf)
-    }
-}
-
-/// Received parts of a continued message.
-#[derive(Debug)]
-struct Assembly {
-    buf: Buf,
-    _place: Option<Place>,
-}
-
-/// Entry among the users of long buffers; dropping it removes the entry.
-#[derive(Debug)]
-struct Place {
-    age: u64,
-    among: Holders,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.among.borrow_mut().remove(&self.age);
-    }
-}
-
-impl<F: Fabric> Context<F> {
-    /// Handles the payload of a part other than the last, if it is needed.
-    #[cold]
-    pub(super) fn receive_part(&mut self, conn: &mut Conn, first: bool, payload: Option<&[u8]>) {
-        if first {
-            conn.assembling.give_up();
-        }
-        let Some(part) = payload else { return };
-        if first {
-            (conn.assembling.age, conn.assembling.began) = (self.assemblies.begin(), self.clock.read());
-            match self.alloc_assembly(conn, part.len(), 2 * self.config.wire.receive_size) {
-                Some(mut buf) => {
-                    buf.set_window(0, 0);
-                    self.hold_assembly(conn, buf);
-                }
-                // Otherwise the last part would pass as the whole message.
-                None => conn.proto.drop_parts(),
+    let Some(part) = payload else { return };
+    if first {
+        cx.assemblies.begun += 1;
+        (conn.assembling.age, conn.assembling.began) = (cx.assemblies.begun, cx.clock.read());
+        match alloc(cx, conn, part.len(), 2 * cx.config.wire.receive_size) {
+            Some(mut buf) => {
+                buf.set_window(0, 0);
+                conn.assembling.buf = Some(buf);
             }
+            // Otherwise the last part would pass as the whole message.
+            None => conn.proto.drop_parts(),
         }
-        self.assemble(conn, part);
     }
+    assemble(cx, conn, part);
+}
 
-    /// Handles the last part: returns the message. `None` without memory for it.
-    #[cold]
-    pub(super) fn assemble_last(&mut self, conn: &mut Conn, part: &[u8]) -> Option<Buf> {
-        self.assemble(conn, part);
-        conn.assembling.take()
-    }
+/// Handles the last part: returns the message. `None` without memory for it.
+#[cold]
+pub(super) fn assemble_last<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, part: &[u8]) -> Option<Buf> {
+    assemble(cx, conn, part);
+    conn.assembling.buf.take()
+}
 
-    fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
-        let Some(mut buf) = conn.assembling.take() else { return };
-        let len = buf.len();
-        if len + part.len() > buf.capacity() {
-            let needed = len + part.len();
-            let Some(mut larger) = self.alloc_assembly(conn, needed, 2 * needed) else {
-                return conn.proto.drop_parts();
-            };
-            larger.full_mut()[..len].copy_from_slice(&buf);
-            buf = larger;
-        }
-        buf.set_window(0, len + part.len());
-        buf[len..].copy_from_slice(part);
-        self.hold_assembly(conn, buf);
+fn assemble<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, part: &[u8]) {
+    let Some(mut buf) = conn.assembling.buf.take() else { return };
+    let (len, needed) = (buf.len(), buf.len() + part.len());
+    if needed > buf.capacity() {
+        let Some(mut larger) = alloc(cx, conn, needed, 2 * needed) else {
+            return conn.proto.drop_parts();
+        };
+        larger.full_mut()[..len].copy_from_slice(&buf);
+        buf = larger;
     }
+    buf.set_window(0, needed);
+    buf[len..].copy_from_slice(part);
+    cx.assemblies.hold(conn, buf, cx.memory.sizes.configured_capacity);
+}
 
-    /// Allocates a buffer for `len` bytes of parts, or preferably for `roomy` bytes. `conn` is not in the table, and
-    /// has no such buffer.
-    fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
-        let party = conn.quota_owner();
-        let buf = self.alloc_in_part(party, roomy).or_else(|| self.alloc_in_part(party, len)).or_else(|| {
-            self.drop_assembly(conn, len);
-            self.alloc_in_part(party, len)
-        });
-        self.stats.pool_empty += u64::from(buf.is_none());
-        buf
-    }
+/// Allocates a buffer for `len` bytes of parts, or preferably for `roomy` bytes. `conn` is not in the table, and has no
+/// such buffer.
+fn alloc<F: Fabric>(cx: &mut Context<F>, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
+    let owner = conn.quota_owner();
+    let buf = alloc_in_part(cx, owner, roomy).or_else(|| alloc_in_part(cx, owner, len)).or_else(|| {
+        drop_slowest(cx, conn, len);
+        alloc_in_part(cx, owner, len)
+    });
+    cx.stats.pool_empty += u64::from(buf.is_none());
+    buf
+}
 
-    /// Allocates a buffer of at least `len` bytes, of a size with room for continued messages.
-    fn alloc_in_part(&self, party: QuotaOwner, len: usize) -> Option<Buf> {
-        let is_short = |size: usize| size <= self.sizing.configured_capacity();
-        let may_have = |&size: &usize| is_short(size) || self.assemblies.may_have(size, self.pool.room(size), party);
-        let longest = self.pool.sizes().filter(|&size| size >= len).take_while(may_have).last()?;
-        self.pool.alloc_within(len, longest.min(self.longest_for(len)))
-    }
+/// Allocates a buffer of at least `len` bytes, of a size with room for continued messages.
+fn alloc_in_part<F: Fabric>(cx: &mut Context<F>, owner: QuotaOwner, len: usize) -> Option<Buf> {
+    let Context { memory, conns, assemblies, .. } = cx;
+    assemblies.refresh(conns);
+    let is_short = |size: usize| size <= memory.sizes.configured_capacity;
+    let may_have = |&size: &usize| is_short(size) || assemblies.may_have(size, memory.pool.room(size), owner);
+    let longest = memory.pool.sizes().filter(|&size| size >= len).take_while(may_have).last()?;
+    memory.pool.alloc_within(len, longest.min(memory.longest_for(len)))
+}
 
-    /// Stores the parts of a connection's message in `buf`.
-    fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
-        let is_long = buf.capacity() > self.sizing.configured_capacity();
-        let whose = (conn.qp(), conn.quota_owner());
-        conn.assembling.held =
-            Some(self.assemblies.hold(buf, is_long, (conn.assembling.age, conn.assembling.began), whose));
-    }
-
-    /// Drops the message that [makes room](Assemblies::makes_room). The shard ignores its later parts, and answers it
-    /// with an error.
-    fn drop_assembly(&mut self, conn: &Conn, len: usize) {
-        let now = self.clock.read();
-        let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.quota_owner(), now) else { return };
-        let Some(other) = self.conns.get_mut(who) else { return };
-        other.assembling.give_up();
-        other.proto.drop_parts();
-        self.stats.pool_empty += 1;
-        let name = |conn: &Conn| conn.accepted().map_or("a server", |accepted| accepted.host()).to_owned();
-        let (loser, winner) = (name(other), name(conn));
-        let line = format_args!(
-            "{loser}: message in parts dropped in favour of {winner}, as such messages have half of the buffers \
-             (memory.long_buffers)"
-        );
-        self.warn("messages in parts that made room for others", line);
-    }
+/// Drops the message that [makes room](Assemblies::makes_room). The shard ignores its later parts, and answers it with
+/// an error.
+fn drop_slowest<F: Fabric>(cx: &mut Context<F>, conn: &Conn, len: usize) {
+    let now = cx.clock.read();
+    let slowest = cx.assemblies.makes_room(len, conn.assembling.age, conn.quota_owner(), now);
+    let Some(other) = slowest.and_then(|qp| cx.conns.get_mut(qp)) else { return };
+    other.assembling.give_up();
+    other.proto.drop_parts();
+    cx.stats.pool_empty += 1;
+    let name = |conn: &Conn| conn.accepted.as_ref().map_or("a server", |accepted| accepted.host()).to_owned();
+    let (loser, winner) = (name(other), name(conn));
+    let line = format_args!(
+        "{loser}: message in parts dropped in favour of {winner}, as such messages have half of the buffers \
+         (memory.long_buffers)"
+    );
+    cx.warn("messages in parts that made room for others", line);
 }
 
 #[cfg(test)]
@@ -252,6 +191,7 @@ mod tests {
     use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 
     use super::*;
+    use crate::shard::testing::open_conn;
 
     fn qp(slot: u32) -> QpId {
         QpId { slot, generation: 0 }
@@ -265,45 +205,41 @@ mod tests {
 
     #[test]
     fn long_buffers_are_counted_from_where_they_are_taken_to_where_they_go() {
-        let (pool, mut all) = (pool([4, 4]), Assemblies::default());
+        let (pool, mut all, mut table) = (pool([4, 4]), Assemblies::default(), ConnTable::default());
         let (one, other) = (QuotaOwner::Connection(qp(7)), QuotaOwner::Connection(qp(0)));
-        let mut hold = |is_long, slot, len| {
-            let age = all.begin();
-            all.hold(
-                pool.alloc(len).expect("a buffer"),
-                is_long,
-                (age, 0),
-                (qp(slot), QuotaOwner::Connection(qp(slot))),
-            )
-        };
-        let (first, second, short, third) =
-            (hold(true, 7, 64), hold(true, 5, 64), hold(false, 6, 64), hold(true, 3, 128));
+        for (slot, len, short) in [(7, 64, 0), (5, 64, 0), (6, 64, 64), (3, 128, 0)] {
+            let mut conn = open_conn(slot, true);
+            all.begun += 1;
+            conn.assembling.age = all.begun;
+            all.hold(&mut conn, pool.alloc(len).expect("a buffer"), short);
+            table.insert(conn);
+        }
+        all.refresh(&table);
         assert!(!all.may_have(64, (0, 6), other) && all.may_have(64, (2, 8), other), "three have some: half of six");
         assert!(!all.may_have(64, (1, 8), one) && all.may_have(64, (1, 8), other), "one of the last eighth for each");
         assert!(all.may_have(128, (0, 4), other) && !all.may_have(128, (0, 2), other), "one has a longer one");
         assert!(all.may_have(64, (4, 6), one), "most are free");
         assert_eq!(all.makes_room(65, 5, other, LONG), Some(qp(3)), "the only one that has so much");
-        drop((first, short, second));
+        for slot in [7, 6, 5] {
+            table.get_mut(qp(slot)).expect("it is there").assembling.give_up();
+        }
+        all.refresh(&table);
         assert!(!all.may_have(64, (0, 2), other) && all.may_have(64, (0, 4), other));
-        drop(third);
-        assert!(all.long.borrow().is_empty());
+        drop(table.take(qp(3)));
+        all.refresh(&table);
+        assert!(all.long.is_empty());
         assert_eq!(all.makes_room(64, 5, other, LONG), None);
     }
 
     /// A host that begins ever more messages makes room for itself and for others.
     #[test]
     fn the_host_that_has_most_makes_room() {
-        let (pool, mut all) = (pool([8, 1]), Assemblies::default());
         let (greedy, modest) = (QuotaOwner::Host([10, 0, 0, 1].into()), QuotaOwner::Host([10, 0, 0, 2].into()));
         let newcomer = QuotaOwner::Host([10, 0, 0, 3].into());
-        let mut hold = |slot, party, len, began| {
-            let (age, buf) = (all.begin(), pool.alloc(len).expect("a buffer"));
-            all.hold(buf, true, (age, began), (qp(slot), party))
-        };
+        let held = |slot, owner, len, began| Holder { qp: qp(slot), owner, capacity: 64, len, age: slot.into(), began };
         // The modest host's message is the oldest and the slowest.
-        let held = [hold(1, modest, 1, 0), hold(2, greedy, 64, 5), hold(3, greedy, 2, 5)];
-        let now = 100;
-        let age = all.begin();
+        let long = vec![held(1, modest, 1, 0), held(2, greedy, 64, 5), held(3, greedy, 2, 5)];
+        let (mut all, now, age) = (Assemblies { begun: 4, long }, 100, 4);
         assert_eq!(
             all.makes_room(64, age, greedy, now),
             Some(qp(3)),
@@ -314,11 +250,9 @@ mod tests {
         // Its oldest message has to yield to its later ones, so it is dropped itself.
         assert_eq!(all.makes_room(64, 1, greedy, now), None);
         assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(3)), "whoever else takes long");
-        let [modest_one, one, _] = held;
-        drop(one);
+        all.long.remove(1);
         assert_eq!(all.makes_room(64, age, newcomer, now), None, "nobody who has one, and has just begun it");
         assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(1)), "but who takes long");
         assert_eq!(all.makes_room(64, age, greedy, LONG), Some(qp(3)), "as many as any other: one of its own");
-        drop(modest_one);
     }
 }

@@ -33,16 +33,12 @@ impl SimulatedTime {
 /// Nanoseconds without a turn after which a shard counts as blocked: a second.
 const BLOCKED: u64 = 1_000_000_000;
 
-#[derive(Clone, Debug)]
-enum Source {
-    Real(Instant),
-    Simulated(SimulatedTime),
-}
-
 /// Nanoseconds since the shard's creation.
 #[derive(Clone, Debug)]
 pub(super) struct Clock {
-    source: Source,
+    began: Instant,
+    /// Time of a simulation, instead of the real one.
+    simulated: Option<SimulatedTime>,
     now: u64,
     /// Turns to the next reading.
     left: u32,
@@ -56,15 +52,11 @@ pub(super) struct Clock {
 
 impl Clock {
     pub(super) fn real() -> Self {
-        Self::new(Source::Real(Instant::now()), 0)
+        Self { began: Instant::now(), simulated: None, now: 0, left: TURNS, idle: IDLE_TURNS, turned: 0, longest: 0 }
     }
 
     pub(super) fn simulated(time: &SimulatedTime) -> Self {
-        Self::new(Source::Simulated(time.clone()), time.now())
-    }
-
-    fn new(source: Source, now: u64) -> Self {
-        Self { source, now, left: TURNS, idle: IDLE_TURNS, turned: now, longest: 0 }
+        Self { simulated: Some(time.clone()), now: time.now(), turned: time.now(), ..Self::real() }
     }
 
     /// For a shard on its own thread: turns follow each other closely, so that idle ones need not read the clock.
@@ -123,9 +115,9 @@ impl Clock {
     /// The time now.
     #[inline]
     pub(super) fn read(&mut self) -> u64 {
-        self.now = match &self.source {
-            Source::Real(start) => nanoseconds(start.elapsed()),
-            Source::Simulated(time) => time.now(),
+        self.now = match &self.simulated {
+            None => nanoseconds(self.began.elapsed()),
+            Some(time) => time.now(),
         };
         self.now
     }

@@ -1,24 +1,23 @@
-//! Shared state of a shard's parts: device, pool, clock, connections, statistics. It has no policy about calls.
+//! Shared state of a shard's parts: device, memory, clock, connections, statistics. It has no policy about calls.
 
 use std::fmt::Arguments;
+use std::mem;
 
 use log::Level;
-use rpcrdma_mempool::{ArenaId, Buf, Pool};
+use rpcrdma_mempool::{Buf, Pool};
 
-use super::ConnRef;
-use super::admission::receives::ReceiveBudget;
 use super::assembly::Assemblies;
 use super::clock::{Clock, Schedule, nanoseconds};
 use super::connection::close_reason::{CloseCause, LocalClose};
 use super::connection::table::{ConnTable, ReadyList};
-use super::connection::{Conn, Stage};
+use super::connection::{Conn, ConnRef, Stage};
+use super::memory::Memory;
 use super::peer_events::Peers;
-use super::receive_size::Sizing;
 use super::stats::Sampler;
-use crate::config::{AcceptConfig, BUFFER_ALIGN, Config, ConnectConfig, HEADROOM_CHUNKS};
+use crate::config::{AcceptConfig, Config, ConnectConfig};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
-use crate::proto::{CallError, Knob};
+use crate::proto::CallError;
 use crate::service::ProcedureName;
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -33,27 +32,22 @@ pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
     pub(super) accept: AcceptConfig,
     pub(super) connect: ConnectConfig,
-    /// Whether it serves: part of its memory is for peers' calls.
-    serves: bool,
+    /// The device.
     pub(super) fabric: F,
     pub(super) clock: Clock,
-    pub(super) pool: Pool,
+    pub(super) memory: Memory,
     pub(super) conns: ConnTable,
     pub(super) peers: Peers,
     pub(super) ready: ReadyList,
     /// Places of connections without a buffer for their messages.
     parked_for_buffer: Vec<u32>,
-    pub(super) receives: ReceiveBudget,
-    pub(super) sizing: Sizing,
     /// Incoming continued messages, on all connections.
     pub(super) assemblies: Assemblies,
-    /// Buffer sizes that calls wait for, ascending.
-    awaited: Vec<usize>,
     pub(super) schedule: Schedule,
     pub(super) stats: ShardStats,
     sampler: Sampler,
     /// Rate limit of log lines that peers cause.
-    log: LogLimit<ProcedureName>,
+    pub(super) log: LogLimit<ProcedureName>,
     /// Posts by the number of work requests in them; the last entry counts all longer ones.
     batches: Box<[u64; MAX_BATCH + 1]>,
 }
@@ -66,35 +60,28 @@ impl<F: Fabric> Context<F> {
     pub(super) fn open(mut fabric: F, config: Config, serves: bool) -> Result<Self, StartError> {
         let mut config = config.sized()?;
         config.debug.remote_invalidate &= fabric.capabilities().remote_invalidate;
-        let pool = config.pool(serves);
-        let receive_size = pool.classes.iter().map(|class| class.size).find(|&size| size >= config.wire.receive_size);
-        let pool = Pool::new(&pool)?;
-        log::debug!("shard pool: {}", pool.arena().report());
-        fabric.register(pool.arena(), Access::LOCAL)?;
+        let memory = Memory::new(&config, serves)?;
+        fabric.register(memory.pool.arena(), Access::LOCAL)?;
         for arena in &config.memory.arenas {
             fabric.register(arena, Access::LOCAL)?;
         }
         Ok(Self {
+            accept: AcceptConfig::default(),
+            connect: ConnectConfig::default(),
+            fabric,
             clock: Clock::real(),
+            memory,
             conns: ConnTable::default(),
             peers: Peers::default(),
             ready: ReadyList::new(),
             parked_for_buffer: Vec::new(),
-            receives: ReceiveBudget::new(config.memory.receives),
-            sizing: Sizing::new(config.wire.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
-            awaited: Vec::new(),
             schedule: Schedule::default(),
             stats: ShardStats::default(),
             sampler: Sampler::new(config.debug.sample_latency),
             log: LogLimit::new("rpcrdma::shard"),
             batches: Box::new([0; MAX_BATCH + 1]),
-            pool,
-            fabric,
             config,
-            accept: AcceptConfig::default(),
-            connect: ConnectConfig::default(),
-            serves,
         })
     }
 
@@ -102,6 +89,12 @@ impl<F: Fabric> Context<F> {
     pub(super) fn backoff(&self, attempts: u32) -> u64 {
         let (first, longest) = self.connect.reconnect_backoff;
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
+    }
+
+    /// Sets a timer for the next control-plane interval: something has to be tried again.
+    pub(super) fn retry_soon(&mut self) {
+        let soon = self.clock.after(Some(self.config.poll.control_interval));
+        self.schedule.wake_by(soon);
     }
 
     /// Applies a function to each connection with a queue pair.
@@ -123,8 +116,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Lends a connection outside the table, and returns it: its user cannot lose it. A closed connection ends in the
-    /// next control-plane run, due at once.
+    /// Lends a connection outside the table, and returns it: its user cannot lose it.
     #[inline(always)]
     pub(super) fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -132,7 +124,7 @@ impl<F: Fabric> Context<F> {
         result
     }
 
-    /// Returns a connection, as [`with_conn`](Self::with_conn) does.
+    /// Returns a connection to the table. A closed connection ends in the next control-plane run, due at once.
     #[inline(always)]
     pub(super) fn restore(&mut self, conn: Box<Conn>) {
         if !self.conns.restore(conn) {
@@ -185,26 +177,11 @@ impl<F: Fabric> Context<F> {
     /// Posts receives, as one chain, up to the promised number and the margin.
     #[inline(never)]
     pub(super) fn refill(&mut self) {
-        self.sizing.drain_remote();
-        let spared = if self.receives.suffice() { 0 } else { self.spared_in_turn() };
-        let (pool, size) = self.sizing.pool_of_receives(&self.pool);
-        let mut bufs = pool.alloc_many(size);
-        for _ in 0..self.receives.wanted() {
-            let Some(buf) = bufs.next() else {
-                self.stats.pool_empty += 1;
-                break;
-            };
-            // Spare receives take no longer buffers, for which calls may wait.
-            if buf.capacity() > self.sizing.capacity() && self.receives.cover_promises_without(spared) {
-                break;
-            }
-            self.receives.add(buf);
-        }
-        drop(bufs);
-        self.receives.count_reserve(pool.first_room(size).0);
-        let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
-        self.sizing.count_posted(posted);
-        if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {
+        let spared = if self.memory.receives.suffice() { 0 } else { self.spared() };
+        self.memory.take_receives(spared);
+        let posted = self.memory.receives.post(|bufs| self.fabric.post_recv(None, bufs));
+        self.memory.sizes.posted += posted as u64;
+        if self.memory.receives.ran_short && (posted > 0 || self.memory.receives.suffice()) {
             self.resume_grants();
         }
     }
@@ -212,10 +189,63 @@ impl<F: Fabric> Context<F> {
     /// Resumes delayed grants and replies: receives were added, or fewer are promised.
     #[cold]
     pub(super) fn resume_grants(&mut self) {
-        self.receives.relieve();
+        self.memory.receives.ran_short = false;
         for conn in self.conns.iter_mut() {
             self.ready.add(conn);
         }
+    }
+
+    /// Tells a connection whether Receives suffice for all peers after it grants one more message. It is not in the
+    /// table now.
+    #[inline]
+    pub(super) fn check_receives(&mut self, conn: &mut Conn) {
+        let ready = self.memory.receives.suffice() || self.suffices_without_spares(conn);
+        conn.proto.set_receives_ready(ready);
+    }
+
+    /// Whether Receives suffice without the full reserve of each connection: calls may keep their buffers for long.
+    #[cold]
+    fn suffices_without_spares(&mut self, conn: &mut Conn) -> bool {
+        let own = conn.proto.status().spared;
+        let is_counted = self.memory.receives.spared.0 == self.stats.turns;
+        let mut others = self.spared().saturating_sub(if is_counted { conn.promise.spared } else { 0 });
+        if !self.memory.receives.suffice_without(others + own) {
+            // Calls may have arrived meanwhile.
+            others = self.count_spared();
+        }
+        let suffice = self.memory.receives.suffice_without(others + own);
+        self.memory.receives.ran_short |= !suffice;
+        // The Receives granted now are needed.
+        conn.promise.spared = if suffice { own.saturating_sub(2) } else { own };
+        self.memory.receives.spared = (self.stats.turns, others + conn.promise.spared);
+        suffice
+    }
+
+    /// Receives that connections in the table do not need, as of this turn.
+    fn spared(&mut self) -> u32 {
+        match self.memory.receives.spared {
+            (turn, spared) if turn == self.stats.turns => spared,
+            _ => self.count_spared(),
+        }
+    }
+
+    /// Counts the Receives that connections in the table do not need now. It runs once per turn, as it takes long with
+    /// many connections.
+    #[cold]
+    pub(super) fn count_spared(&mut self) -> u32 {
+        let mut all = 0;
+        for conn in self.conns.iter_mut() {
+            conn.promise.spared = conn.proto.status().spared;
+            all += conn.promise.spared;
+        }
+        self.memory.receives.spared = (self.stats.turns, all);
+        all
+    }
+
+    /// Updates the promise of Receives to a connection.
+    pub(super) fn rebalance(&mut self, conn: &mut Conn) {
+        let (receives, overcommit) = (conn.proto.status().reserve, conn.proto.credits().overcommit());
+        self.memory.receives.promise(&mut conn.promise, receives, overcommit);
     }
 
     /// Marks a connection that lacks a buffer for its messages. It retries after a turn with work, which may free
@@ -223,8 +253,7 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn park_for_buffer(&mut self, conn: &Conn) {
         self.parked_for_buffer.push(conn.qp().slot);
-        let soon = self.clock.after(Some(self.config.poll.control_interval));
-        self.schedule.wake_by(soon);
+        self.retry_soon();
     }
 
     /// Whether connections wait for a buffer.
@@ -236,7 +265,7 @@ impl<F: Fabric> Context<F> {
     /// Retries after buffers may have been freed.
     #[cold]
     pub(super) fn retry_parked(&mut self) {
-        for slot in std::mem::take(&mut self.parked_for_buffer) {
+        for slot in mem::take(&mut self.parked_for_buffer) {
             // Another connection in this place has nothing to send.
             if let Some(conn) = self.conns.take_slot(slot as usize) {
                 self.with_conn(conn, |cx, conn| cx.ready.add(conn));
@@ -260,7 +289,7 @@ impl<F: Fabric> Context<F> {
     /// Write](super::send_queue::SendQueue::push_empty_write).
     pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
         // Retried soon without a buffer.
-        let Some(Ok(nothing)) = self.pool.alloc(0).map(Buf::lend) else { return };
+        let Some(Ok(nothing)) = self.memory.pool.alloc(0).map(Buf::lend) else { return };
         conn.sends.push_empty_write(nothing);
         self.ready.add(conn);
     }
@@ -312,125 +341,9 @@ impl<F: Fabric> Context<F> {
         self.log.log_of(self.clock.read(), level, (what, of), line);
     }
 
-    /// Logs the number of suppressed lines.
-    pub(super) fn sum_up_lines(&mut self) {
-        if self.log.holds_any() {
-            self.log.sum_up(self.clock.read());
-        }
-    }
-
     /// The connection with this name, if calls may start on it.
     pub(super) fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
         self.conns.get(conn).filter(|conn| conn.stage() == Stage::Open)
-    }
-
-    /// Allocates a pool buffer for `len` bytes; counts failures.
-    #[inline]
-    pub(super) fn alloc(&mut self, len: usize) -> Option<Buf> {
-        let buf = self.pool.alloc(len);
-        self.stats.pool_empty += u64::from(buf.is_none());
-        buf
-    }
-
-    /// Allocates a pool buffer of `len` bytes for a call of this side.
-    ///
-    /// # Errors
-    /// Out of buffers, or too long.
-    #[inline]
-    pub(super) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
-        self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
-    }
-
-    /// Reason for the lack of a pool buffer for `len` bytes.
-    #[cold]
-    pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
-        self.config.lacks_buffer(self.serves, len)
-    }
-
-    /// The knob for pool buffers of `len` bytes, or for longer ones.
-    #[cold]
-    pub(super) fn knob_of_buffers(&self, len: usize) -> Knob {
-        self.config.knob_of_buffers(self.serves, len)
-    }
-
-    /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves the longer ones to bulk data:
-    /// otherwise users with many unanswered calls would hold all of them.
-    #[inline]
-    pub(super) fn longest_for_reply(&self, len: usize) -> usize {
-        self.config.longest_for_reply(len).min(self.longest_for(len))
-    }
-
-    /// Bytes of the smallest buffers that hold `len` bytes.
-    pub(super) fn class_of(&self, len: usize) -> usize {
-        self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
-    }
-
-    /// Reserves buffers of a size for the calls that wait for them.
-    pub(super) fn reserve_size(&mut self, size: usize) {
-        if let Err(at) = self.awaited.binary_search(&size) {
-            self.awaited.insert(at, size);
-        }
-    }
-
-    /// Ends all reservations of sizes.
-    pub(super) fn release_sizes(&mut self) {
-        self.awaited.clear();
-    }
-
-    /// Whether this size is reserved for waiting calls.
-    pub(super) fn is_awaited(&self, size: usize) -> bool {
-        self.awaited.contains(&size)
-    }
-
-    /// Whether any size is reserved.
-    #[inline]
-    pub(super) fn awaits_some(&self) -> bool {
-        !self.awaited.is_empty()
-    }
-
-    /// The longest buffer for `len` bytes that no call waits for.
-    #[inline]
-    pub(super) fn longest_for(&self, len: usize) -> usize {
-        if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
-    }
-
-    #[cold]
-    fn longest_not_awaited(&self, len: usize) -> usize {
-        let own = self.class_of(len);
-        self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
-    }
-
-    /// Bytes of a chunk's buffer for `len` bytes, with room for alignment if the pool has such buffers.
-    #[inline]
-    pub(super) fn chunk_room(&self, len: usize) -> usize {
-        if self.config.memory.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
-    }
-
-    #[inline(never)]
-    fn aligned_room(&self, len: usize) -> usize {
-        let room = len + self.config.memory.chunk_align - BUFFER_ALIGN;
-        if self.pool.room(room).1 > 0 { room } else { len }
-    }
-
-    /// Allocates a pool buffer for a chunk of `len` bytes, aligned as configured.
-    #[inline]
-    pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
-        match self.config.memory.chunk_align > BUFFER_ALIGN {
-            true => self.alloc_aligned(len),
-            false => self.pool.alloc_within(len, self.longest_for(len)),
-        }
-    }
-
-    /// The window starts at an aligned byte within the buffer, so that the buffers still spread over the sets of the
-    /// cache.
-    #[inline(never)]
-    fn alloc_aligned(&self, len: usize) -> Option<Buf> {
-        let (align, room) = (self.config.memory.chunk_align, self.aligned_room(len));
-        let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
-        if room > len {
-            buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
-        }
-        Some(buf)
     }
 
     /// Allocates from an extra pool of bulk buffers, created at first use: exposed to a peer, or to none.
@@ -476,29 +389,6 @@ impl<F: Fabric> Context<F> {
         let conn = self.conns.take_ref(conn).ok_or(CallError::Closed)?;
         self.with_conn(conn, |cx, conn| conn.calls.alloc(cx, len))
     }
-
-    /// Whether the fabric has registered this memory, for work requests of this side.
-    pub(super) fn knows(&self, arena: ArenaId) -> bool {
-        arena == self.pool.arena().id() || self.config.memory.arenas.iter().any(|own| own.id() == arena)
-    }
-
-    /// Copies a message, with the usual headroom for a header with chunks. `None` without memory.
-    pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
-        self.copy_with(HEADROOM_CHUNKS, message)
-    }
-
-    /// Copies a message, with `room` bytes of headroom.
-    pub(super) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
-        let mut copy = self.alloc(room + message.len())?;
-        copy.set_window(room, message.len());
-        copy.copy_from_slice(message);
-        Some(copy)
-    }
-
-    /// Returns a message with the usual headroom for a header with chunks; copies it if it has less.
-    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
-        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
-    }
 }
 
 #[cfg(test)]
@@ -521,11 +411,11 @@ mod tests {
     #[test]
     fn chains_are_counted_by_length_and_receives_posted() {
         let mut cx = context(small());
-        assert!(cx.receives.posted() > 0 && cx.receives.suffice());
+        assert!(cx.memory.receives.posted() > 0 && cx.memory.receives.suffice());
         let mut conn = open_conn(0, true);
         cx.post_chain(&mut conn);
         for _ in 0..3 {
-            let buf = cx.alloc(8).expect("a buffer");
+            let buf = cx.memory.alloc(8).expect("a buffer");
             conn.sends.push_send(buf, None, 1);
         }
         cx.post_chain(&mut conn);
@@ -533,21 +423,5 @@ mod tests {
         cx.record_batches(&mut stats);
         assert_eq!((stats.batch.len(), stats.batch.max()), (1, 3), "an empty chain is none");
         assert_eq!(cx.fabric.take_sent().len(), 3);
-    }
-
-    #[test]
-    fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
-        let mut config = small();
-        (config.memory.chunk_align, config.memory.bulk_buffers) = (4096, vec![(1 << 17, 2)]);
-        let cx = context(config.clone());
-        let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
-        rooms.into_iter().for_each(|(len, room)| assert_eq!(cx.chunk_room(len), room));
-        let first = cx.alloc_chunk(1 << 16).expect("of the longer buffers");
-        assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
-        assert_eq!(cx.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
-        let _second = cx.alloc_chunk(1 << 16).expect("the other");
-        assert!(cx.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
-        config.memory.chunk_align = 64;
-        assert_eq!(context(config).chunk_room(100), 100);
     }
 }

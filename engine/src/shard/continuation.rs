@@ -60,7 +60,7 @@ impl<F: Fabric> Context<F> {
 
     /// Sends one more part, unless it is the last.
     pub(super) fn continue_message(&mut self, conn: &mut Conn) -> NextPart {
-        let Some(mut continuation) = conn.take_continuation() else { return NextPart::Sent };
+        let Some(mut continuation) = conn.continuation.take() else { return NextPart::Sent };
         if let MessageOwner::Call(call, Some(index)) = continuation.owner
             && !conn.exposes(call, index)
         {
@@ -87,7 +87,7 @@ impl<F: Fabric> Context<F> {
         if longest == 0 {
             // The peer has reduced its receive size: nothing fits after the last header.
             self.unsendable(conn, "the rest of a message");
-            conn.keep_continuation(continuation);
+            conn.continuation = Some(continuation);
             return true;
         }
         let out = match &continuation.owner {
@@ -109,7 +109,7 @@ impl<F: Fabric> Context<F> {
             continuation.rest.set_window(start + take, left - take);
             true
         });
-        conn.keep_continuation(continuation);
+        conn.continuation = Some(continuation);
         if sent {
             self.ready.add(conn);
         } else {
@@ -125,7 +125,7 @@ impl<F: Fabric> Context<F> {
     fn alloc_continuation(&mut self, longest: usize) -> Option<(Buf, usize)> {
         let mut take = longest;
         loop {
-            match self.pool.alloc(HEADROOM_PLAIN + take) {
+            match self.memory.pool.alloc(HEADROOM_PLAIN + take) {
                 Some(buf) => return Some((buf, take)),
                 None if take > LEAST_CONTINUED => take = (take / 2).max(LEAST_CONTINUED) & !3,
                 None => break,

@@ -1,16 +1,18 @@
-//! Control plane of connections: connect, listen, accept, drain, close, reconnect.
+//! Control plane of connections: connect, listen, drain, close, reconnect.
+//!
+//! A connection that drains closes after its calls, and after messages that may be in flight.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::Duration;
 
 use log::Level;
 
 use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
-use super::connection::reconnect::{Fallback, ReconnectState, fallback, is_hopeless, is_unanswered, mark_lost};
-use super::connection::{Conn, Stage};
+use super::connection::{Conn, ConnRef, Fallback, ReconnectState, Stage};
 use super::continuation::{Continuation, MessageOwner};
-use super::{ConnRef, Notice, Shard, receive_size};
+use super::{Notice, Shard, changes};
 use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
@@ -32,21 +34,39 @@ const ANSWERS: u64 = 25_000;
 /// Divisor of a long turn's time, for the next turn.
 const ANSWERS_OF_TURN: u64 = 16;
 
+/// Round trips without a message after which a connection of a draining shard closes. After an error for one call a
+/// peer may send another: it arrives one round trip after the error was sent. The others cover lost packets.
+const ROUND_TRIPS: u32 = 3;
+/// Time that TCP takes for a lost packet besides: its least retransmission time-out.
+const RETRANSMISSION: Duration = Duration::from_millis(200);
+/// Round trip of a peer whose packets may be lost.
+const DISTANT: Duration = Duration::from_millis(2);
+/// Longest such silence.
+const LONGEST_SILENCE: Duration = Duration::from_secs(1);
+
 /// A connect request: its name, private data, and peer.
 type Request = (RequestId, Vec<u8>, String);
+
+/// A connection in setup: a client that waits for the answer to its first message, or an accepted connection that waits
+/// for its first message.
+#[derive(Debug)]
+struct Setup {
+    qp: QpId,
+    negotiates: bool,
+    /// Time at which it is late, in nanoseconds.
+    deadline: u64,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     /// Events of connections that were not taken yet.
     pub(super) notices: Vec<Notice>,
-    /// Clients that wait for the answer to their first message.
-    pub(super) negotiating: Vec<QpId>,
+    /// Connections in setup.
+    setups: Vec<Setup>,
     /// Connect requests. A turn limits the time for them, as served calls wait meanwhile.
-    pub(super) requests: VecDeque<Request>,
+    requests: VecDeque<Request>,
     /// Time at which a turn ran out of time for them, in nanoseconds.
-    pub(super) interrupted: Option<u64>,
-    /// Accepted connections in setup.
-    pub(super) arriving: Vec<QpId>,
+    interrupted: Option<u64>,
     /// Connections closed by their peers: they end in the next control-plane run.
     pub(super) disconnected: Vec<(QpId, CloseReason)>,
     /// Connecting and reconnecting have stopped.
@@ -69,9 +89,14 @@ impl Lifecycle {
         self.seed
     }
 
-    /// Removes a client that no longer negotiates.
-    fn remove_negotiating(&mut self, qp: QpId) {
-        remove(&mut self.negotiating, qp);
+    /// Adds a connection in setup; `negotiates`: a client.
+    pub(super) fn begin_setup(&mut self, qp: QpId, negotiates: bool, deadline: u64) {
+        self.setups.push(Setup { qp, negotiates, deadline });
+    }
+
+    /// Removes a connection that is set up or closed.
+    pub(super) fn end_setup(&mut self, qp: QpId) {
+        self.setups.retain(|setup| setup.qp != qp);
     }
 
     /// Deadline for requests in a turn that starts with them now, in nanoseconds. If handlers make turns long, it is a
@@ -81,21 +106,9 @@ impl Lifecycle {
         now.saturating_add(ANSWERS.max(turn / ANSWERS_OF_TURN))
     }
 
-    /// Removes one that is set up or closed.
-    pub(super) fn remove_arriving(&mut self, qp: QpId) {
-        remove(&mut self.arriving, qp);
-    }
-
     /// Reason of a connection that ends in the next control-plane run, if any.
     fn disconnect_reason(&self, qp: QpId) -> Option<&CloseReason> {
         self.disconnected.iter().find_map(|(id, reason)| (*id == qp).then_some(reason))
-    }
-}
-
-/// Removes it; keeps the order of arrival.
-fn remove(list: &mut Vec<QpId>, qp: QpId) {
-    if let Some(at) = list.iter().position(|&one| one == qp) {
-        list.remove(at);
     }
 }
 
@@ -140,16 +153,9 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn start_drain(&mut self, conn: &mut Conn) {
-        self.life.remove_negotiating(conn.qp());
+        self.life.end_setup(conn.qp());
         conn.drain();
         self.cx.ready.add(conn);
-    }
-
-    /// Closes connections that wait to reconnect.
-    pub(super) fn end_parked(&mut self) {
-        for conn in self.cx.conns.take_parked() {
-            self.with_conn(conn, |_, conn| conn.go(Stage::Closing));
-        }
     }
 
     /// Whether no connection is left.
@@ -157,21 +163,31 @@ impl<F: Fabric> Shard<F> {
         self.cx.conns.is_empty()
     }
 
+    /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
+    pub fn drain(&mut self) {
+        self.stop(Self::start_drain);
+    }
+
     /// Closes every connection now.
     pub fn abort(&mut self) {
+        self.stop(|_, conn| conn.end_for(LocalClose::Requested));
+    }
+
+    /// Stops to accept, connect and reconnect, and applies a function to each connection.
+    fn stop(&mut self, each: impl FnMut(&mut Self, &mut Conn)) {
         self.life.draining = true;
         self.cx.fabric.unlisten();
-        self.with_each(|_, conn| {
-            conn.end_for(LocalClose::Requested);
-        });
-        self.end_parked();
+        self.with_each(each);
+        for conn in self.cx.conns.take_parked() {
+            self.with_conn(conn, |_, conn| conn.go(Stage::Closing));
+        }
     }
 
     pub(super) fn params(&self) -> ConnectParams {
         // A Send for each outstanding message, and as many binds, Reads and Writes. Work that does not fit waits: a
         // slot costs the device some hundred bytes per connection.
-        let capabilities = self.cx.fabric.capabilities();
-        let under_way = self.cx.config.limits.max_credits.max(self.cx.config.limits.max_calls as u32);
+        let (capabilities, limits) = (self.cx.fabric.capabilities(), &self.cx.config.limits);
+        let under_way = limits.max_credits.max(limits.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         // One for each buffer that a connection may expose. Calls are no bound: an answered call keeps its windows
@@ -185,7 +201,7 @@ impl<F: Fabric> Shard<F> {
             // Receives are shared: a greedy peer must not cost a well-behaved one its connection.
             rnr_retry: 7,
             // Ignored by version 2; thresholds for version 1 (RFC 8797).
-            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.debug.remote_invalidate).to_vec(),
+            private_data: connect_data(self.cx.memory.sizes.announced, self.cx.config.debug.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -195,17 +211,21 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// Too few are free, or memory for the promised ones is short.
     pub(super) fn share(&mut self) -> Result<u32, FabricError> {
-        if !self.cx.receives.exceed_by(UNTOLD) {
+        if !self.cx.memory.receives.exceed_by(UNTOLD) {
             self.cx.refill();
         }
-        if !self.cx.receives.exceed_by(UNTOLD) && !self.cx.spares_for_another() {
+        let has_any = self.cx.memory.receives.exceed_by(UNTOLD) || {
+            let spared = self.cx.count_spared();
+            self.cx.memory.receives.suffice_without(spared)
+        };
+        if !has_any {
             return Err(no_receives(
                 "all that there are buffers for are promised to others; raise `memory.message_buffers`, or hold fewer"
                     .into(),
             ));
         }
         let limit = self.cx.config.memory.receives;
-        let left = self.cx.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
+        let left = self.cx.memory.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let most = (left / SHARE).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
         if most < MIN_CREDITS {
             let remedy = "raise `memory.receives`, or lower `limits.credits`";
@@ -241,10 +261,10 @@ impl<F: Fabric> Shard<F> {
             reverse: if serves { config.debug.reverse } else { ReverseSupport::None },
             coalesce_grants: config.debug.coalesce_grants,
             xid_seed,
-            receive_size: self.cx.sizing.announced(),
+            receive_size: self.cx.memory.sizes.announced,
             longest_send: config.longest_message(),
             optional_operations: config.debug.optional_operations,
-            receive_sizes: receive_size::for_peers(config),
+            receive_sizes: changes::for_peers(config),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: LIMITS.call().segments() as u32,
             continue_up_to: config.debug.continue_up_to,
@@ -285,24 +305,21 @@ impl<F: Fabric> Shard<F> {
             self.cx.retry_parked();
         }
         if self.life.draining {
-            self.look_at_lingering();
+            self.recheck_drains();
         }
-        self.cx.sum_up_lines();
-        receive_size::advance(&mut self.cx);
-        self.credit_limits.adapt(&mut self.cx);
+        self.cx.log.sum_up(self.cx.clock.read());
+        self.changes.control(&mut self.cx);
+        self.credit_limits.control(&mut self.cx);
         self.obligation_checks.control(&mut self.cx);
-        self.check_arrivals();
+        self.check_setups();
         self.responder.control(&mut self.cx, self.task.is_some());
-        self.check_negotiations();
         for conn in self.cross_thread.late_connects(&mut self.cx.clock, &mut self.cx.schedule) {
             // The end is reported as usual.
             self.end_now(conn, LocalClose::ConnectTimeout);
         }
         self.requester.retransmit_delayed(&mut self.cx);
         self.requester.unanswered.check(&mut self.cx);
-        if self.cx.conns.has_parked() {
-            self.reconnect();
-        }
+        self.reconnect();
         self.end_closed();
     }
 
@@ -390,19 +407,18 @@ impl<F: Fabric> Shard<F> {
                 return shard.open_client(conn);
             }
             conn.go(Stage::Negotiating);
-            conn.negotiate_by = shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation);
-            shard.cx.schedule.wake_by(conn.negotiate_by);
-            shard.life.negotiating.push(qp);
+            let deadline = shard.cx.clock.after(Some(shard.cx.connect.negotiation));
+            shard.cx.schedule.wake_by(deadline);
+            shard.life.begin_setup(qp, true, deadline);
         });
     }
 
     /// Opens a client's connection after negotiation: calls may start.
     #[cold]
     pub(super) fn open_client(&mut self, conn: &mut Conn) {
-        self.life.remove_negotiating(conn.qp());
+        self.life.end_setup(conn.qp());
         if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
             conn.go(Stage::Open);
-            conn.negotiate_by = u64::MAX;
             conn.refresh();
             if conn.was_refused_version_2() {
                 let who = conn.who();
@@ -420,26 +436,32 @@ impl<F: Fabric> Shard<F> {
         conn.refresh();
     }
 
-    /// Closes the connections whose first message was not answered in time.
-    fn check_negotiations(&mut self) {
-        if self.life.negotiating.is_empty() {
+    /// Opens clients that have negotiated, and closes connections whose setup is late.
+    fn check_setups(&mut self) {
+        if self.life.setups.is_empty() {
             return;
         }
-        let now = self.cx.clock.read();
-        for qp in self.life.negotiating.clone() {
+        let (now, conns) = (self.cx.clock.read(), &mut self.cx.conns);
+        // The first message to a client may be of another kind than the answer.
+        let mut is_open = |qp| conns.get_mut(qp).is_some_and(|conn| conn.proto.session().is_open());
+        let is_due = |setup: &&Setup| setup.deadline <= now || setup.negotiates && is_open(setup.qp);
+        let due: Vec<QpId> = self.life.setups.iter().filter(is_due).map(|setup| setup.qp).collect();
+        for qp in due {
             self.with(qp, |shard, conn| {
-                if conn.proto.session().is_open() {
-                    // Its first message may be of another kind.
-                    return shard.open_client(conn);
-                }
-                shard.cx.schedule.wake_by(conn.negotiate_by.max(now));
-                if conn.negotiate_by <= now {
-                    conn.end_for(match conn.proto.session().first_error() {
-                        Some(error) => LocalClose::NegotiationRefused(error),
-                        None => LocalClose::NegotiationTimeout,
-                    });
+                if conn.accepted.is_some() {
+                    shard.cx.stats.connections_expired += 1;
+                    conn.end_for(LocalClose::SetupTimeout);
+                } else if conn.proto.session().is_open() {
+                    shard.open_client(conn);
+                } else {
+                    let error = conn.proto.session().first_error();
+                    conn.end_for(error.map_or(LocalClose::NegotiationTimeout, LocalClose::NegotiationRefused));
                 }
             });
+            self.life.end_setup(qp);
+        }
+        if let Some(next) = self.life.setups.iter().map(|setup| setup.deadline).min() {
+            self.cx.schedule.wake_by(next);
         }
     }
 
@@ -477,7 +499,7 @@ impl<F: Fabric> Shard<F> {
         self.requester.connection_lost(&mut self.cx, &mut conn, reason.kind());
         conn.report_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
-        if let Some(accepted) = conn.accepted() {
+        if let Some(accepted) = &conn.accepted {
             let (host, left) = (accepted.host(), reason.kind() == CloseReasonKind::Peer);
             if let Some(id) = conn.proto.session().auth().claimed().filter(|_| left) {
                 self.cx.warn(
@@ -501,11 +523,10 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         self.responder.connection_lost(&mut self.cx, conn);
-        self.has_arrived(conn);
-        self.life.remove_negotiating(conn.qp());
+        self.life.end_setup(conn.qp());
         // The device releases its memory here: only then may other code use it.
         self.cx.fabric.destroy_qp(conn.detach_qp());
-        if let Some(Continuation { owner, rest, whole, .. }) = conn.take_continuation() {
+        if let Some(Continuation { owner, rest, whole, .. }) = conn.continuation.take() {
             match owner {
                 MessageOwner::Reply(call) => self.responder.replies.drop_call(call),
                 MessageOwner::Call(call, _) => conn.keep_whole(call, rest, whole),
@@ -513,10 +534,51 @@ impl<F: Fabric> Shard<F> {
         }
         self.responder.replies.drop_released(conn);
         self.cx.stats.messages.add(conn.proto.counters());
-        self.cx.receives.promise(&mut conn.promise, 0, 0);
-        if self.cx.receives.ran_short() {
+        self.cx.memory.receives.promise(&mut conn.promise, 0, 0);
+        if self.cx.memory.receives.ran_short {
             self.cx.resume_grants();
         }
+    }
+
+    /// Whether a draining connection without calls stays open for messages in flight. These are the rest of a message,
+    /// or calls when the shard drains, as the peer gets an error for each. Messages after the close are lost, and the
+    /// peer cannot know whether they ran. The time starts once the peer has received the replies: its next call is
+    /// behind them.
+    pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
+        // Replies may be in memory that the fabric still sends. A slow peer takes long for them, but a close waits only
+        // for a moment. `timeouts.progress` ends a connection whose peer receives nothing.
+        let awaits = conn.holds_sends(&mut self.cx.fabric);
+        let now = self.cx.clock.read();
+        if awaits {
+            // The device completes unsignaled Sends with a later one.
+            self.cx.request_completion(conn);
+            self.cx.retry_soon();
+        }
+        // Version 1 has no such error: its clients retransmit.
+        let tells = conn.accepted.is_some() && conn.proto.terms().version != Version::V1;
+        let silence = match self.life.draining && tells {
+            true => {
+                let round_trip = self.cx.fabric.round_trip(conn.qp());
+                nanoseconds(silence(self.cx.config.poll.control_interval, round_trip))
+            }
+            false => 0,
+        };
+        let untaken = awaits || silence > 0 && conn.is_in_transit(&mut self.cx.fabric);
+        let until = conn.lingers_until(now, silence, untaken);
+        self.cx.schedule.wake_by(until);
+        awaits || now < until
+    }
+
+    /// Part of step 5 of a turn: closes draining connections that were silent for long enough. Of the others it learns
+    /// which replies were received, for `Undrained`.
+    #[cold]
+    pub(super) fn recheck_drains(&mut self) {
+        self.with_each(|shard, conn| {
+            if conn.stage() == Stage::Draining {
+                shard.cx.request_completion(conn);
+                shard.cx.ready.add(conn);
+            }
+        });
     }
 
     /// Reconnects of a lost connection since it was last useful.
@@ -527,13 +589,14 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether a connection that has ended reconnects.
     fn may_reconnect(&mut self, conn: &Conn) -> bool {
-        if self.life.draining || is_hopeless(conn) {
+        let is_permanent = conn.close_reason().is_some_and(CloseReason::is_permanent);
+        if self.life.draining || conn.reconnect.address.is_none() || is_permanent {
             return false;
         }
         let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
         let wire = &self.cx.config.wire;
         match conn.stage() {
-            Stage::Negotiating | Stage::Open => more || is_unanswered(conn, wire) || fallback(conn, wire).is_some(),
+            Stage::Negotiating | Stage::Open => more || conn.is_unanswered(wire) || conn.fallback(wire).is_some(),
             // A failed first connect is final.
             Stage::Connecting => conn.reconnect.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
@@ -544,7 +607,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let attempts = self.attempts_of(&conn);
-        let fallback = mark_lost(&mut conn, attempts, &self.cx.config.wire);
+        let fallback = conn.mark_lost(attempts, &self.cx.config.wire);
         if let Some(reason) = conn.close_reason() {
             let line = format_args!("{}: reconnecting: {reason}", conn.who());
             self.cx.log_of(Level::Info, "connections lost, to be made again", None, line);
@@ -606,6 +669,13 @@ impl<F: Fabric> Shard<F> {
     }
 }
 
+/// Time without a message of a peer after which no message of it is in flight; at least `least`.
+pub(super) fn silence(least: Duration, round_trip: Option<Duration>) -> Duration {
+    let distant = round_trip.filter(|time| *time >= DISTANT);
+    let time = distant.map_or(Duration::ZERO, |time| time.saturating_mul(ROUND_TRIPS).saturating_add(RETRANSMISSION));
+    least.max(time.min(LONGEST_SILENCE))
+}
+
 /// Close reason of a connection in these events, if any.
 fn reason_in(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
     events.iter().find_map(|event| match event {
@@ -642,13 +712,12 @@ mod tests {
     #[test]
     fn negotiating_and_arriving_connections_are_known_by_name() {
         let mut life = Lifecycle::new();
-        (0..3).for_each(|slot| life.negotiating.push(qp(slot)));
-        life.arriving.push(qp(7));
-        life.remove_negotiating(qp(1));
-        assert_eq!((&life.negotiating[..], &life.arriving[..]), (&[qp(0), qp(2)][..], &[qp(7)][..]));
-        life.remove_negotiating(qp(1));
-        life.remove_arriving(qp(7));
-        assert_eq!((life.negotiating.len(), life.arriving.len()), (2, 0), "who is gone is gone once");
+        (0..3).for_each(|slot| life.begin_setup(qp(slot), slot < 2, 7));
+        life.end_setup(qp(1));
+        let left = |life: &Lifecycle| life.setups.iter().map(|setup| setup.qp).collect::<Vec<_>>();
+        assert_eq!(left(&life), [qp(0), qp(2)]);
+        [1, 2].into_iter().for_each(|slot| life.end_setup(qp(slot)));
+        assert_eq!(left(&life), [qp(0)], "who is gone is gone once");
     }
 
     #[test]
@@ -689,5 +758,14 @@ mod tests {
         assert!(seeds.iter().all(|&seed| other.next_seed() == seed));
         let distinct: std::collections::HashSet<_> = seeds.iter().collect();
         assert_eq!(distinct.len(), seeds.len());
+    }
+
+    #[test]
+    fn a_distant_peer_has_three_round_trips_and_at_most_a_second() {
+        let silences = [None, Some(0), Some(3), Some(100), Some(5000)]
+            .map(|round_trip| silence(Duration::from_millis(10), round_trip.map(Duration::from_millis)).as_millis());
+        assert_eq!(silences, [10, 10, 209, 500, 1000]);
+        let rare = Duration::from_secs(2);
+        assert_eq!(silence(rare, Some(rare)), rare, "it is not looked more often");
     }
 }

@@ -1,7 +1,7 @@
 //! What a shard does for others beside its connections: commands of other threads, threads that wait for chunk memory,
 //! and the application's task.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
 use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,12 +9,14 @@ use std::time::Duration;
 use rpcrdma_mempool::Buf;
 use rustix::fd::BorrowedFd;
 
+use super::changes::ResizeError;
 use super::clock::{Clock, Schedule, nanoseconds};
+use super::connection::ConnRef;
 use super::connection::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
 use super::connection::table::ConnTable;
 use super::context::Context;
-use super::requester::{CallRequest, ChunkMemory, procedure_of};
-use super::{CallResult, CompletionTarget, ConnRef, FailedCall, Notice, ResizeError, Shard};
+use super::requester::{CallRequest, CallResult, ChunkMemory, CompletionTarget, FailedCall, procedure_of};
+use super::{Notice, Shard};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::cross_thread::mailbox::{Connector, Mailbox};
 use crate::cross_thread::panics::caught;
@@ -294,7 +296,7 @@ impl<F: Fabric> Shard<F> {
         let bytes = message.bytes();
         let allocated = memory.get_mut().map_or(Ok(()), |chunks| chunks.allocate(|len| self.alloc_exposed(conn, len)));
         let target = CompletionTarget::Thread(completer);
-        let mut message = match allocated.and_then(|()| self.cx.alloc_for_call(HEADROOM_CALL + bytes.len())) {
+        let mut message = match allocated.and_then(|()| self.cx.memory.alloc_for_call(HEADROOM_CALL + bytes.len())) {
             Ok(message) => message,
             Err(error) => {
                 self.fail_call(target, 0, FailedCall::new(error, memory));
@@ -315,12 +317,13 @@ impl<F: Fabric> Shard<F> {
 /// Answers a waiter. Dropped, it reports that the shard has stopped.
 type Answer = Completer<Result<Buf, CallError>>;
 
-/// Waiters of one connection for chunk memory of one size, oldest first.
-struct WaitQueue {
+/// A thread that waits for chunk memory.
+struct Waiter {
     conn: ConnRef,
-    /// Bytes of the smallest buffers that hold the requests.
+    /// Bytes of the smallest buffers that hold the request.
     size: usize,
-    waiting: VecDeque<(usize, Answer)>,
+    len: usize,
+    answer: Answer,
 }
 
 /// Client threads that wait for chunk memory. Each connection has memory of its own, so no connection waits for
@@ -330,8 +333,8 @@ struct WaitQueue {
 /// abandons it, or the connection closes.
 #[derive(Default)]
 pub(super) struct AllocQueue {
-    /// No queue is empty between turns. Longer buffers come first: shorter requests may use them.
-    queues: Vec<WaitQueue>,
+    /// By connection. Those for longer buffers come first, as shorter requests may use them; then in order of arrival.
+    waiters: Vec<Waiter>,
     /// Time of the next removal of abandoned waits, in nanoseconds.
     sweep_at: u64,
 }
@@ -339,26 +342,7 @@ pub(super) struct AllocQueue {
 impl AllocQueue {
     /// Memory freed by other threads wakes nobody: the shard polls.
     pub(super) fn is_empty(&self) -> bool {
-        self.queues.is_empty()
-    }
-
-    fn push(&mut self, conn: ConnRef, size: usize, len: usize, answer: Answer) {
-        let queue = match self.queues.iter().position(|queue| queue.conn == conn && queue.size == size) {
-            Some(at) => &mut self.queues[at],
-            None => {
-                let at = self.queues.partition_point(|queue| queue.size >= size);
-                self.queues.insert(at, WaitQueue { conn, size, waiting: VecDeque::new() });
-                &mut self.queues[at]
-            }
-        };
-        queue.waiting.push_back((len, answer));
-    }
-
-    /// Removes abandoned waits.
-    #[cold]
-    fn sweep(&mut self) {
-        self.queues.iter_mut().for_each(|queue| queue.waiting.retain(|(_, answer)| !answer.is_abandoned()));
-        self.queues.retain(|queue| !queue.waiting.is_empty());
+        self.waiters.is_empty()
     }
 
     /// Queues a wait. An impossible length fails at once.
@@ -368,14 +352,17 @@ impl AllocQueue {
             return answer.complete(Err(cx.config.lacks_exposed_buffer(len)));
         };
         // Behind other waiters it waits for this turn's end: they may want the same buffer.
-        if !self.queues.iter().any(|queue| queue.conn == conn) {
+        if !self.waiters.iter().any(|waiter| waiter.conn == conn) {
             match cx.alloc_exposed(conn, len) {
                 Err(CallError::NoMemory { .. }) => {}
                 Err(CallError::Closed) if cx.conns.has(conn) => {}
                 result => return answer.complete(result),
             }
         }
-        self.push(conn, size, len, answer);
+        let place = |waiter: &Waiter| (waiter.conn.0.slot, waiter.conn.0.generation, Reverse(waiter.size));
+        let waiter = Waiter { conn, size, len, answer };
+        let at = self.waiters.partition_point(|other| place(other) <= place(&waiter));
+        self.waiters.insert(at, waiter);
     }
 
     /// Answers waiters with memory, and those of closed connections. Returns their number.
@@ -385,25 +372,20 @@ impl AllocQueue {
         }
         let now = cx.clock.of_turn();
         if now >= self.sweep_at {
-            self.sweep();
+            self.waiters.retain(|waiter| !waiter.answer.is_abandoned());
             self.sweep_at = now.saturating_add(nanoseconds(cx.config.poll.control_interval));
         }
-        let mut answered = 0;
-        for WaitQueue { conn, waiting, .. } in &mut self.queues {
+        let (mut at, mut answered, mut blocked) = (0, 0, None);
+        while let Some(&Waiter { conn, size, len, .. }) = self.waiters.get(at) {
             // No overtaking.
-            while let Some((len, answer)) = waiting.pop_front() {
-                if answer.is_abandoned() {
-                    continue;
-                }
-                let Some(result) = alloc_again(cx, *conn, len) else {
-                    waiting.push_front((len, answer));
-                    break;
-                };
-                answer.complete(result);
+            let result = if blocked == Some((conn, size)) { None } else { alloc_again(cx, conn, len) };
+            if let Some(result) = result {
+                self.waiters.remove(at).answer.complete(result);
                 answered += 1;
+            } else {
+                (at, blocked) = (at + 1, Some((conn, size)));
             }
         }
-        self.queues.retain(|queue| !queue.waiting.is_empty());
         answered
     }
 }
@@ -538,11 +520,11 @@ mod tests {
         let _long = shard.alloc_exposed(conn, 65536).expect("the only one");
         let mut waits = ask(&mut shard, conn, 65536);
         let others: Vec<_> = (0..1000).map(|_| ask(&mut shard, conn, 65536)).collect();
-        assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.queues[0].waiting.len()), (0, 1001));
+        assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.waiters.len()), (0, 1001));
         drop(others);
         time.advance(shard.cx.config.poll.control_interval);
         shard.cx.clock.read();
-        assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.queues[0].waiting.len()), (0, 1));
+        assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.waiters.len()), (0, 1));
         assert_eq!(got(&mut waits), None);
     }
 }

@@ -12,21 +12,20 @@
 //! | `receive` | classification and dispatch of an incoming message |
 //! | `responder` | engine of the peers' calls |
 //! | `requester` | engine of our calls |
-//! | `context` | shared by both engines: device, pool, clock, connections, statistics |
+//! | `context` | shared by both engines: device, memory, clock, connections, statistics |
+//! | `memory` | the pool, the Receives, and the sizes reserved for waiting calls |
 //! | `connection` | one connection: life cycle, close reason, reconnecting; the table of all |
 //! | `admission` | which calls and connections of peers may use memory: quotas, waiting calls, Receives, eviction |
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continuation` | sending of continued messages |
 //! | `assembly` | reassembly of incoming continued messages |
-//! | `control_plane` | connect, listen, accept, close, reconnect |
-//! | `drain` | connections that close after their calls |
-//! | `peer_events` | reports of peers' connections to the upper layer |
-//! | `receive_size` | resizing of receives while calls run |
-//! | `changes` | other characteristics that change while connected |
-//! | `obligations` | deadlines of what a peer owes |
+//! | `control_plane` | connect, listen, drain, close, reconnect |
+//! | `checks` | periodic checks of connections: what peers owe, credit limits, keep-alive |
+//! | `obligations` | timers of what a peer owes |
+//! | `peer_events` | the peers of accepted connections, and reports of them to the upper layer |
+//! | `changes` | changes of characteristics while connected, and resizing of Receives |
 //! | `stats` | statistics on request, and sampling of calls for latency |
 //! | `clock` | the shard's clock, and the schedule of the control plane |
-//! | `list` | push for lists that nearly always have room |
 //! | `thread` | a shard on its own thread: core, idling |
 //! | `cross_thread_state` | commands of other threads, waits for chunk memory, the application's task |
 //! | `testing` | a shard's parts without a device, for tests |
@@ -34,19 +33,18 @@
 mod admission;
 mod assembly;
 mod changes;
+mod checks;
 mod clock;
 mod connection;
 mod context;
 mod continuation;
 mod control_plane;
 mod cross_thread_state;
-mod drain;
-mod list;
+mod memory;
 mod obligations;
 mod peer_events;
 mod poll;
 mod receive;
-mod receive_size;
 mod requester;
 mod responder;
 mod send_queue;
@@ -63,26 +61,27 @@ use rpcrdma_mempool::{Arena, Buf, Pool};
 use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH, RECEIVE_MARGIN};
 use crate::cross_thread::parker::{Signal, Sleeper, Wake};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
-use crate::proto::{CallError, CallId};
+use crate::proto::exchange::{ChangeError, Characteristic, Event};
+use crate::proto::{CallError, CallId, Terms};
 use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
-use admission::credit_limits::CreditLimits;
 use changes::Changes;
+pub(crate) use changes::ResizeCause;
+pub use changes::ResizeError;
+use checks::{CreditLimits, ObligationChecks};
 use clock::Clock;
 pub use clock::SimulatedTime;
-use connection::Conn;
+pub use connection::ConnRef;
 pub(crate) use connection::close_reason::ClosedBecause;
 pub use connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
+use connection::{Conn, Stage};
 use context::Context;
 use control_plane::Lifecycle;
 use cross_thread_state::{AllocQueue, CrossThreadState, OwnTask};
 pub(crate) use cross_thread_state::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
-use obligations::ObligationChecks;
 pub use peer_events::{Peer, PeerEvent, PeerHook};
-pub(crate) use receive_size::ResizeCause;
-pub use receive_size::ResizeError;
 use requester::Requester;
 pub(crate) use requester::{CallRequest, ChunkMemory, CompletionTarget, Memory};
 pub use requester::{CallResult, Done, FailedCall, Reply, Returned};
@@ -90,15 +89,6 @@ use responder::Responder;
 pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
 pub(crate) use thread::{InterruptedWork, ShardHandle, ShardThread, spawn};
-
-/// A connection of a shard. Stale references match no connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ConnRef(pub(crate) QpId);
-
-impl ConnRef {
-    /// Matches no connection.
-    pub(crate) const NONE: Self = Self(QpId::NONE);
-}
 
 /// Checks a configuration and its services for this many shards, before any is created.
 ///
@@ -269,7 +259,7 @@ impl<F: Fabric> Shard<F> {
 
     /// The memory of the shard's pool.
     pub fn arena(&self) -> &Arena {
-        self.cx.pool.arena()
+        self.cx.memory.pool.arena()
     }
 
     /// Ended calls not taken yet, oldest first.
@@ -389,7 +379,10 @@ impl<F: Fabric> Shard<F> {
     /// Every pool of the shard.
     fn pools(&self) -> impl Iterator<Item = &Pool> {
         let exposed = self.cx.conns.all().filter_map(|conn| conn.calls.exposed_pool());
-        iter::once(&self.cx.pool).chain(self.cx.sizing.pools()).chain(self.requester.pools()).chain(exposed)
+        iter::once(&self.cx.memory.pool)
+            .chain(self.cx.memory.sizes.pools())
+            .chain(self.requester.pools())
+            .chain(exposed)
     }
 
     /// Gives up what belongs to this thread, before the shard moves to another one. For the C interface, which moves
@@ -414,6 +407,61 @@ impl<F: Fabric> Shard<F> {
     /// Out of buffers, or too long.
     #[inline]
     pub(crate) fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
-        self.cx.alloc_for_call(len)
+        self.cx.memory.alloc_for_call(len)
+    }
+
+    /// Calls `act` with an open connection.
+    fn with_open<T>(
+        &mut self,
+        conn: ConnRef,
+        act: impl FnOnce(&mut Conn) -> Result<T, ChangeError>,
+    ) -> Result<T, ChangeError> {
+        let result = self.with_ref(conn, |shard, conn| {
+            let result = if conn.stage() == Stage::Open { act(conn) } else { Err(ChangeError::Unsupported) };
+            conn.refresh();
+            shard.cx.ready.add(conn);
+            result
+        });
+        result.unwrap_or(Err(ChangeError::Unsupported))
+    }
+
+    /// Changes the receive size of all connections while calls run.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
+        Ok(self.changes.resize(&mut self.cx, bytes)?)
+    }
+
+    /// Asks a peer to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.
+    ///
+    /// # Errors
+    /// The request was not sent.
+    pub fn request_change(&mut self, conn: ConnRef, wanted: &[Characteristic]) -> Result<(), ChangeError> {
+        self.with_open(conn, |conn| conn.proto.changes().request(wanted))
+    }
+
+    /// Switches Send With Invalidate for calls on this connection; informs the peer.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub fn set_remote_invalidation(&mut self, conn: ConnRef, yes: bool) -> Result<(), ChangeError> {
+        self.with_open(conn, |conn| conn.proto.changes().announce(Characteristic::RemoteInvalidation(yes), false))
+    }
+
+    /// Takes the events about characteristics, oldest first; at most the last 256.
+    pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
+        self.changes.take()
+    }
+
+    /// Negotiated limits of a connection; `None` while not established.
+    pub fn terms(&self, conn: ConnRef) -> Option<Terms> {
+        self.cx.open_conn(conn).map(|conn| *conn.proto.terms())
+    }
+
+    /// Messages (version 1: calls) that a connection may send now, by its granted credits; `None` while not
+    /// established.
+    pub fn credits(&self, conn: ConnRef) -> Option<u32> {
+        self.cx.open_conn(conn).map(|conn| conn.proto.credits().available())
     }
 }

@@ -13,22 +13,17 @@
 //!
 //! The message path reads no clock for it. Periodic checks of the connections time each obligation that has not moved.
 
-#[cfg(test)]
-mod tests;
+use crate::fabric::Flow;
 
-use super::clock::nanoseconds;
-use super::connection::Conn;
-use super::connection::Stage;
-use super::connection::close_reason::{LocalClose, ObligationKind};
-use super::context::Context;
-use crate::fabric::{Fabric, Flow};
-use crate::stats::ShardStats;
-
-/// Checks of a connection within [`timeouts.progress`](crate::config::TimeoutConfig::progress).
-const CHECKS: u64 = 8;
-
-/// Unreported bytes that may precede an obligation: headers, and messages of the peer.
-const SLACK: u64 = 256 << 10;
+/// Failures of a stalled peer: it does not receive messages, does not answer RDMA Reads, does not do either for equally
+/// long, grants no credits, does not finish a message, or does not answer calls that this side has abandoned.
+const SENDS: &str = "peer receives too slowly, or nothing";
+const READS: &str = "peer answers RDMA Reads too slowly, or not at all";
+const SENDS_OR_READS: &str = "peer receives, or answers RDMA Reads, too slowly or not at all";
+const GRANT: &str = "peer grants too few credits, or none, for replies or for the rest of a message";
+const MESSAGE: &str = "peer sends the rest of a message too slowly, or not at all";
+const ANSWERS: &str = "peer does not answer calls that their callers abandoned and that hold its credits \
+                       (limits.max_abandoned)";
 
 /// Counters of what a peer owes. Each changes when its item moves.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,16 +49,16 @@ pub(super) struct PeerObligations {
 
 /// What happened to a connection since its last check.
 #[derive(Clone, Copy, Debug)]
-struct Interval {
-    nanos: u64,
+pub(super) struct Interval {
+    pub(super) nanos: u64,
     /// Bytes that the device reports, if it does.
-    flow: Option<Flow>,
+    pub(super) flow: Option<Flow>,
     /// Unreported bytes that may have to move first.
-    unseen: u64,
+    pub(super) unseen: u64,
     /// Bytes of a whole receive.
-    receive: u64,
+    pub(super) receive: u64,
     /// Least rate of a peer, in bytes per second.
-    min_rate: u64,
+    pub(super) min_rate: u64,
 }
 
 /// Times of an interval that concern one obligation, in nanoseconds.
@@ -144,8 +139,8 @@ pub(super) struct ObligationTimers {
 }
 
 impl ObligationTimers {
-    /// Checks all: returns the longest wait, and its kind.
-    fn check(&mut self, owed: PeerObligations, interval: &Interval) -> (u64, ObligationKind) {
+    /// Checks all: returns the longest wait, and the peer's failure.
+    pub(super) fn check(&mut self, owed: PeerObligations, interval: &Interval) -> (u64, &'static str) {
         let time = |bytes: u64| {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(interval.min_rate.max(1));
             u64::try_from(nanos).unwrap_or(u64::MAX)
@@ -165,150 +160,192 @@ impl ObligationTimers {
         // An answer may be short, so bytes do not extend its deadline.
         let of_answers = Elapsed { moved: None, queued: 0, ..elapsed };
         let waits = [
-            (self.sends.check(owed.sends, owed.completed, &elapsed), ObligationKind::Sends),
-            (self.reads.check(owed.fetches, owed.fetched, &elapsed), ObligationKind::Reads),
-            (self.replies.check(owed.replies, owed.granted, &of_replies), ObligationKind::Grant),
-            (self.message.check(owed.half_sent, &elapsed), ObligationKind::Message),
-            (self.answers.check(owed.withheld, &of_answers), ObligationKind::Answers),
+            (self.sends.check(owed.sends, owed.completed, &elapsed), SENDS),
+            (self.reads.check(owed.fetches, owed.fetched, &elapsed), READS),
+            (self.replies.check(owed.replies, owed.granted, &of_replies), GRANT),
+            (self.message.check(owed.half_sent, &elapsed), MESSAGE),
+            (self.answers.check(owed.withheld, &of_answers), ANSWERS),
         ];
-        match waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, ObligationKind::Sends)) {
+        match waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, SENDS)) {
             // Each may have to wait for the other.
-            (waited, ObligationKind::Sends) if waited > 0 && waited == waits[1].0 => {
-                (waited, ObligationKind::SendsOrReads)
-            }
+            (waited, SENDS) if waited > 0 && waited == waits[1].0 => (waited, SENDS_OR_READS),
             longest => longest,
         }
     }
 
+    /// Bytes of RDMA Writes before the next Send to complete.
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Whether Sends were outstanding at the last check.
+    pub(super) fn awaits_sends(&self) -> bool {
+        self.sends.timer.of.is_some()
+    }
+
     /// Whether anything is owed.
-    fn is_any_owed(&self) -> bool {
+    pub(super) fn is_any_owed(&self) -> bool {
         let sequences = [self.sends, self.reads, self.replies].map(|sequence| sequence.timer);
         sequences.iter().chain([&self.message, &self.answers]).any(|timer| timer.of.is_some())
     }
 }
 
-/// Number of parts in which connections are checked: a check of all at once would delay calls.
-const PARTS: usize = 16;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Schedule of the checks.
-#[derive(Debug, Default)]
-pub(super) struct ObligationChecks {
-    /// Time of each part's last check, in nanoseconds.
-    checked: [u64; PARTS],
-    /// Next part, and its time.
-    part: usize,
-    due: u64,
-    /// Time when all are due.
-    all_due: u64,
-    /// Parts checked since the last obligation or work. After all of them, no check needs to interrupt a sleep.
-    quiet: usize,
-    /// Whether the last checks followed a pause.
-    paused: bool,
-    /// The shard's work until then, as [`work_of`] counts it.
-    work: u64,
-}
+    /// Bytes take a nanosecond each.
+    const RATE: u64 = 1_000_000_000;
 
-/// Count of turns with work and of started calls. It uses the shard's counters only: those of a device may need a
-/// system call.
-fn work_of(stats: &ShardStats) -> u64 {
-    (stats.turns - stats.idle_turns).wrapping_add(stats.calls)
-}
-
-impl ObligationChecks {
-    /// Starts the checks of each part every `every` nanoseconds: returns the parts to check now, with the nanoseconds to
-    /// count since the last check of each. After a pause several are due, at most all.
-    ///
-    /// While this side was suspended, no peer could make progress, and messages may be unread: that time does not
-    /// count. For repeated pauses, at most the time of two checks counts.
-    fn begin(&mut self, now: u64, every: u64) -> [Option<u64>; PARTS] {
-        let step = (every / PARTS as u64).max(1);
-        let late = now.saturating_sub(self.due);
-        let parts = (late / step).saturating_add(1).min(PARTS as u64);
-        let was_paused = std::mem::replace(&mut self.paused, late > every.saturating_mul(2));
-        let most = if self.paused && !was_paused { 0 } else { every.saturating_mul(2) };
-        let mut due = [None; PARTS];
-        for _ in 0..parts {
-            let checked = std::mem::replace(&mut self.checked[self.part], now);
-            due[self.part] = Some(now.saturating_sub(checked).min(most));
-            self.part = (self.part + 1) % PARTS;
-            self.quiet += 1;
-        }
-        (self.due, self.all_due) = (now.saturating_add(step), now.saturating_add(every));
-        due
+    fn sent(sends: u32, completed: u32) -> PeerObligations {
+        PeerObligations { sends, completed, ..PeerObligations::default() }
     }
 
-    /// Time when a sleeping shard must check all parts, in nanoseconds. `work`: its work so far.
-    fn next(&mut self, work: u64) -> u64 {
-        if std::mem::replace(&mut self.work, work) != work {
-            self.quiet = 0;
-        }
-        if self.quiet < PARTS { self.all_due } else { u64::MAX }
+    /// A check on a device that reports no bytes. A receive has 3 bytes.
+    fn look(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64) -> (u64, &'static str) {
+        timers.check(owed, &Interval { nanos, flow: None, unseen: 0, receive: 3, min_rate: RATE })
     }
 
-    /// Part of step 5 of a turn: closes the connections whose peers are late.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        let now = cx.clock.read();
-        if now >= self.due {
-            self.end_stalled(cx, now);
-        }
-        self.before_sleep(cx);
+    /// A check where `moved` bytes have moved, and `queued` bytes are left to move.
+    fn look_at(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64, moved: u64, queued: u64) -> u64 {
+        let flow = Some(Flow { moved, queued });
+        timers.check(owed, &Interval { nanos, flow, unseen: 0, receive: 0, min_rate: RATE }).0
     }
 
-    /// Limits a sleep to the next check of all connections: peers may owe something for work since the last check.
-    pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        let next = self.next(work_of(&cx.stats));
-        cx.schedule.wake_by(next);
+    #[test]
+    fn a_stuck_send_is_late_whatever_follows_it() {
+        let mut timers = ObligationTimers::default();
+        assert_eq!(look(&mut timers, sent(5, 0), 10).0, 0, "it is seen for the first time");
+        assert_eq!(look(&mut timers, sent(9, 4), 10).0, 10, "the fifth has not left");
+        assert_eq!(look(&mut timers, sent(9, 5), 10).0, 0, "now it has, and the ninth is awaited");
+        assert_eq!(look(&mut timers, sent(90, 8), 10).0, 10, "one now and then is not enough");
+        assert_eq!(look(&mut timers, sent(90, 90), 10).0, 0);
+        assert!(!timers.is_any_owed());
+        assert_eq!(look(&mut timers, sent(90, 90), 1000).0, 0, "nothing is owed");
     }
 
-    /// Checks the due connections, and closes those whose peers owe something for longer than
-    /// [`timeouts.progress`](crate::config::TimeoutConfig::progress).
-    #[cold]
-    fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
-        let timeout = nanoseconds(cx.config.timeouts.progress);
-        let every = (timeout / CHECKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
-        let due = self.begin(now, every);
-        cx.with_those(
-            |slot| due[slot % PARTS].is_some(),
-            |cx, conn| {
-                let elapsed = due[conn.qp().slot as usize % PARTS].unwrap_or(0);
-                let ended = self.check(cx, conn, elapsed, timeout);
-                if !ended && conn.obligations.sends.timer.of.is_some() {
-                    // The last Sends may be unsignaled, so completion is requested. It is requested at once: later work
-                    // requests follow later Reads, whose bytes do not count.
-                    cx.request_completion(conn);
-                }
-            },
+    #[test]
+    fn numbers_of_sends_may_wrap() {
+        let mut timers = ObligationTimers::default();
+        timers.sends.mark = u32::MAX;
+        look(&mut timers, sent(u32::MAX, u32::MAX), 1);
+        look(&mut timers, sent(3, u32::MAX), 1);
+        assert_eq!(look(&mut timers, sent(4, 1), 7).0, 7);
+        assert_eq!(look(&mut timers, sent(4, 3), 7).0, 0);
+    }
+
+    #[test]
+    fn grants_ends_of_messages_and_reads_are_owed_too() {
+        let mut timers = ObligationTimers::default();
+        let owed = PeerObligations { replies: 3, granted: 2, half_sent: Some(1), ..PeerObligations::default() };
+        look(&mut timers, owed, 1);
+        assert_eq!(look(&mut timers, owed, 5).0, 5);
+        assert_eq!(look(&mut timers, PeerObligations { granted: 3, ..owed }, 5), (10, MESSAGE));
+        assert_eq!(
+            look(&mut timers, PeerObligations { half_sent: Some(2), ..PeerObligations::default() }, 5).0,
+            0,
+            "another message"
         );
+        let reads = |fetched| PeerObligations { fetches: 3, fetched, ..PeerObligations::default() };
+        look(&mut timers, reads(0), 1);
+        assert_eq!(look(&mut timers, reads(2), 5), (5, READS), "the third is awaited");
+        assert_eq!(look(&mut timers, reads(3), 5).0, 0);
+        assert!(!timers.is_any_owed());
     }
 
-    /// Checks one connection; true if it closes.
-    fn check<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, nanos: u64, timeout: u64) -> bool {
-        if matches!(conn.stage(), Stage::Connecting | Stage::Reconnecting) {
-            return false;
-        }
-        let in_device = cx.fabric.holds_sends(conn.qp());
-        let flow = cx.fabric.flow(conn.qp());
-        let owed = conn.owed(in_device, cx.config.limits.max_abandoned);
-        let rest = if owed.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
-        // If the device reports bytes, those not yet posted may come first; otherwise all known ones.
-        let unseen = rest
-            + match flow {
-                Some(_) => SLACK + conn.sends.unposted(),
-                None => conn.served.outstanding_reads().bytes as u64 + (owed.written - conn.obligations.written),
-            };
-        let (receive, min_rate) = (cx.config.wire.receive_size as u64, cx.config.limits.min_rate);
-        let (waited, why) = conn.obligations.check(owed, &Interval { nanos, flow, unseen, receive, min_rate });
-        if conn.obligations.is_any_owed() {
-            self.quiet = 0;
-        }
-        if waited < timeout.max(1) || conn.has_ended() {
-            return false;
-        }
-        cx.stats.peers_stalled += 1;
-        let why = LocalClose::ProgressTimeout(why.text());
-        let peer = conn.who();
-        cx.warn("connections ended for what their peers owe", format_args!("{peer}: connection ended: {why}"));
-        conn.end_for(why);
-        true
+    #[test]
+    fn an_answer_to_an_abandoned_call_restarts_the_wait_and_bytes_do_not() {
+        let mut timers = ObligationTimers::default();
+        let owed = |late| PeerObligations { withheld: Some(late), ..PeerObligations::default() };
+        look_at(&mut timers, owed(7), 1, 0, 1000);
+        assert_eq!(look_at(&mut timers, owed(7), 5, 500, 1000), 5);
+        assert_eq!(look(&mut timers, owed(7), 5), (10, ANSWERS));
+        assert!(timers.is_any_owed());
+        assert_eq!(look(&mut timers, owed(8), 5).0, 0, "one was answered");
+        assert_eq!(look(&mut timers, PeerObligations::default(), 5).0, 0);
+        assert!(!timers.is_any_owed());
+    }
+
+    #[test]
+    fn a_grant_now_and_then_is_not_enough() {
+        let mut timers = ObligationTimers::default();
+        let replies = |replies, granted| PeerObligations { replies, granted, ..PeerObligations::default() };
+        look(&mut timers, replies(40, 0), 1);
+        assert_eq!(look(&mut timers, replies(41, 1), 5), (2, GRANT), "another one waits");
+        assert_eq!(look(&mut timers, replies(42, 2), 5), (4, GRANT), "it is slower than the least rate");
+        assert_eq!(look(&mut timers, replies(42, 2), 5), (9, GRANT));
+        assert_eq!(look(&mut timers, replies(50, 40), 5).0, 0, "all of those that were there have gone");
+        assert_eq!(look(&mut timers, replies(50, 50), 5).0, 0);
+        assert!(!timers.is_any_owed());
+    }
+
+    #[test]
+    fn a_peer_that_grants_at_the_least_rate_is_never_late() {
+        let mut timers = ObligationTimers { granted: u32::MAX - 9, ..ObligationTimers::default() };
+        let waits = |granted: u32| PeerObligations {
+            replies: 30,
+            granted: granted.wrapping_sub(10),
+            ..PeerObligations::default()
+        };
+        look(&mut timers, waits(0), 1);
+        // Two receives in the time of two; surplus pay is lost.
+        let late: Vec<_> = (1..=15).map(|n| look(&mut timers, waits(2 * n), 6).0).collect();
+        assert_eq!(late, [0; 15]);
+        assert_eq!(look(&mut timers, waits(39), 6).0, 0, "nine at once");
+        assert_eq!(look(&mut timers, waits(38), 6).0, 6, "the rest of one waits again");
+    }
+
+    #[test]
+    fn replies_that_stand_before_the_last_are_paid_for() {
+        let owed = PeerObligations { replies: 40, waiting: 150, ..PeerObligations::default() };
+        let mut timers = ObligationTimers::default();
+        look_at(&mut timers, owed, 100, 0, 0);
+        let waited = [100, 200, 300].map(|moved| look_at(&mut timers, owed, 100, moved, 0));
+        assert_eq!(waited, [0, 50, 150]);
+    }
+
+    #[test]
+    fn of_sends_and_reads_that_wait_equally_neither_is_the_cause() {
+        let mut timers = ObligationTimers::default();
+        let owed = PeerObligations { sends: 1, fetches: 1, ..PeerObligations::default() };
+        look(&mut timers, owed, 1);
+        assert_eq!(look(&mut timers, owed, 5), (5, SENDS_OR_READS), "one of them stands behind the other");
+        assert_eq!(look(&mut timers, PeerObligations { completed: 1, ..owed }, 5), (10, READS), "the Send has left");
+        assert_eq!(look(&mut timers, PeerObligations { fetched: 1, ..owed }, 5).1, SENDS);
+    }
+
+    #[test]
+    fn bytes_that_move_pay_for_the_time_that_they_take() {
+        let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
+        look_at(&mut timers, owed, 1, 500, 800);
+        assert_eq!(look_at(&mut timers, owed, 100, 600, 700), 0, "as fast as it must be");
+        assert_eq!(look_at(&mut timers, owed, 100, 640, 660), 60, "too slow");
+        assert_eq!(look_at(&mut timers, owed, 100, 900, 400), 0, "the bytes of the past are paid for, too");
+        assert_eq!(look_at(&mut timers, owed, 100, 900, 400), 100, "none of those to come");
+    }
+
+    #[test]
+    fn timers_counts_only_earlier_bytes() {
+        let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
+        look_at(&mut timers, owed, 1, 0, 80);
+        assert_eq!(look_at(&mut timers, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
+        assert_eq!(look_at(&mut timers, owed, 100, 2000, 80), 110, "it sends anything but what it owes");
+    }
+
+    #[test]
+    fn bytes_that_nothing_was_to_be_paid_for_take_nothing_from_the_rest() {
+        let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
+        look_at(&mut timers, owed, 1, 0, 800);
+        // Both directions move twice as much as they must: 900 pays for 9 checks.
+        let waited: Vec<_> = (1..=10).map(|look| look_at(&mut timers, owed, 100, 400 * look, 0)).collect();
+        assert_eq!(waited, [[0; 9].as_slice(), &[100]].concat());
+    }
+
+    #[test]
+    fn without_reported_timers_the_time_is_granted_in_advance() {
+        let (mut timers, owed) =
+            (ObligationTimers::default(), PeerObligations { fetches: 1, ..PeerObligations::default() });
+        timers.check(owed, &Interval { nanos: 1, flow: None, unseen: 300, receive: 0, min_rate: RATE });
+        assert_eq!([250, 50, 20].map(|nanos| look(&mut timers, owed, nanos).0), [0, 0, 20]);
     }
 }

@@ -1,9 +1,9 @@
-//! Reports of peers' connections to the upper layer.
+//! The peers of accepted connections, and reports of them to the upper layer.
 //!
-//! With them it releases the state of a peer: leases, locks, open files.
+//! With these reports it releases the state of a peer: leases, locks, open files.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseReason, LocalClose};
 use crate::cross_thread::panics::caught;
 use crate::fabric::QpId;
+use crate::fabric::host::network;
 use crate::fabric::log_limit::LogLimit;
 use crate::service::Caller;
 
@@ -155,13 +156,59 @@ impl Drop for Owed {
     }
 }
 
+/// The peer of an accepted connection.
+#[derive(Clone, Debug)]
+pub(super) struct PeerInfo {
+    host: Box<str>,
+    /// Name of the owner of its quotas: its host or network or, without addresses, its process.
+    pub(super) owner: Box<str>,
+    /// Accepted at, in nanoseconds.
+    since: u64,
+    /// Whether its first message has not arrived yet.
+    pub(super) is_new: bool,
+    /// Useful messages at the last check, and the time of the last change, in nanoseconds.
+    useful: u64,
+    last_useful: u64,
+}
+
+impl PeerInfo {
+    pub(super) fn new(peer: &str, now: u64) -> Self {
+        let (host, owner) = match peer.parse::<SocketAddr>() {
+            Ok(at) => (at.ip().to_string().into(), network(at.ip()).to_string().into()),
+            Err(_) => (peer.into(), peer.into()),
+        };
+        Self { host, owner, since: now, is_new: true, useful: 0, last_useful: now }
+    }
+
+    /// An address without a port, or the fabric's name of the peer.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Nanoseconds since its last useful message, given the current number of useful messages.
+    pub(super) fn silence(&self, useful: u64, now: u64) -> u64 {
+        if useful == self.useful { now.saturating_sub(self.last_useful) } else { 0 }
+    }
+
+    /// Times of its acceptance and of its last useful message, in nanoseconds.
+    pub(super) fn times(&self) -> (u64, u64) {
+        (self.since, self.last_useful)
+    }
+
+    /// Records the number of useful messages, and the time if the number changed.
+    pub(super) fn record_useful(&mut self, useful: u64, now: u64) {
+        if useful != self.useful {
+            (self.useful, self.last_useful) = (useful, now);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, SocketAddr};
+    use std::net::Ipv4Addr;
     use std::sync::Mutex;
 
     use super::*;
-    use crate::shard::admission::peer_info::PeerInfo;
     use crate::shard::connection::Conn;
     use crate::shard::testing::open_conn;
 
@@ -190,7 +237,7 @@ mod tests {
     fn accepted(slot: u32) -> Box<Conn> {
         let mut conn = open_conn(slot, true);
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        conn.was_accepted(PeerInfo::new(&at.to_string(), 0, u64::MAX), Some(at.ip()));
+        conn.was_accepted(PeerInfo::new(&at.to_string(), 0), Some(at.ip()));
         conn
     }
 
@@ -223,7 +270,7 @@ mod tests {
         let peers = peers(&told);
         let mut conn = accepted(3);
         conn.report_established(&peers);
-        let calls = [conn.close_report().cloned(), conn.close_report().cloned()];
+        let calls = [conn.close_report.clone(), conn.close_report.clone()];
         conn.report_ended(&LocalClose::Requested.into());
         drop((conn, peers));
         assert_eq!(told.take(), ["3 is there"], "calls of it run, or will");
@@ -242,5 +289,32 @@ mod tests {
         conn.report_established(&peers);
         drop((conn, peers));
         assert_eq!(told.take(), ["7 is there".to_owned(), format!("7: {}", LocalClose::Stopped)]);
+    }
+
+    #[test]
+    fn a_network_is_one_host() {
+        let owner = |peer| PeerInfo::new(peer, 0).owner;
+        assert_eq!(owner("[2001:db8::1]:1"), owner("[2001:db8::2:2]:1"));
+        assert_eq!(owner("[::ffff:192.0.2.1]:1"), owner("192.0.2.1:2"));
+        assert_ne!(owner("192.0.2.1:1"), owner("192.0.2.2:1"));
+    }
+
+    #[test]
+    fn the_port_of_a_peer_is_not_its_host() {
+        let host = |peer| PeerInfo::new(peer, 0).host;
+        assert_eq!(host("10.1.2.3:4711"), host("10.1.2.3:4712"));
+        assert_ne!(host("10.1.2.3:4711"), host("10.1.2.4:4711"));
+        assert_eq!(&*host("[fe80::1]:99"), "fe80::1");
+        assert_eq!(&*host("pid 17 uid 0"), "pid 17 uid 0");
+    }
+
+    #[test]
+    fn an_accepted_connection_is_silent_since_its_last_useful_message() {
+        let mut peer = PeerInfo::new("x", 5);
+        peer.record_useful(0, 100);
+        assert_eq!(peer.last_useful, 5);
+        peer.record_useful(3, 200);
+        peer.record_useful(3, 300);
+        assert_eq!(peer.last_useful, 200);
     }
 }

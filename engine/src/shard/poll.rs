@@ -62,8 +62,8 @@ impl<F: Fabric> Shard<F> {
         !self.cx.ready.is_empty()
             || now >= self.requester.next_deadline()
             || self.cx.schedule.is_control_due(now)
-            || self.cx.receives.is_low()
-            || self.cx.pool.has_remote()
+            || self.cx.memory.receives.is_low()
+            || self.cx.memory.pool.has_remote()
             || self.responder.has_waiting_work()
             || self.cx.has_parked_for_buffer()
     }
@@ -86,10 +86,10 @@ impl<F: Fabric> Shard<F> {
             self.control();
         }
         // 6. Post receives, free buffers.
-        if self.cx.receives.is_low() {
+        if self.cx.memory.receives.is_low() {
             self.cx.refill();
         }
-        self.cx.pool.drain_remote();
+        self.cx.memory.pool.drain_remote();
         if self.responder.has_waiting_work() {
             found += self.responder.continue_waiting(&mut self.cx);
         }
@@ -122,7 +122,7 @@ impl<F: Fabric> Shard<F> {
             Found::Completions(0) => 0,
             Found::Message(Arrival { qp, buf, invalidated }) => {
                 self.cx.stats.completions += 1;
-                self.cx.receives.completed();
+                self.cx.memory.receives.completed();
                 self.with(qp, |shard, conn| {
                     shard.received(conn, buf, invalidated);
                     shard.settle(conn, true);
@@ -140,7 +140,7 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn count_receive(&mut self, completion: &Completion) {
         if completion.buf.is_some() {
-            self.cx.receives.completed();
+            self.cx.memory.receives.completed();
         }
     }
 
@@ -346,7 +346,7 @@ impl<F: Fabric> Shard<F> {
     /// Sends a message of a header only. False without a buffer: it stays queued.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing) -> bool {
         let end = if let Outgoing::Control { room } = out { room } else { Outgoing::SHORT };
-        let Some(mut buf) = self.cx.alloc(end) else {
+        let Some(mut buf) = self.cx.memory.alloc(end) else {
             self.cx.park_for_buffer(conn);
             return false;
         };
@@ -384,7 +384,7 @@ mod tests {
         conn.proto.reply_error(id, ErrorBody::System);
         shard.cx.ready.add(&mut conn);
         shard.cx.conns.insert(conn);
-        let held = std::iter::from_fn(|| shard.cx.pool.alloc(1)).collect();
+        let held = std::iter::from_fn(|| shard.cx.memory.pool.alloc(1)).collect();
         // The first control-plane run retries.
         (0..4).for_each(|_| _ = shard.poll_once());
         (shard, time, held)

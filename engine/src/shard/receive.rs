@@ -1,6 +1,7 @@
 //! Dispatch of an incoming message.
 
 use super::Shard;
+use super::assembly::receive_part;
 use super::connection::Conn;
 use super::connection::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
@@ -129,7 +130,7 @@ impl<F: Fabric> Shard<F> {
         if conn.proto.status().half_received.is_none() {
             conn.assembling.give_up();
         }
-        self.cx.adopt_terms(conn);
+        self.changes.adopt_terms(&mut self.cx, conn);
     }
 
     #[cold]
@@ -138,14 +139,16 @@ impl<F: Fabric> Shard<F> {
         match event {
             Event::Fault(fault) => self.fault(conn, fault),
             Event::Part { first, payload } => {
-                cx.receive_part(conn, first, payload.map(|at| message.get(at..).unwrap_or_default()));
+                receive_part(cx, conn, first, payload.map(|at| message.get(at..).unwrap_or_default()));
             }
             Event::Settled => self.open_client(conn),
-            Event::Changed(change) => self.changes.add(cx, conn, change),
+            Event::Changed(change) => self.changes.add(&cx.config, conn, change),
             Event::Failed { call, token, error } => {
                 let error = match error {
                     // Only the shard knows whether it has such buffers at all.
-                    CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => cx.lacks_buffer(needed).of_reply(),
+                    CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => {
+                        cx.memory.lacks_buffer(needed).of_reply()
+                    }
                     other => other,
                 };
                 self.requester.failed(cx, conn, call, token, error, invalidated);

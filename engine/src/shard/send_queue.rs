@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use rpcrdma_mempool::{Buf, Lent};
 
-use super::list::push;
+use super::memory::push;
 use crate::fabric::{Posting, RemoteMemory, Source, WorkRequest};
 
 #[derive(Debug)]

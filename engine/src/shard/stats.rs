@@ -19,12 +19,13 @@ pub(super) fn snapshot<F: Fabric>(
     let mut stats = cx.stats.clone();
     cx.record_batches(&mut stats);
     stats.fabric = cx.fabric.stats();
-    stats.pool = cx.pool.stats();
-    for pool in cx.sizing.pools().chain(requester.pools()) {
+    stats.pool_empty += cx.memory.failures;
+    stats.pool = cx.memory.pool.stats();
+    for pool in cx.memory.sizes.pools().chain(requester.pools()) {
         pool.drain_remote();
         stats.pool.classes.extend(pool.stats().classes);
     }
-    (stats.receive_size, stats.receive_size_posted) = (cx.sizing.announced(), cx.sizing.filled());
+    (stats.receive_size, stats.receive_size_posted) = (cx.memory.sizes.announced, cx.memory.sizes.filled);
     for conn in cx.conns.iter() {
         stats.messages.add(conn.proto.counters());
         stats.connections += 1;
@@ -34,19 +35,19 @@ pub(super) fn snapshot<F: Fabric>(
         stats.credits_used += u64::from(conn.proto.status().credits_used);
     }
     stats.peers = cx.conns.iter().take(connections).map(|conn| of_connection(conn, now)).collect();
-    cx.receives.add_to(&mut stats);
+    cx.memory.receives.add_to(&mut stats);
     responder.add_to(&mut stats, now);
     stats
 }
 
 fn of_connection(conn: &Conn, now: u64) -> ConnectionStats {
     let (proto, name) = (&conn.proto, conn.origin());
-    let (since, heard) = conn.accepted().map_or((now, now), |accepted| accepted.times());
+    let (since, heard) = conn.accepted.as_ref().map_or((now, now), |accepted| accepted.times());
     ConnectionStats {
         slot: name.slot,
         generation: name.generation,
-        peer: conn.accepted().map_or_else(String::new, |accepted| accepted.host().to_owned()),
-        identity: conn.peer().map(|name| name.as_ref().to_owned()),
+        peer: conn.accepted.as_ref().map_or_else(String::new, |accepted| accepted.host().to_owned()),
+        identity: conn.peer.as_deref().map(str::to_owned),
         stage: format!("{:?}", conn.stage()).to_lowercase(),
         version: match proto.terms().version {
             Version::V1 => 1,

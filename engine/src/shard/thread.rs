@@ -8,7 +8,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Shard;
 use super::cross_thread_state::{Command, tell};
-use super::drain::{holds_sends, in_transit};
 use crate::cross_thread::block_on::block_on;
 use crate::cross_thread::idle::Idle;
 use crate::cross_thread::mailbox::Connector;
@@ -70,7 +69,8 @@ pub(crate) async fn spawn<F: Fabric>(
         let made = core.map_or(Ok(()), pin_current_thread);
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
-                start.complete(Ok(Unclaimed(Some(shard.cross_thread.connector()))));
+                // Without its starter it is dropped, and stops the shard.
+                start.complete(Ok(shard.handle(true)));
                 let interrupted = shard.turn_until_stopped();
                 return Some((shard.stats(), interrupted));
             }
@@ -82,26 +82,9 @@ pub(crate) async fn spawn<F: Fabric>(
     let panicked = |_| {
         StartError::new(StartErrorKind::Application, "thread of a shard panicked at its start (see standard error)")
     };
-    let shard = started.await.map_err(panicked)??;
-    let id = ShardThread(thread.thread().id());
-    Ok(ShardHandle { connector: shard.claim(), id, thread: Some(thread) })
-}
-
-/// Handle of a started shard, until its starter takes it. Dropping it stops the shard.
-struct Unclaimed(Option<Connector<Command>>);
-
-impl Unclaimed {
-    fn claim(mut self) -> Connector<Command> {
-        self.0.take().expect("it is claimed once")
-    }
-}
-
-impl Drop for Unclaimed {
-    fn drop(&mut self) {
-        if let Some(connector) = self.0.take() {
-            tell(&connector, Command::Stop);
-        }
-    }
+    let mut shard = started.await.map_err(panicked)??;
+    shard.thread = Some(thread);
+    Ok(shard)
 }
 
 /// What a stopped shard cut off.
@@ -116,10 +99,11 @@ pub(crate) struct InterruptedWork {
 /// Results of a stopped shard.
 type Last = (ShardStats, InterruptedWork);
 
-/// Handle of a shard's thread. Dropping it stops the shard.
+/// Handle of a shard's thread. Dropping that of its owner stops the shard.
 pub(crate) struct ShardHandle {
     connector: Connector<Command>,
     id: ShardThread,
+    is_owner: bool,
     thread: Option<JoinHandle<Option<Last>>>,
 }
 
@@ -131,7 +115,7 @@ impl ShardHandle {
 
     /// A second handle; dropping it does not stop the shard.
     pub(crate) fn share(&self) -> Self {
-        Self { connector: self.connector.clone(), id: self.id, thread: None }
+        Self { connector: self.connector.clone(), id: self.id, is_owner: false, thread: None }
     }
 
     /// Its thread.
@@ -180,7 +164,7 @@ impl ShardHandle {
 
 impl Drop for ShardHandle {
     fn drop(&mut self) {
-        if self.thread.is_some() {
+        if self.is_owner {
             self.send(Command::Stop);
             // Its own thread ends after the current handler.
             if self.id.may_wait().is_ok() {
@@ -193,8 +177,12 @@ impl Drop for ShardHandle {
 impl<F: Fabric> Shard<F> {
     /// A handle for other threads, of a shard that its owner polls on this thread.
     pub(crate) fn polled_handle(&mut self) -> ShardHandle {
+        self.handle(false)
+    }
+
+    fn handle(&mut self, is_owner: bool) -> ShardHandle {
         let id = ShardThread(thread::current().id());
-        ShardHandle { connector: self.cross_thread.connector(), id, thread: None }
+        ShardHandle { connector: self.cross_thread.connector(), id, is_owner, thread: None }
     }
 
     /// Polls until stopped.
@@ -218,7 +206,7 @@ impl<F: Fabric> Shard<F> {
         for conn in self.cx.conns.iter() {
             interrupted.calls += conn.proto.inbound().len();
             let fabric = &mut self.cx.fabric;
-            interrupted.untaken += usize::from(holds_sends(fabric, conn) || in_transit(fabric, conn.qp()));
+            interrupted.untaken += usize::from(conn.holds_sends(fabric) || conn.is_in_transit(fabric));
         }
         self.abort();
         interrupted

@@ -1,4 +1,4 @@
-//! Accepted connections: the Receives before their first message, their setup deadline, and eviction.
+//! Accepted connections: the Receives before their first message, and eviction.
 //!
 //! Until its first message a connection has the smallest credit limit, so that a silent peer costs a handful of
 //! Receives. Then it gets the usual limit. Without Receives for one more connection, the shard evicts in this order:
@@ -16,17 +16,16 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::peer_info::PeerInfo;
-use super::pending_quota::OwnerCalls;
+use super::quota::OwnerCalls;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{Fabric, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::shard::clock::nanoseconds;
-use crate::shard::connection::Conn;
-use crate::shard::connection::Stage;
 use crate::shard::connection::close_reason::{LocalClose, REJECTED_CLOSED, REJECTED_NO_RECEIVES};
-use crate::shard::drain::silence;
-use crate::shard::{ConnRef, Notice, Shard};
+use crate::shard::connection::{Conn, ConnRef, Stage};
+use crate::shard::control_plane::silence;
+use crate::shard::peer_events::PeerInfo;
+use crate::shard::{Notice, Shard};
 use crate::wire::private_data::PrivateData;
 
 /// Nanoseconds after which a connection without a first message may be evicted; a distant peer has [longer](silence).
@@ -82,7 +81,7 @@ impl Newcomer<'_> {
             *held.entry(one.host).or_default() += one.receives;
         }
         for owner in self.orphans {
-            *held.entry(owner.name()).or_default() += owner.orphans();
+            *held.entry(owner.name()).or_default() += owner.orphans(false);
         }
         let share = self.all / held.len().max(2);
         let ours = held[self.host];
@@ -108,19 +107,14 @@ impl<F: Fabric> Shard<F> {
             return self.cx.fabric.reject(request, REJECTED_CLOSED);
         }
         let now = self.cx.clock.read();
-        let info = PeerInfo::new(peer, now, now.saturating_add(nanoseconds(self.cx.accept.setup)));
-        let evicted = match self.share() {
-            Ok(_) => None,
-            Err(error) => {
-                let evicted = self.choose_eviction(&info.owner, now);
-                if evicted.is_none() {
-                    self.cx.stats.connections_refused += 1;
-                    self.cx.warn("connections refused", format_args!("{peer}: connection refused: {error}"));
-                    return self.cx.fabric.reject(request, REJECTED_NO_RECEIVES);
-                }
-                evicted
-            }
-        };
+        let info = PeerInfo::new(peer, now);
+        let shortage = self.share().err();
+        let evicted = if shortage.is_some() { self.choose_eviction(&info.owner, now) } else { None };
+        if let (Some(error), None) = (shortage, evicted) {
+            self.cx.stats.connections_refused += 1;
+            self.cx.warn("connections refused", format_args!("{peer}: connection refused: {error}"));
+            return self.cx.fabric.reject(request, REJECTED_NO_RECEIVES);
+        }
         match self.cx.fabric.accept(request, &self.params()) {
             Ok(qp) => {
                 // Only after the fabric has accepted the request.
@@ -131,7 +125,8 @@ impl<F: Fabric> Shard<F> {
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
                 let host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
                 conn.was_accepted(info, host);
-                self.life.arriving.push(qp);
+                let deadline = now.saturating_add(nanoseconds(self.cx.accept.setup));
+                self.life.begin_setup(qp, false, deadline);
                 self.insert(conn);
                 self.cx.schedule.hasten(self.cx.config.poll.control_interval);
             }
@@ -154,7 +149,7 @@ impl<F: Fabric> Shard<F> {
         };
         let fabric = &mut self.cx.fabric;
         let candidates = self.cx.conns.iter().filter_map(|conn| {
-            let (peer, qp) = (conn.accepted()?, conn.qp());
+            let (peer, qp) = (conn.accepted.as_ref()?, conn.qp());
             let silent = peer.silence(conn.proto.status().useful_messages, now);
             let late = peer.is_new && silent >= FIRST_MESSAGE;
             let round_trip = if late { fabric.round_trip(qp) } else { None };
@@ -174,7 +169,7 @@ impl<F: Fabric> Shard<F> {
     /// Evicts a connection for one of this host.
     fn evict(&mut self, qp: QpId, host: &str, now: u64) {
         self.cx.stats.connections_evicted += 1;
-        let peer = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
+        let peer = self.cx.conns.get(ConnRef(qp)).and_then(|conn| conn.accepted.as_ref());
         if peer.is_some_and(|peer| !peer.is_new && &*peer.owner != host) {
             self.life.ended_for_others = Some(now);
         }
@@ -188,19 +183,19 @@ impl<F: Fabric> Shard<F> {
         conn.report_established(&self.cx.peers);
         self.life.notices.push(Notice::Open(ConnRef(conn.qp())));
         // A version 1 client may stay silent.
-        if self.cx.config.wire.version_1 || conn.accepted().is_none_or(|peer| !peer.is_new) {
-            self.has_arrived(conn);
+        if self.cx.config.wire.version_1 || conn.accepted.as_ref().is_none_or(|peer| !peer.is_new) {
+            self.life.end_setup(conn.qp());
         }
     }
 
     /// Handles its first message: it is an ordinary connection from now on.
     #[cold]
     pub(in crate::shard) fn widen(&mut self, conn: &mut Conn) {
-        if !conn.accepted_mut().is_some_and(|peer| std::mem::take(&mut peer.is_new)) {
+        if !conn.accepted.as_mut().is_some_and(|peer| std::mem::take(&mut peer.is_new)) {
             return;
         }
         if conn.stage() != Stage::Connecting {
-            self.has_arrived(conn);
+            self.life.end_setup(conn.qp());
         }
         // Otherwise it keeps its limit, which may grow.
         let Ok(credits) = self.share() else { return };
@@ -214,37 +209,6 @@ impl<F: Fabric> Shard<F> {
             conn.restart(Connection::new(config));
             self.cx.rebalance(conn);
             self.cx.refill();
-        }
-    }
-
-    /// Marks its setup as complete.
-    pub(in crate::shard) fn has_arrived(&mut self, conn: &mut Conn) {
-        if conn.accepted_mut().is_some_and(|peer| std::mem::replace(&mut peer.deadline, u64::MAX) != u64::MAX) {
-            self.life.remove_arriving(conn.qp());
-        }
-    }
-
-    /// Part of step 5 of a turn: closes connections whose setup is late. They are in order of arrival, with the same
-    /// time-out: no connection behind a timely one is late.
-    pub(in crate::shard) fn check_arrivals(&mut self) {
-        if self.life.arriving.is_empty() {
-            return;
-        }
-        let now = self.cx.clock.read();
-        while let Some(&qp) = self.life.arriving.first() {
-            let deadline = self.with(qp, |shard, conn| {
-                let deadline = conn.accepted().map_or(u64::MAX, |peer| peer.deadline);
-                if deadline <= now {
-                    shard.cx.stats.connections_expired += 1;
-                    conn.end_for(LocalClose::SetupTimeout);
-                }
-                deadline
-            });
-            if let Some(deadline) = deadline.filter(|deadline| *deadline > now) {
-                return self.cx.schedule.wake_by(deadline);
-            }
-            // The close has removed it from the list.
-            self.life.remove_arriving(qp);
         }
     }
 }

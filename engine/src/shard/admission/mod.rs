@@ -2,7 +2,7 @@
 //!
 //! # Calls
 //!
-//! The pool buffers that a call needs, its [demand](demand), are known once its headers have been checked. A call gets
+//! The pool buffers that a call needs, its [demand](Demand), are known once its headers have been checked. A call gets
 //! all of them at once and runs, or it waits with only the Receive that its message is in. Waiting calls form one
 //! [queue](queue), in order of arrival. While any of them lacks a buffer, each turn of the shard passes over the queue
 //! and starts the calls for which there is memory now. The pass ends as soon as all sizes that are waited for are
@@ -15,7 +15,7 @@
 //!    wait: others could wait for the buffer that its message is in.
 //! 2. **Quotas.** While buffers are scarce, a connection and a host may each hold only a [quota](quota) of them. A call
 //!    beyond it waits for its own connection or host, and keeps nobody else waiting. The same holds for a call beyond
-//!    the connection's limit of RDMA Reads ([`pacing`]). Later calls of its connection with chunks wait behind it.
+//!    the connection's limit of RDMA Reads. Later calls of its connection with chunks wait behind it.
 //! 3. **Order.** A call that lacks a buffer reserves the buffers' size against all later calls if none is free. Later
 //!    calls that need other sizes pass it.
 //! 4. **Reservation.** A call that needs several buffers would never get them if later calls took each that is freed.
@@ -24,7 +24,7 @@
 //!
 //! No deadlock: a call holds either all its buffers or none, so that no call that waits holds what another waits for.
 //! A call that runs ends without the help of waiting calls. Its peer has [deadlines](super::obligations) for its part,
-//! and what handlers keep for later has a [limit](pending_quota) by host.
+//! and what handlers keep for later has a [limit](quota) by host.
 //!
 //! No starvation: the first call of the queue that is within its quota is passed only by calls that need none of the
 //! sizes that it lacks or, if it needs several buffers, while there is no reservation. It then starts in the first
@@ -39,30 +39,36 @@
 //! # Connections
 //!
 //! Peers' messages need Receives. Each connection has a [promise](receives) of some, its [credit
-//! limit](credit_limits), which follows the load. Without Receives for one more connection, the shard
+//! limit](super::checks), which follows the load. Without Receives for one more connection, the shard
 //! [evicts](connections) one, or refuses the new one.
 
 mod connections;
-pub(super) mod credit_limits;
-pub(super) mod credit_usage;
-pub(super) mod demand;
-pub(super) mod pacing;
-pub(super) mod peer_info;
-pub(super) mod pending_quota;
 pub(super) mod queue;
 pub(super) mod quota;
 pub(super) mod receives;
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt;
+
+use arrayvec::ArrayVec;
+
 use super::connection::Conn;
 use super::context::Context;
+use super::memory::Memory;
+use super::responder::reply_room;
 use crate::fabric::Fabric;
+use crate::proto::Knob;
 use crate::service::{LocalProcedure, MAX_CHUNKS, Unready};
 use crate::wire::Version;
 
-use demand::Demand;
-use pending_quota::PendingQuota;
 use queue::{WaitCause, WaitQueue};
-use quota::{HostQuotas, is_plentiful};
+use quota::{
+    PendingQuota, QuotaOwner, exceeds_reads, is_plentiful, is_scarce, is_scarce_for_hosts, limits_reads, quota,
+};
+
+/// Nanoseconds between two counts of hosts, for each connection: a multiple of their cost.
+const RECOUNT: u64 = 1000;
 
 /// Decides which calls of a shard's peers get memory.
 #[derive(Debug)]
@@ -88,15 +94,15 @@ impl Admission {
         call: &Unready,
     ) -> Option<WaitCause> {
         // Almost always buffers are plentiful, and no other check is needed.
-        let unchecked = !conn.served.has_blocked() && !cx.awaits_some() && !pacing::limits_reads(&cx.config);
-        if unchecked && has_plentiful_chunks(cx, entry, call) {
+        let unchecked = !conn.served.has_blocked() && !cx.memory.awaits_some() && !limits_reads(&cx.config);
+        if unchecked && has_plentiful_chunks(&cx.memory, entry, call) {
             return None;
         }
-        let demand = Demand::new(cx, entry, call);
+        let demand = Demand::new(&cx.memory, entry, call);
         // A call that may not wait would be refused.
         if conn.served.has_blocked() && demand.has_chunks() && !call.is_assembled() {
-            let limited = pacing::limits_reads(&cx.config);
-            return Some(if limited { WaitCause::Reads } else { WaitCause::Quota(demand.deficit(cx)) });
+            let limited = limits_reads(&cx.config);
+            return Some(if limited { WaitCause::Reads } else { WaitCause::Quota(demand.deficit(&cx.memory)) });
         }
         self.find_cause(cx, conn, &demand, call, false)
     }
@@ -111,15 +117,13 @@ impl Admission {
         call: &Unready,
         within_quota: bool,
     ) -> Option<WaitCause> {
-        if pacing::limits_reads(&cx.config)
-            && pacing::exceeds_reads(&cx.config, conn.served.outstanding_reads(), call.chunks())
-        {
+        if limits_reads(&cx.config) && exceeds_reads(&cx.config, conn.served.outstanding_reads(), call.chunks()) {
             return Some(WaitCause::Reads);
         }
         if !within_quota && self.hosts.is_exceeded(cx, conn, &self.pending, demand, !call.is_assembled()) {
-            return Some(WaitCause::Quota(demand.deficit(cx)));
+            return Some(WaitCause::Quota(demand.deficit(&cx.memory)));
         }
-        demand.is_reserved(cx).then(|| WaitCause::Buffer(demand.deficit(cx)))
+        demand.is_reserved(&cx.memory).then(|| WaitCause::Buffer(demand.deficit(&cx.memory)))
     }
 }
 
@@ -128,12 +132,12 @@ impl Admission {
 pub(super) fn may_not_wait<F: Fabric>(cx: &Context<F>, conn: &Conn, call: &Unready, cause: &WaitCause) -> bool {
     let beyond_promise = || conn.proto.inbound().len() > conn.proto.credits().credit_limit() as usize;
     (call.is_assembled() && !matches!(cause, WaitCause::Reads))
-        || (conn.proto.terms().version == Version::V1 && !cx.receives.suffice() && beyond_promise())
+        || (conn.proto.terms().version == Version::V1 && !cx.memory.receives.suffice() && beyond_promise())
 }
 
 /// Whether a call needs buffers for chunks, and these are plentiful.
 #[inline]
-fn has_plentiful_chunks<F: Fabric>(cx: &Context<F>, entry: Option<&LocalProcedure>, call: &Unready) -> bool {
+fn has_plentiful_chunks(memory: &Memory, entry: Option<&LocalProcedure>, call: &Unready) -> bool {
     let results = match entry {
         Some(entry) if !entry.results_from_handler => {
             (call.chunks().capacities().max().unwrap_or(0) as usize).min(entry.binding.results.max_len)
@@ -141,5 +145,241 @@ fn has_plentiful_chunks<F: Fabric>(cx: &Context<F>, entry: Option<&LocalProcedur
         _ => 0,
     };
     let len = call.chunks().longest_read().max(results);
-    len > 0 && is_plentiful(cx, cx.chunk_room(len), 2 * MAX_CHUNKS)
+    len > 0 && is_plentiful(memory, memory.chunk_room(len), 2 * MAX_CHUNKS)
+}
+
+/// Replies that the device has not completed; with `chunks`, up to the last one that follows RDMA Writes.
+fn sends_held(conn: &Conn, chunks: bool) -> usize {
+    (if chunks { conn.sends.writers_under_way() } else { conn.sends.under_way() }) as usize
+}
+
+/// Calls of each owner that hold memory.
+#[derive(Debug, Default)]
+struct HostQuotas {
+    /// At the last count, and those admitted since: all, and those with chunks.
+    held: HashMap<QuotaOwner, [usize; 2]>,
+    /// Time of the next count, in nanoseconds.
+    recount: u64,
+}
+
+impl HostQuotas {
+    /// Whether a call must wait for the quota of its connection or host. A call that may not wait would be refused in
+    /// spite of free buffers, so that only the quota of its host applies.
+    fn is_exceeded<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        pending: &PendingQuota,
+        demand: &Demand,
+        may_wait: bool,
+    ) -> bool {
+        let Some(Need { len, longest }) = demand.quota_need else { return false };
+        let (needed, chunks) = (demand.chunks.max(1), demand.chunks > 0);
+        // If the smallest suitable buffers suffice, the larger ones need no count.
+        if is_plentiful(&cx.memory, len, needed) {
+            return false;
+        }
+        // All but one count as allocated.
+        let (free, count) = cx.memory.pool.room_within(len, longest);
+        let (free, count) = (free.saturating_sub(needed - 1), cx.memory.unposted(len, count));
+        let scarce_for_hosts = is_scarce_for_hosts(free, count);
+        if !is_scarce(free, count) || (!may_wait && !scarce_for_hosts) {
+            return false;
+        }
+        let orphans = conn.accepted.as_ref().map_or(0, |peer| pending.orphans_of(&peer.owner, chunks));
+        // A new connection of a process shares its quota with the closed ones. A host has more for all of them.
+        let own_orphans = if chunks && conn.host.is_some() { 0 } else { orphans };
+        // The call itself is included.
+        let held = conn.served.held(&conn.proto, chunks) + sends_held(conn, chunks);
+        held + own_orphans > quota(count)
+            || (scarce_for_hosts
+                && conn.host.is_some()
+                && self.exceeds_host(cx, conn, quota(count).saturating_sub(orphans - own_orphans), chunks))
+    }
+
+    /// Whether a host has as many calls as its quota. If not, counts one more.
+    #[cold]
+    fn exceeds_host<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, quota: usize, chunks: bool) -> bool {
+        let now = cx.clock.read();
+        if now >= self.recount {
+            self.held.clear();
+            let mut connections = 1;
+            cx.with_each(|cx, other| {
+                connections += 1;
+                self.count(cx, other);
+            });
+            self.count(cx, conn);
+            self.recount = now.saturating_add(RECOUNT * connections);
+            // The call itself is not admitted yet.
+            let [all, with_chunks] = self.held.entry(conn.quota_owner()).or_default();
+            *all = all.saturating_sub(1);
+            *with_chunks = with_chunks.saturating_sub(usize::from(chunks));
+        }
+        let held = self.held.entry(conn.quota_owner()).or_default();
+        let exceeds = held[usize::from(chunks)] >= quota;
+        if !exceeds {
+            held[0] += 1;
+            held[1] += usize::from(chunks);
+        }
+        exceeds
+    }
+
+    /// Adds the calls of a connection to those of its host.
+    fn count<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        let sends = conn.holds_sends(&mut cx.fabric);
+        if sends {
+            // Some may have completed unsignaled.
+            cx.request_completion(conn);
+        }
+        let held = self.held.entry(conn.quota_owner()).or_default();
+        for chunks in [false, true] {
+            held[usize::from(chunks)] +=
+                conn.served.held(&conn.proto, chunks) + if sends { sends_held(conn, chunks) } else { 0 };
+        }
+    }
+}
+
+/// A buffer that a call needs.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    len: usize,
+    /// Bytes of the longest buffer that may be used.
+    longest: usize,
+}
+
+type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
+
+/// Pool buffers that a call needs beside its message: for its Read chunks, its results and its reply.
+#[derive(Debug)]
+pub(super) struct Demand {
+    /// The longest first.
+    needs: Needs,
+    /// Number of them for chunks.
+    chunks: usize,
+    /// The longest one for a chunk; without chunks, the one for the reply.
+    quota_need: Option<Need>,
+}
+
+/// A missing buffer. Its text names the knob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Deficit {
+    /// Bytes of the shortest and the longest suitable buffer.
+    pub(super) range: (usize, usize),
+    /// Number needed of that length or longer.
+    pub(super) several: usize,
+    /// Bytes of the smallest suitable buffers.
+    pub(super) size: usize,
+    /// Free suitable buffers; fewer than needed, unless they are reserved for another call.
+    pub(super) free: usize,
+    /// Suitable buffers, free or not, without those of Receives.
+    count: usize,
+    knob: Knob,
+}
+
+impl fmt::Display for Deficit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Self { range: (needed, _), several, count, knob, .. } = self;
+        match several {
+            1 => write!(f, "a buffer of {needed} bytes")?,
+            _ => write!(f, "{several} buffers of at least {needed} bytes")?,
+        }
+        write!(f, ", {count} exist ({knob})")
+    }
+}
+
+impl Demand {
+    /// The demand of a call of the procedure `entry`; `None` if its message has not been read yet.
+    pub(super) fn new(memory: &Memory, entry: Option<&LocalProcedure>, call: &Unready) -> Self {
+        let mut needs = Needs::new();
+        let chunk = |len| Need { len: memory.chunk_room(len), longest: usize::MAX };
+        if let Some(entry) = entry.filter(|entry| !entry.results_from_handler) {
+            let len = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
+            needs.extend(call.chunks().capacities().map(len).filter(|&len| len > 0).map(chunk));
+        }
+        // A procedure that chooses the targets of RDMA Reads has memory of its own.
+        if entry.is_none_or(|entry| entry.read_target.is_none()) {
+            needs.extend(call.chunks().chunks_to_fetch().map(chunk));
+        }
+        let (chunks, longest) = (needs.len(), needs.iter().copied().max_by_key(|need| need.len));
+        needs.extend(entry.map(|entry| {
+            let (_, len) = reply_room(call, entry);
+            Need { len, longest: memory.config.longest_for_reply(len) }
+        }));
+        let quota_need = longest.or(needs.first().copied());
+        needs.sort_unstable_by_key(|need| Reverse(need.len));
+        Self { needs, chunks, quota_need }
+    }
+
+    /// The buffer that even a free pool would lack, if any, beside the one that holds the call's message.
+    pub(super) fn beyond_pool(&self, memory: &Memory, call: &Unready) -> Option<Deficit> {
+        let mut needs = self.needs.clone();
+        let message = call.message_capacity().filter(|&len| len != memory.sizes.capacity);
+        needs.extend(message.map(|len| Need { len, longest: usize::MAX }));
+        needs.sort_unstable_by_key(|need| Reverse(need.len));
+        let count = |need: &Need| memory.pool.room_within(need.len, need.longest).1;
+        let lacking = numbered(&needs).find(|(need, several)| count(need) < *several);
+        lacking.map(|(need, several)| deficit(memory, need, several))
+    }
+
+    /// The longest buffer that is missing now, or that is reserved for another call.
+    pub(super) fn deficit(&self, memory: &Memory) -> Deficit {
+        let needs = self.unreserved(memory);
+        let missing = numbered(&needs).find(|(need, several)| free(memory, need) < *several);
+        let reserved = || numbered(&self.needs).find(|(need, _)| memory.is_awaited(memory.class_of(need.len)));
+        let any = || numbered(&self.needs).next();
+        let (need, several) =
+            missing.or_else(reserved).or_else(any).unwrap_or((Need { len: 0, longest: usize::MAX }, 1));
+        deficit(memory, need, several)
+    }
+
+    pub(super) fn has_chunks(&self) -> bool {
+        self.chunks > 0
+    }
+
+    /// Whether it needs buffers of a size that is reserved for other calls.
+    pub(super) fn is_reserved(&self, memory: &Memory) -> bool {
+        memory.awaits_some() && self.needs.iter().any(|need| memory.is_awaited(memory.class_of(need.len)))
+    }
+
+    /// Sizes of which no more are free than it needs, with the number of free ones.
+    pub(super) fn contested(&self, memory: &Memory) -> ArrayVec<(usize, usize), { 2 * MAX_CHUNKS + 2 }> {
+        let needs = self.unreserved(memory);
+        let contested = numbered(&needs).map(|(need, several)| (need, several, free(memory, &need)));
+        contested
+            .filter(|&(_, several, free)| free <= several)
+            .map(|(need, _, free)| (memory.class_of(need.len), free))
+            .collect()
+    }
+
+    /// Its needs, without longer buffers that are reserved for other calls.
+    fn unreserved(&self, memory: &Memory) -> Needs {
+        self.needs
+            .iter()
+            .map(|need| Need { longest: need.longest.min(memory.longest_for(need.len)), ..*need })
+            .collect()
+    }
+}
+
+/// Each need with the number of needs that compete for its buffers: itself, and the longer ones.
+fn numbered(needs: &[Need]) -> impl Iterator<Item = (Need, usize)> + '_ {
+    needs
+        .iter()
+        .enumerate()
+        .map(|(at, need)| (*need, 1 + needs[..at].iter().filter(|longer| longer.len <= need.longest).count()))
+}
+
+fn free(memory: &Memory, need: &Need) -> usize {
+    memory.pool.room_within(need.len, need.longest).0
+}
+
+fn deficit(memory: &Memory, need: Need, several: usize) -> Deficit {
+    let (free, count) = memory.pool.room_within(need.len, need.longest);
+    Deficit {
+        range: (need.len, need.longest),
+        several,
+        size: memory.class_of(need.len),
+        free,
+        count: memory.unposted(need.len, count),
+        knob: memory.knob_of_buffers(need.len),
+    }
 }

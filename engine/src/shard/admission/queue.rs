@@ -5,12 +5,11 @@ use std::fmt;
 
 use log::Level;
 
-use super::demand::{Deficit, Demand};
+use super::{Deficit, Demand};
 use crate::fabric::{Fabric, QpId};
 use crate::service::Unready;
-use crate::shard::ConnRef;
 use crate::shard::clock::nanoseconds;
-use crate::shard::connection::Conn;
+use crate::shard::connection::{Conn, ConnRef};
 use crate::shard::context::Context;
 
 /// Nanoseconds for which a call reserves buffers at a time.
@@ -165,7 +164,7 @@ impl WaitQueue {
 
     /// Begins a pass: later calls may take every size again.
     pub(in crate::shard) fn begin_pass<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
-        cx.release_sizes();
+        cx.memory.release_sizes();
         self.pass = self.pass.wrapping_add(1);
         self.lacked.clear();
         if self.is_full_pass {
@@ -182,7 +181,7 @@ impl WaitQueue {
     /// A pass that is not full ends once all sizes are reserved, so that its cost does not grow with the queue.
     pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &Context<F>) -> Option<Waiting> {
         loop {
-            if !self.is_full_pass && self.sizes.iter().all(|&size| cx.is_awaited(size)) {
+            if !self.is_full_pass && self.sizes.iter().all(|&size| cx.memory.is_awaited(size)) {
                 while let Some(waiting) = self.calls.pop_back() {
                     self.remaining.push_front(waiting);
                 }
@@ -194,7 +193,8 @@ impl WaitQueue {
                 WaitCause::Buffer(Deficit { size, several, .. }) => {
                     self.add_size(*size);
                     // An earlier call needs the same buffers, or fewer of them.
-                    cx.is_awaited(*size) || self.lacked.iter().any(|lacked| lacked.0 == *size && lacked.1 <= *several)
+                    cx.memory.is_awaited(*size)
+                        || self.lacked.iter().any(|lacked| lacked.0 == *size && lacked.1 <= *several)
                 }
                 _ if !self.is_full_pass => true,
                 // An earlier call of the connection is blocked.
@@ -228,14 +228,14 @@ impl WaitQueue {
         match &waiting.cause {
             WaitCause::Buffer(deficit) => {
                 self.add_size(deficit.size);
-                let contested = demand.contested(cx);
+                let contested = demand.contested(&cx.memory);
                 if deficit.free == 0 {
-                    cx.reserve_size(deficit.size);
+                    cx.memory.reserve_size(deficit.size);
                 } else {
                     self.lacked.push((deficit.size, deficit.several));
                 }
                 if contested.iter().any(|&(_, free)| free > 0) && self.may_reserve(waiting.ticket, now) {
-                    contested.iter().for_each(|&(size, _)| cx.reserve_size(size));
+                    contested.iter().for_each(|&(size, _)| cx.memory.reserve_size(size));
                 }
             }
             WaitCause::Reads | WaitCause::Quota(_) => conn.served.block(&waiting.call, self.pass),
@@ -282,7 +282,8 @@ impl WaitQueue {
         self.report_long_waits(cx, now);
         self.next_search = now + SEARCH_INTERVAL;
         let any_prospect = self.has_prospect(cx);
-        let in_use: Vec<usize> = cx.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
+        let in_use: Vec<usize> =
+            cx.memory.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
         let mut hopeless = Vec::new();
         for (at, Waiting { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
             let WaitCause::Buffer(Deficit { range, .. }) = cause else { continue };
@@ -307,7 +308,7 @@ impl WaitQueue {
     /// Whether a connection will free memory: one with a call under way, or with a continued message that progresses.
     fn has_prospect<F: Fabric>(&mut self, cx: &mut Context<F>) -> bool {
         let Context { conns, fabric, .. } = cx;
-        let parts = conns.iter().filter_map(|conn| conn.assembling.held_in(&(0..=usize::MAX)));
+        let parts = conns.iter().filter_map(|conn| conn.assembling.progress());
         let parts = parts.fold(0, u64::wrapping_add);
         // The device may still send frozen buffers.
         std::mem::replace(&mut self.parts, parts) != parts || !conns.iter().all(|conn| conn.holds_nothing(fabric))
@@ -316,10 +317,10 @@ impl WaitQueue {
     /// Whether running calls use buffers of this size, and not just waiting calls, the application, or unfinished
     /// messages.
     fn is_in_use<F: Fabric>(&self, cx: &Context<F>, size: usize) -> bool {
-        let range = size..=size;
         let waiting = self.calls.iter().filter(|waiting| waiting.call.message_capacity() == Some(size)).count();
-        let unfinished = cx.conns.iter().filter(|conn| conn.assembling.held_in(&range).is_some()).count();
-        cx.pool.busy_within(size, size) > waiting + unfinished + cx.receives.waiting_in(&range)
+        let of_size = |conn: &&Conn| conn.assembling.buf.as_ref().is_some_and(|buf| buf.capacity() == size);
+        let unfinished = cx.conns.iter().filter(of_size).count();
+        cx.memory.pool.busy_within(size, size) > waiting + unfinished + cx.memory.receives.waiting_of(size)
     }
 
     /// Logs the calls that have waited for a second, each once.
@@ -329,7 +330,7 @@ impl WaitQueue {
         for waiting in self.calls.iter_mut().filter(|waiting| is_long(&waiting.ticket)) {
             waiting.ticket.reported = true;
             let conn = cx.conns.get(ConnRef(waiting.call.qp()));
-            let peer = conn.and_then(Conn::accepted).map_or("", |peer| peer.host()).to_owned();
+            let peer = conn.and_then(|conn| conn.accepted.as_ref()).map_or("", |peer| peer.host()).to_owned();
             let (name, cause) = (waiting.call.name(), &waiting.cause);
             let line = format_args!("{peer}: call of {name} has waited for 1 s, {all} calls wait: {cause}");
             let what = "calls that wait for memory for a second";

@@ -1,28 +1,47 @@
-//! Quotas of the pool, by connection and host.
+//! Quotas of connections and hosts.
 //!
-//! They apply while buffers are scarce. When fewer than a quarter of the suitable buffers are free, each connection may
-//! hold buffers for only one call, or for 1/64 of the buffers if that is more. Below an eighth, that limit applies to
-//! all connections of a host together, so that reconnecting gains nothing.
+//! # Buffers
+//!
+//! Quotas of the pool apply while buffers are scarce. When fewer than a quarter of the suitable buffers are free, each
+//! connection may hold buffers for only one call, or for 1/64 of the buffers if that is more. Below an eighth, that
+//! limit applies to all connections of a host together, so that reconnecting gains nothing.
 //!
 //! Held memory is counted in calls: those that run, and those whose replies the device has not completed. For buffers
 //! of chunks only calls with chunks count, because a long call without any keeps nobody from bulk memory.
+//!
+//! # Pending calls
+//!
+//! A call with workers, or with a handler that replies later, keeps its receive and its buffers until it returns, even
+//! if its connection has closed; then it is an *orphan*. Otherwise a peer that reconnects would take them all. An owner
+//! is a host or, without addresses, a process. All its connections, open and closed, may have as many pending calls as
+//! the receives that are left for others: one owner at most half, the next one half of the rest. Further calls wait
+//! with their connections, and end with them.
+//!
+//! # RDMA Reads and Writes
+//!
+//! Those of one connection have limits: [`limits.max_reads`](crate::config::LimitsConfig::max_reads),
+//! [`max_read_bytes`](crate::config::LimitsConfig::max_read_bytes) and
+//! [`max_write_bytes`](crate::config::LimitsConfig::max_write_bytes). A call beyond a limit waits with its message, a
+//! reply with its results, until others of the connection have completed. None is refused: a waiting call has the
+//! receive of its credit, and the others complete or the connection closes. Calls are not split, so that one beyond the
+//! limit waits until it is alone.
 
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
 
-use super::demand::{Demand, Need, unposted};
-use super::pending_quota::PendingQuota;
+use crate::config::Config;
+use crate::fabric::QpId;
 use crate::fabric::host::network;
-use crate::fabric::{Fabric, QpId};
-use crate::shard::connection::Conn;
-use crate::shard::context::Context;
+use crate::service::Chunks;
+use crate::shard::memory::Memory;
 
 /// Divisor of the buffers: the calls that an owner may have while buffers are scarce, at least one.
 const QUOTA_PART: usize = 64;
 /// Buffers are scarce when less than this part of them is free, and scarce for hosts at half of that part.
 const SCARCE_PART: usize = 4;
-/// Nanoseconds between two counts of hosts, for each connection: a multiple of their cost.
-const RECOUNT: u64 = 1000;
 
 /// Owner of a quota: a host or, without addresses, a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +58,7 @@ impl QuotaOwner {
 
 /// Whether so few buffers are free that connections have quotas.
 #[inline]
-fn is_scarce(free: usize, count: usize) -> bool {
+pub(super) fn is_scarce(free: usize, count: usize) -> bool {
     free * SCARCE_PART < count
 }
 
@@ -49,111 +68,154 @@ pub(in crate::shard) fn is_scarce_for_hosts(free: usize, count: usize) -> bool {
 }
 
 /// Calls that an owner may have while `count` suitable buffers are scarce.
-fn quota(count: usize) -> usize {
+pub(super) fn quota(count: usize) -> usize {
     (count / QUOTA_PART).max(1)
 }
 
 /// Whether more than the scarce part of the smallest buffers for `len` bytes is left if `count` of them are taken.
 #[inline]
-pub(in crate::shard) fn is_plentiful<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> bool {
-    let (free, fitting) = cx.pool.first_room(len);
-    !is_scarce(free.saturating_sub(count - 1), unposted(cx, len, fitting))
+pub(super) fn is_plentiful(memory: &Memory, len: usize, count: usize) -> bool {
+    let (free, fitting) = memory.pool.first_room(len);
+    !is_scarce(free.saturating_sub(count - 1), memory.unposted(len, fitting))
 }
 
-/// As [`is_plentiful`] for one buffer, with the numbers of free and of all suitable buffers.
+/// Whether a buffer for `len` bytes may be taken without a check of quotas, if `free` of `count` suitable ones are free.
 #[inline]
-pub(in crate::shard) fn leaves_plenty<F: Fabric>(cx: &Context<F>, len: usize, (free, count): (usize, usize)) -> bool {
-    !is_scarce(free, count) || !is_scarce(free, unposted(cx, len, count))
+pub(in crate::shard) fn leaves_plenty(memory: &Memory, len: usize, (free, count): (usize, usize)) -> bool {
+    !is_scarce(free, count) || !is_scarce(free, memory.unposted(len, count))
 }
 
-/// Replies that the device has not completed; with `chunks`, up to the last one that follows RDMA Writes.
-fn sends_held(conn: &Conn, chunks: bool) -> usize {
-    (if chunks { conn.sends.writers_under_way() } else { conn.sends.under_way() }) as usize
+/// Number of RDMA Reads, and their bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::shard) struct Reads {
+    pub(in crate::shard) count: usize,
+    pub(in crate::shard) bytes: usize,
 }
 
-/// Calls of each owner that hold memory.
+/// Whether `more` must wait for those that are outstanding.
+pub(in crate::shard) fn exceeds(limit: Option<usize>, outstanding: usize, more: usize) -> bool {
+    outstanding > 0 && limit.is_some_and(|most| outstanding.saturating_add(more) > most)
+}
+
+/// Whether RDMA Reads of a connection have a limit.
+#[inline]
+pub(in crate::shard) fn limits_reads(config: &Config) -> bool {
+    config.limits.max_reads.is_some() || config.limits.max_read_bytes.is_some()
+}
+
+/// Whether the RDMA Reads for these chunks must wait for the connection's outstanding ones.
+pub(in crate::shard) fn exceeds_reads(config: &Config, outstanding: Reads, chunks: &Chunks) -> bool {
+    let count = chunks.to_fetch().count();
+    count > 0
+        && (exceeds(config.limits.max_reads, outstanding.count, count)
+            || exceeds(config.limits.max_read_bytes, outstanding.bytes, chunks.chunks_to_fetch().sum()))
+}
+
+/// Pending calls of one owner.
 #[derive(Debug, Default)]
-pub(super) struct HostQuotas {
-    /// At the last count, and those admitted since: all, and those with chunks.
-    held: HashMap<QuotaOwner, [usize; 2]>,
-    /// Time of the next count, in nanoseconds.
-    recount: u64,
+pub(in crate::shard) struct OwnerCalls {
+    name: Arc<str>,
+    pending: Cell<usize>,
+    /// Orphans of each closed connection: all, and those that may have chunks.
+    orphans: RefCell<Vec<(QpId, [usize; 2])>>,
 }
 
-impl HostQuotas {
-    /// Whether a call must wait for the quota of its connection or host. A call that may not wait would be refused in
-    /// spite of free buffers, so that only the quota of its host applies.
-    pub(super) fn is_exceeded<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        pending: &PendingQuota,
-        demand: &Demand,
-        may_wait: bool,
-    ) -> bool {
-        let Some(Need { len, longest }) = demand.quota_need else { return false };
-        let (needed, chunks) = (demand.chunks.max(1), demand.chunks > 0);
-        // If the smallest suitable buffers suffice, the larger ones need no count.
-        if is_plentiful(cx, len, needed) {
-            return false;
-        }
-        // All but one count as allocated.
-        let (free, count) = cx.pool.room_within(len, longest);
-        let (free, count) = (free.saturating_sub(needed - 1), unposted(cx, len, count));
-        let scarce_for_hosts = is_scarce_for_hosts(free, count);
-        if !is_scarce(free, count) || (!may_wait && !scarce_for_hosts) {
-            return false;
-        }
-        let orphans = pending.orphans_of(conn, chunks);
-        // A new connection of a process shares its quota with the closed ones. A host has more for all of them.
-        let own_orphans = if chunks && conn.host().is_some() { 0 } else { orphans };
-        // The call itself is included.
-        let held = conn.served.held(&conn.proto, chunks) + sends_held(conn, chunks);
-        held + own_orphans > quota(count)
-            || (scarce_for_hosts
-                && conn.host().is_some()
-                && self.exceeds_host(cx, conn, quota(count).saturating_sub(orphans - own_orphans), chunks))
+impl OwnerCalls {
+    /// Name of the owner, as in [`PeerInfo`](crate::shard::peer_events::PeerInfo).
+    pub(in crate::shard) fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
-    /// Whether a host has as many calls as its quota. If not, counts one more.
+    /// Number of its orphans: all, or those that may have chunks.
+    pub(in crate::shard) fn orphans(&self, with_chunks: bool) -> usize {
+        self.orphans.borrow().iter().map(|(_, calls)| calls[usize::from(with_chunks)]).sum()
+    }
+
+    /// Counts an orphan of this connection as returned. False if it has none.
+    fn remove_orphan(&self, qp: QpId) -> bool {
+        let mut orphans = self.orphans.borrow_mut();
+        let Some((_, [all, with_chunks])) = orphans.iter_mut().find(|(closed, _)| *closed == qp) else { return false };
+        *all -= 1;
+        *with_chunks = (*with_chunks).min(*all);
+        orphans.retain(|(_, [all, _])| *all > 0);
+        true
+    }
+}
+
+/// Quota of Receives that pending calls hold.
+#[derive(Debug)]
+pub(in crate::shard) struct PendingQuota {
+    /// Calls that may still become pending.
+    free: usize,
+    owners: HashMap<Arc<str>, Rc<OwnerCalls>>,
+}
+
+impl PendingQuota {
+    /// At most `limit` calls may be pending.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { free: limit, owners: HashMap::new() }
+    }
+
+    /// The calls of the owner with this name.
     #[cold]
-    fn exceeds_host<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, quota: usize, chunks: bool) -> bool {
-        let now = cx.clock.read();
-        if now >= self.recount {
-            self.held.clear();
-            let mut connections = 1;
-            cx.with_each(|cx, other| {
-                connections += 1;
-                self.count(cx, other);
-            });
-            self.count(cx, conn);
-            self.recount = now.saturating_add(RECOUNT * connections);
-            // The call itself is not admitted yet.
-            let [all, with_chunks] = self.held.entry(conn.quota_owner()).or_default();
-            *all = all.saturating_sub(1);
-            *with_chunks = with_chunks.saturating_sub(usize::from(chunks));
-        }
-        let held = self.held.entry(conn.quota_owner()).or_default();
-        let exceeds = held[usize::from(chunks)] >= quota;
-        if !exceeds {
-            held[0] += 1;
-            held[1] += usize::from(chunks);
-        }
-        exceeds
+    pub(in crate::shard) fn owner(&mut self, name: &str) -> Rc<OwnerCalls> {
+        let name: Arc<str> = name.into();
+        let new = || Rc::new(OwnerCalls { name: Arc::clone(&name), ..OwnerCalls::default() });
+        Rc::clone(self.owners.entry(Arc::clone(&name)).or_insert_with(new))
     }
 
-    /// Adds the calls of a connection to those of its host.
-    fn count<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        let sends = conn.sends.under_way() > 0 && cx.fabric.holds_sends(conn.qp());
-        if sends {
-            // Some may have completed unsignaled.
-            cx.request_completion(conn);
+    /// Whether an owner has as many pending calls as are left for others.
+    #[inline]
+    pub(in crate::shard) fn is_exhausted(&self, owner: &OwnerCalls) -> bool {
+        owner.pending.get() >= self.free
+    }
+
+    /// Counts a call that becomes pending.
+    #[inline]
+    pub(in crate::shard) fn add(&mut self, owner: &OwnerCalls) {
+        self.free -= 1;
+        owner.pending.set(owner.pending.get() + 1);
+    }
+
+    /// Counts a call that has returned.
+    #[inline]
+    pub(in crate::shard) fn remove(&mut self, owner: &OwnerCalls) {
+        self.free += 1;
+        owner.pending.set(owner.pending.get() - 1);
+    }
+
+    /// Makes the pending calls of a closed connection orphans: `calls`, of which `with_chunks` at most have chunks.
+    pub(in crate::shard) fn orphan(&mut self, qp: QpId, owner: Rc<OwnerCalls>, calls: usize, with_chunks: usize) {
+        match calls {
+            0 => self.forget_unused(&owner),
+            _ => owner.orphans.borrow_mut().push((qp, [calls, with_chunks.min(calls)])),
         }
-        let held = self.held.entry(conn.quota_owner()).or_default();
-        for chunks in [false, true] {
-            held[usize::from(chunks)] +=
-                conn.served.held(&conn.proto, chunks) + if sends { sends_held(conn, chunks) } else { 0 };
+    }
+
+    /// Counts an orphan of a closed connection as returned. False if the connection is unknown.
+    #[cold]
+    pub(in crate::shard) fn remove_orphan(&mut self, qp: QpId) -> bool {
+        let Some(owner) = self.owners.values().find(|owner| owner.remove_orphan(qp)).cloned() else { return false };
+        self.remove(&owner);
+        self.forget_unused(&owner);
+        true
+    }
+
+    /// Drops an owner without another connection or call.
+    fn forget_unused(&mut self, owner: &Rc<OwnerCalls>) {
+        if Rc::strong_count(owner) == 2 && owner.pending.get() == 0 {
+            self.owners.remove(&*owner.name);
         }
+    }
+
+    /// Orphans of the owner with this name: all, or those that may have chunks.
+    pub(super) fn orphans_of(&self, owner: &str, with_chunks: bool) -> usize {
+        self.owners.get(owner).map_or(0, |owner| owner.orphans(with_chunks))
+    }
+
+    /// Owners with orphans.
+    pub(in crate::shard) fn with_orphans(&self) -> Vec<Rc<OwnerCalls>> {
+        self.owners.values().filter(|owner| owner.orphans(false) > 0).cloned().collect()
     }
 }
 
@@ -172,5 +234,59 @@ mod tests {
     fn the_last_eighth_goes_round_among_hosts() {
         assert!(!is_scarce_for_hosts(2, 8) && is_scarce_for_hosts(1, 8));
         assert!(!is_scarce_for_hosts(0, 7), "there are too few to leave one");
+    }
+
+    #[test]
+    fn a_limit_is_kept_to() {
+        assert!(!exceeds(Some(4), 3, 1));
+        assert!(exceeds(Some(4), 4, 1) && exceeds(Some(4), 3, 2));
+    }
+
+    #[test]
+    fn a_call_that_is_beyond_the_limit_alone_goes_alone() {
+        assert!(!exceeds(Some(1), 0, 16) && exceeds(Some(1), 1, 1));
+    }
+
+    #[test]
+    fn without_a_limit_nobody_waits() {
+        assert!(!exceeds(None, 1 << 40, 1 << 40));
+        assert!(!limits_reads(&Config::default()));
+    }
+
+    /// Makes as many calls pending as a connection may have; returns their number.
+    fn fill(quota: &mut PendingQuota, owner: &OwnerCalls) -> usize {
+        let mut count = 0;
+        while !quota.is_exhausted(owner) {
+            quota.add(owner);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn an_owner_leaves_as_many_as_it_has_however_often_it_reconnects() {
+        let mut quota = PendingQuota::new(100);
+        for (slot, calls) in [(0, 50), (1, 0)] {
+            let owner = quota.owner("192.0.2.1");
+            assert_eq!(fill(&mut quota, &owner), calls);
+            quota.orphan(QpId { slot, generation: 0 }, owner, calls, 10);
+            let all = quota.orphans_of("192.0.2.1", false);
+            assert_eq!((all, &**quota.with_orphans()[0].name()), (50, "192.0.2.1"));
+            assert_eq!(quota.orphans_of("192.0.2.1", true), 10);
+        }
+        let owner = quota.owner("192.0.2.2");
+        assert_eq!((quota.orphans_of("192.0.2.2", false), fill(&mut quota, &owner)), (0, 25));
+    }
+
+    #[test]
+    fn orphans_return_and_nothing_is_left_of_them() {
+        let (mut quota, name, qp) = (PendingQuota::new(4), "pid 7 uid 0", QpId { slot: 0, generation: 0 });
+        let owner = quota.owner(name);
+        assert_eq!(fill(&mut quota, &owner), 2);
+        quota.remove(&owner);
+        quota.orphan(qp, owner, 1, 7);
+        assert_eq!((quota.with_orphans().len(), quota.orphans_of(name, true)), (1, 1));
+        assert!(quota.remove_orphan(qp) && !quota.remove_orphan(qp));
+        assert_eq!((quota.free, quota.owners.len()), (4, 0));
     }
 }

@@ -1,11 +1,9 @@
-//! Budget of a shard's Receives: those of its device, and those promised to connections.
-
-use std::ops::RangeInclusive;
+//! Budget of a shard's Receives: those of its device, and those promised to connections. Use of credits by a connection.
 
 use rpcrdma_mempool::Buf;
 
 use crate::config::{RECEIVE_LOW_WATER, RECEIVE_MARGIN};
-use crate::shard::list::push;
+use crate::shard::memory::push;
 use crate::stats::ShardStats;
 
 /// Receives promised to one connection.
@@ -14,20 +12,10 @@ pub(in crate::shard) struct Promise {
     receives: u32,
     overcommit: u32,
     /// Receives not needed, at the last count while receives were short.
-    spared: u32,
+    pub(in crate::shard) spared: u32,
 }
 
 impl Promise {
-    /// Count of receives not needed.
-    pub(in crate::shard) fn spared(&self) -> u32 {
-        self.spared
-    }
-
-    /// Updates the count of receives not needed.
-    pub(in crate::shard) fn set_spared(&mut self, spared: u32) {
-        self.spared = spared;
-    }
-
     /// Receives of the connection.
     pub(in crate::shard) fn receives(&self) -> u32 {
         self.receives
@@ -44,15 +32,15 @@ pub(in crate::shard) struct ReceiveBudget {
     lowest: usize,
     promised: usize,
     /// Receives that calls of closed connections hold.
-    withheld: usize,
+    pub(in crate::shard) withheld: usize,
     /// Receives that connections may need beyond those promised.
     overcommit: usize,
     /// Whether connections wait because fewer are posted than promised.
-    ran_short: bool,
+    pub(in crate::shard) ran_short: bool,
     /// Receives and buffers for them beyond those promised, at the last refill.
     reserve: usize,
     /// Receives that all connections together do not need, and the turn of that count.
-    spared: (u64, u32),
+    pub(in crate::shard) spared: (u64, u32),
     /// Buffers about to be posted.
     waiting: Vec<Buf>,
 }
@@ -85,34 +73,9 @@ impl ReceiveBudget {
         self.posted + spared as usize >= self.promised + 2
     }
 
-    /// Receives that all connections do not need, if counted in this turn.
-    pub(in crate::shard) fn spared_in(&self, turn: u64) -> Option<u32> {
-        (self.spared.0 == turn).then_some(self.spared.1)
-    }
-
-    /// Stores that count for this turn.
-    pub(in crate::shard) fn set_spared(&mut self, turn: u64, spared: u32) {
-        self.spared = (turn, spared);
-    }
-
     /// Whether `count` more receives are posted than promised.
     pub(in crate::shard) fn exceed_by(&self, count: usize) -> bool {
         self.posted >= self.promised + count
-    }
-
-    /// Records that a connection waits for more receives.
-    pub(in crate::shard) fn record_shortage(&mut self) {
-        self.ran_short = true;
-    }
-
-    /// Whether connections wait for more receives.
-    pub(in crate::shard) fn ran_short(&self) -> bool {
-        self.ran_short
-    }
-
-    /// Clears that record.
-    pub(in crate::shard) fn relieve(&mut self) {
-        self.ran_short = false;
     }
 
     /// Counts the reserve at a refill, with `free` buffers.
@@ -157,16 +120,6 @@ impl ReceiveBudget {
         self.held() >= self.promised || self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
     }
 
-    /// Takes receives that calls of closed connections hold from those to promise.
-    pub(in crate::shard) fn withhold(&mut self, count: usize) {
-        self.withheld += count;
-    }
-
-    /// Gives such receives back.
-    pub(in crate::shard) fn give_back(&mut self, count: usize) {
-        self.withheld -= count;
-    }
-
     /// Receives left to promise.
     pub(in crate::shard) fn unpromised(&self) -> usize {
         self.limit.saturating_sub(self.promised + self.withheld)
@@ -184,9 +137,9 @@ impl ReceiveBudget {
         self.posted + self.waiting.len()
     }
 
-    /// Buffers of these sizes about to be posted.
-    pub(in crate::shard) fn waiting_in(&self, range: &RangeInclusive<usize>) -> usize {
-        self.waiting.iter().filter(|buf| range.contains(&buf.capacity())).count()
+    /// Buffers of this size about to be posted.
+    pub(in crate::shard) fn waiting_of(&self, size: usize) -> usize {
+        self.waiting.iter().filter(|buf| buf.capacity() == size).count()
     }
 
     /// Receives of the device.
@@ -235,6 +188,51 @@ impl ReceiveBudget {
     }
 }
 
+/// Moments of keep-alives within one keep-alive interval.
+const SLOTS: u64 = 8;
+
+/// Messages of a connection, as of the last checks.
+#[derive(Debug, Default)]
+pub(in crate::shard) struct CreditUsage {
+    sent: u64,
+    received: u64,
+    /// Time of the last sent message, in nanoseconds.
+    quiet_since: u64,
+}
+
+impl CreditUsage {
+    /// Restarts the counts after a reconnect.
+    pub(in crate::shard) fn restart(&mut self) {
+        (self.sent, self.received) = (0, 0);
+    }
+
+    /// Number of messages received since the last check; `received` is the current total.
+    pub(in crate::shard) fn count_received(&mut self, received: u64) -> u64 {
+        received - std::mem::replace(&mut self.received, received)
+    }
+
+    /// Whether a keep-alive is due; `sent` is the current number of sent messages.
+    pub(in crate::shard) fn needs_keep_alive(&mut self, sent: u64, now: u64, every: u64) -> bool {
+        let needed = sent == self.sent && now >= self.due(every);
+        if sent != self.sent || needed {
+            // The check follows the moment closely.
+            (self.sent, self.quiet_since) = (sent, now - now % moment(every));
+        }
+        needed
+    }
+
+    /// Time of the next keep-alive, up to an eighth late: many connections share a moment. Each moment costs an idle
+    /// shard a sleep and the polls before it.
+    fn due(&self, every: u64) -> u64 {
+        self.quiet_since.saturating_add(every).next_multiple_of(moment(every))
+    }
+}
+
+/// Nanoseconds between two moments of keep-alives.
+pub(in crate::shard) fn moment(every: u64) -> u64 {
+    (every / SLOTS).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use rpcrdma_mempool::{Class, Pool, PoolConfig};
@@ -279,14 +277,12 @@ mod tests {
         budget.promise(&mut Promise::default(), 10, 0);
         post(&mut budget, &pool, 10);
         assert!(budget.suffice() && !budget.suffice_without(1) && budget.suffice_without(2));
-        assert!(!budget.ran_short());
+        assert!(!budget.ran_short);
         budget.completed();
-        budget.record_shortage();
-        assert!(!budget.suffice() && budget.ran_short() && !budget.suffice_without(2));
+        budget.ran_short = true;
+        assert!(!budget.suffice() && budget.ran_short && !budget.suffice_without(2));
         post(&mut budget, &pool, 1);
-        assert!(budget.suffice() && budget.ran_short(), "until it was acted on");
-        budget.relieve();
-        assert!(!budget.ran_short());
+        assert!(budget.suffice() && budget.ran_short, "until it was acted on");
     }
 
     #[test]
@@ -315,5 +311,38 @@ mod tests {
         assert_eq!((budget.held(), budget.posted()), (RECEIVE_LOW_WATER, RECEIVE_LOW_WATER - 5));
         budget.drop_waiting();
         assert_eq!(budget.held(), RECEIVE_LOW_WATER - 5);
+    }
+
+    #[test]
+    fn a_connection_is_quiet_once_for_each_time_that_passes() {
+        let mut usage = CreditUsage::default();
+        assert!(!usage.needs_keep_alive(3, 100, 10), "it has sent three");
+        assert!(!usage.needs_keep_alive(3, 109, 10));
+        assert!(usage.needs_keep_alive(3, 110, 10));
+        assert!(!usage.needs_keep_alive(3, 119, 10), "one message is enough for a while");
+        assert!(!usage.needs_keep_alive(4, 120, 10), "that message");
+        assert_eq!(usage.quiet_since, 120);
+        let mut usage = CreditUsage::default();
+        assert!(!usage.needs_keep_alive(1, 1203, 800), "it is a look for 1200");
+        assert_eq!(usage.due(800), 2000);
+    }
+
+    #[test]
+    fn connections_that_fell_quiet_one_after_the_other_are_kept_alive_together() {
+        let every = 8000;
+        let mut all: Vec<CreditUsage> =
+            (1..=1000).map(|since| CreditUsage { quiet_since: since, ..CreditUsage::default() }).collect();
+        assert!(all.iter().all(|usage| usage.due(every) == 9000));
+        assert!(!all.iter_mut().any(|usage| usage.needs_keep_alive(0, 8999, every)));
+        assert!(all.iter_mut().all(|usage| usage.needs_keep_alive(0, 9000, every)));
+        assert!(all.iter().all(|usage| usage.due(every) == 17_000), "and not later each time");
+    }
+
+    #[test]
+    fn received_messages_count_once_and_anew_after_a_reconnect() {
+        let mut usage = CreditUsage::default();
+        assert_eq!((usage.count_received(5), usage.count_received(5), usage.count_received(12)), (5, 0, 7));
+        usage.restart();
+        assert_eq!(usage.count_received(2), 2);
     }
 }

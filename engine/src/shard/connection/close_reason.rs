@@ -231,40 +231,6 @@ pub enum LocalClose {
     Unsendable(&'static str),
 }
 
-/// Duty of a stalled peer while the shard holds memory for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ObligationKind {
-    /// Receive messages.
-    Sends,
-    /// Answer RDMA Reads.
-    Reads,
-    /// Both, for equally long: a Send behind a Read completes after it, and a Read behind a Send is answered after it.
-    SendsOrReads,
-    /// Credits for its replies, or for the rest of a message.
-    Grant,
-    /// The rest of a message.
-    Message,
-    /// Answers to calls that this side has abandoned.
-    Answers,
-}
-
-impl ObligationKind {
-    /// Text of the peer's failure.
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            Self::Sends => "peer receives too slowly, or nothing",
-            Self::SendsOrReads => "peer receives, or answers RDMA Reads, too slowly or not at all",
-            Self::Reads => "peer answers RDMA Reads too slowly, or not at all",
-            Self::Grant => "peer grants too few credits, or none, for replies or for the rest of a message",
-            Self::Message => "peer sends the rest of a message too slowly, or not at all",
-            Self::Answers => {
-                "peer does not answer calls that their callers abandoned and that hold its credits \
-                              (limits.max_abandoned)"
-            }
-        }
-    }
-}
-
 fn not_done(opcode: Opcode, status: Status) -> String {
     match status {
         Status::Flushed => format!("the connection ended with a {opcode:?} under way"),
@@ -303,9 +269,8 @@ mod tests {
     fn a_reason_of_another_layer_keeps_its_words() {
         let fault = PeerFault::VersionChanged(1);
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
-        let stalled = CloseReason::from(LocalClose::ProgressTimeout(ObligationKind::Grant.text()));
-        let text = ObligationKind::Grant.text();
-        assert_eq!(stalled.to_string(), format!("{text} (timeouts.progress, limits.min_rate)"));
+        let stalled = CloseReason::from(LocalClose::ProgressTimeout("peer is too slow"));
+        assert_eq!(stalled.to_string(), "peer is too slow (timeouts.progress, limits.min_rate)");
     }
 
     #[test]

@@ -3,36 +3,45 @@
 //! | file | holds |
 //! |---|---|
 //! | `table` | the shard's connections by queue pair and by owner's name, and those with messages to send |
-//! | `reconnect` | state of reconnecting, and the fallback to version 1 |
 //! | `close_reason` | reasons for the end of a connection |
+//!
+//! A client reconnects by policy. It falls back to version 1 after a version error, or after a first message without an
+//! answer. A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and are
+//! retransmitted with their XIDs once it is open again. Its first queue pair stays its name for its owner.
 
 pub(super) mod close_reason;
-pub(super) mod reconnect;
 pub(super) mod table;
 
-use std::mem::offset_of;
+use std::borrow::Cow;
+use std::mem::{self, offset_of};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rpcrdma_mempool::prefetch;
+use rpcrdma_mempool::{Buf, prefetch};
 
-use super::ConnRef;
-use super::admission::credit_usage::CreditUsage;
-use super::admission::peer_info::PeerInfo;
 use super::admission::quota::QuotaOwner;
-use super::admission::receives::Promise;
-use super::assembly::Assembling;
+use super::admission::receives::{CreditUsage, Promise};
 use super::continuation::Continuation;
-use super::obligations::{ObligationTimers, PeerObligations};
-use super::peer_events::{CloseReport, Peers};
+use super::obligations::ObligationTimers;
+use super::peer_events::{CloseReport, PeerInfo, Peers};
 use super::requester::OutgoingCalls;
 use super::responder::ServedCalls;
 use super::send_queue::SendQueue;
-use crate::fabric::{Fabric, QpId};
-use crate::proto::{ConnConfig, Connection, CreditMode};
+use crate::auth::AuthPolicy;
+use crate::config::WireConfig;
+use crate::fabric::{Fabric, FabricAddress, QpId};
+use crate::proto::{ConnConfig, Connection, CreditMode, Phase};
 use crate::wire::Version;
 use close_reason::{CloseReason, LocalClose};
-use reconnect::ReconnectState;
+
+/// A connection of a shard. Stale references match no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnRef(pub(crate) QpId);
+
+impl ConnRef {
+    /// Matches no connection.
+    pub(crate) const NONE: Self = Self(QpId::NONE);
+}
 
 /// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +75,83 @@ impl Stage {
             Closing => false,
         }
     }
+}
 
-    /// Enters `next`.
-    ///
-    /// # Panics
-    /// In debug builds, on an invalid transition.
-    pub(super) fn go(&mut self, next: Self) {
-        debug_assert!(self.leads_to(next), "{self:?} does not lead to {next:?}");
-        *self = next;
+/// Reason to use version 1 with a server that may speak version 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fallback {
+    /// The first message had no answer: for one connection, as messages may be lost.
+    Unanswered,
+    /// The server reported a version error: permanently.
+    Refused,
+}
+
+/// State of reconnecting.
+#[derive(Debug, Default)]
+pub(super) struct ReconnectState {
+    /// Address of a client's server; `None` disables reconnecting.
+    pub(super) address: Option<FabricAddress>,
+    /// Reconnects since it was last useful.
+    pub(super) attempts: u32,
+    /// Time of its last reopening, in nanoseconds, if open.
+    pub(super) open_since: Option<u64>,
+    /// Time of the next attempt while it waits, in nanoseconds.
+    pub(super) retry_at: u64,
+    /// Reason for version 1 where the configuration allows version 2.
+    pub(super) fallback: Option<Fallback>,
+    /// The server has sent a version 2 message, an error other than ERR_VERS included.
+    pub(super) spoke_version_2: bool,
+    /// It was lost before the first answer, and tries version 2 once more.
+    lost_unanswered: bool,
+}
+
+impl ReconnectState {
+    /// State for a client's connection to this address.
+    pub(super) fn to(address: FabricAddress) -> Self {
+        Self { address: Some(address), ..Self::default() }
+    }
+
+    /// Whether the connection is lost and not open again yet.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.attempts > 0 && self.open_since.is_none()
+    }
+
+    /// Reconnects of a lost connection since it was useful, or open for `long` nanoseconds. Without this count, a
+    /// server that closes each connection at once would be retried without limit and pause.
+    pub(super) fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
+        match self.open_since {
+            Some(since) if useful || now.saturating_sub(since) >= long => 0,
+            _ => self.attempts,
+        }
+    }
+}
+
+/// A connection's incoming continued message.
+#[derive(Debug, Default)]
+pub(super) struct Assembling {
+    /// Its received parts.
+    pub(super) buf: Option<Buf>,
+    /// The shard's count of such messages at its start, itself included.
+    pub(super) age: u64,
+    /// Its start, in nanoseconds.
+    pub(super) began: u64,
+}
+
+impl Assembling {
+    /// Whether there is one.
+    #[inline]
+    pub(super) fn is_under_way(&self) -> bool {
+        self.buf.is_some()
+    }
+
+    /// Drops the received parts.
+    pub(super) fn give_up(&mut self) {
+        self.buf = None;
+    }
+
+    /// Its identity and progress: a value that changes with each part.
+    pub(super) fn progress(&self) -> Option<u64> {
+        self.buf.as_ref().map(|buf| (self.age << 32).wrapping_add(buf.len() as u64))
     }
 }
 
@@ -90,7 +168,7 @@ pub(super) struct Conn {
     /// Whether it is in the list of ready connections.
     ready: bool,
     /// Address of a client's host, if any.
-    host: Option<IpAddr>,
+    pub(super) host: Option<IpAddr>,
     pub(super) sends: SendQueue,
     /// Our calls on it.
     pub(super) calls: OutgoingCalls,
@@ -107,15 +185,13 @@ pub(super) struct Conn {
     pub(super) obligations: ObligationTimers,
     pub(super) reconnect: ReconnectState,
     /// The outgoing continued message, if any.
-    continuation: Option<Continuation>,
+    pub(super) continuation: Option<Continuation>,
     /// Authenticated name of the peer.
-    peer: Option<Arc<str>>,
+    pub(super) peer: Option<Arc<str>>,
     /// The peer of an accepted connection.
-    accepted: Option<PeerInfo>,
+    pub(super) accepted: Option<PeerInfo>,
     /// Close report for the upper layer, if it knows the connection.
-    close_report: Option<CloseReport>,
-    /// Deadline of a client's negotiation, in nanoseconds; `u64::MAX` for none.
-    pub(super) negotiate_by: u64,
+    pub(super) close_report: Option<CloseReport>,
     /// Messages sent when a pure grant was last delayed.
     granting_since: u64,
     /// Deadlines of a draining connection without calls.
@@ -181,7 +257,6 @@ impl Conn {
             host: None,
             accepted: None,
             close_report: None,
-            negotiate_by: u64::MAX,
             promise: Promise::default(),
             usage: CreditUsage::default(),
             obligations: ObligationTimers::default(),
@@ -235,25 +310,17 @@ impl Conn {
     }
 
     /// Enters this stage.
+    ///
+    /// # Panics
+    /// In debug builds, on an invalid transition.
     pub(super) fn go(&mut self, next: Stage) {
-        self.stage.go(next);
-    }
-
-    /// Authenticated name of the peer.
-    #[inline]
-    pub(super) fn peer(&self) -> Option<&Arc<str>> {
-        self.peer.as_ref()
-    }
-
-    /// Address of a client's host, if any.
-    #[inline]
-    pub(super) fn host(&self) -> Option<IpAddr> {
-        self.host
+        debug_assert!(self.stage.leads_to(next), "{:?} does not lead to {next:?}", self.stage);
+        self.stage = next;
     }
 
     /// Owner of the quota that its calls count against: its host, or itself.
     pub(super) fn quota_owner(&self) -> QuotaOwner {
-        QuotaOwner::new(self.host, self.origin())
+        QuotaOwner::new(self.host, self.origin)
     }
 
     /// The peer, as in log lines: the host of a client, or the connection to a server.
@@ -261,36 +328,27 @@ impl Conn {
     pub(super) fn who(&self) -> Box<str> {
         match &self.accepted {
             Some(accepted) => accepted.host().into(),
-            None => format!("server of {:?}", self.origin()).into(),
+            None => format!("server of {:?}", self.origin).into(),
         }
     }
 
-    /// The peer of an accepted connection.
-    pub(super) fn accepted(&self) -> Option<&PeerInfo> {
-        self.accepted.as_ref()
-    }
-
-    /// The peer of an accepted connection, mutable.
-    pub(super) fn accepted_mut(&mut self) -> Option<&mut PeerInfo> {
-        self.accepted.as_mut()
+    /// Name of the owner whose quotas its pending calls count against: the host of a client, or the connection to a
+    /// server.
+    pub(super) fn owner_name(&self) -> Cow<'_, str> {
+        self.accepted.as_ref().map_or_else(|| String::from(self.who()).into(), |peer| (&*peer.owner).into())
     }
 
     /// Announces an accepted connection to the upper layer, once.
     pub(super) fn report_established(&mut self, peers: &Peers) {
         if self.accepted.is_some() && self.close_report.is_none() {
-            self.close_report = peers.established(self.origin(), self.host(), self.peer().cloned());
+            self.close_report = peers.established(self.origin, self.host, self.peer.clone());
         }
-    }
-
-    /// Close report for the upper layer, if one is due.
-    pub(super) fn close_report(&self) -> Option<&CloseReport> {
-        self.close_report.as_ref()
     }
 
     /// Ends it for this reason. The upper layer gets the report once no worker has any of its calls.
     pub(super) fn report_ended(&mut self, reason: &CloseReason) {
         if let Some(owed) = self.close_report.take() {
-            owed.end(self.peer().cloned(), reason.clone());
+            owed.end(self.peer.clone(), reason.clone());
         }
     }
 
@@ -303,25 +361,14 @@ impl Conn {
     /// Sets whether it is in that list. False if unchanged.
     #[inline]
     pub(super) fn set_ready(&mut self, ready: bool) -> bool {
-        std::mem::replace(&mut self.ready, ready) != ready
-    }
-
-    /// Takes the outgoing continued message, to send its next part.
-    #[inline]
-    pub(super) fn take_continuation(&mut self) -> Option<Continuation> {
-        self.continuation.take()
-    }
-
-    /// Keeps the rest of that message for later.
-    pub(super) fn keep_continuation(&mut self, continuation: Continuation) {
-        self.continuation = Some(continuation);
+        mem::replace(&mut self.ready, ready) != ready
     }
 
     /// Removes and returns its queue pair; drops its unsent messages.
     pub(super) fn detach_qp(&mut self) -> QpId {
         // Marked as ready, so that no caller adds it.
         self.ready = true;
-        std::mem::replace(&mut self.qp, ConnRef::NONE.0)
+        mem::replace(&mut self.qp, ConnRef::NONE.0)
     }
 
     /// Attaches a new queue pair, to reconnect.
@@ -390,7 +437,7 @@ impl Conn {
     #[cold]
     pub(super) fn has_waited_to_grant(&mut self) -> bool {
         let sent = self.proto.counters().sent;
-        std::mem::replace(&mut self.granting_since, sent) == sent
+        mem::replace(&mut self.granting_since, sent) == sent
     }
 
     /// Drops the device's state, with all that it held.
@@ -437,8 +484,19 @@ impl Conn {
     /// Whether no peer's call is in work, and the device has completed all replies.
     #[cold]
     pub(super) fn holds_nothing(&self, fabric: &mut impl Fabric) -> bool {
-        let none_sent = self.sends.under_way() == 0 || !fabric.holds_sends(self.qp);
-        self.served.holds_nothing() && self.sends.is_empty() && none_sent
+        self.served.holds_nothing() && self.sends.is_empty() && !self.holds_sends(fabric)
+    }
+
+    /// Whether it has sent messages whose memory the fabric may still use. Not every fabric knows, so that Sends without
+    /// a completion count, too.
+    pub(super) fn holds_sends(&self, fabric: &mut impl Fabric) -> bool {
+        self.sends.under_way() > 0 && fabric.holds_sends(self.qp)
+    }
+
+    /// Whether bytes are on their way to the peer's host. Known where the device reports the round trip (iWARP);
+    /// elsewhere sent messages wait for a peer that may not poll.
+    pub(super) fn is_in_transit(&self, fabric: &mut impl Fabric) -> bool {
+        fabric.round_trip(self.qp).is_some() && fabric.flow(self.qp).is_some_and(|flow| flow.queued > 0)
     }
 
     /// Whether its send queue exceeds the lag of a receiving peer: replies wait then. Otherwise a peer that reads
@@ -453,31 +511,41 @@ impl Conn {
         }
     }
 
-    /// What the peer owes. `in_device`: the device holds memory of this connection.
-    pub(super) fn owed(&self, in_device: bool, max_abandoned: usize) -> PeerObligations {
-        // A busy peer may delay work that costs this side nothing.
-        let status = self.proto.status();
-        let holds = in_device || !self.sends.is_empty() || status.has_replies;
-        let (sends, completed) = self.sends.numbers();
-        let (fetches, fetched) = self.served.fetches();
-        PeerObligations {
-            sends,
-            completed: if holds { completed } else { sends },
-            written: self.sends.written_so_far(),
-            fetches,
-            fetched,
-            replies: status.queued,
-            granted: status.sent,
-            waiting: if status.queued == status.sent { 0 } else { self.served.waiting_bytes() },
-            half_sent: status.half_received,
-            withheld: self.proto.calls().withheld_answers(max_abandoned, self.proto.credits()),
-        }
-    }
-
     /// Whether it is lost and not open again yet.
     pub(super) fn is_reconnecting(&self) -> bool {
         self.reconnect.is_under_way()
             && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
+    }
+
+    /// Whether the first message had no answer: the server may know version 1 only (version 2 §4.3.3). A server that has
+    /// spoken version 2, if only by an error, is merely slow.
+    pub(super) fn is_unanswered(&self, wire: &WireConfig) -> bool {
+        // Version 1 cannot authenticate.
+        let allowed = wire.version_1 && !matches!(wire.host_auth, AuthPolicy::Required(_));
+        let waits = self.proto.session().phase() == Phase::Hello && self.proto.terms().version == Version::V2;
+        allowed && waits && !self.reconnect.spoke_version_2 && !self.proto.session().has_heard_version_2()
+    }
+
+    /// Reason of a lost connection to fall back to version 1, if any.
+    pub(super) fn fallback(&self, wire: &WireConfig) -> Option<Fallback> {
+        let timed_out = self.close_reason() == Some(&LocalClose::NegotiationTimeout.into());
+        if self.is_unanswered(wire) && (timed_out || self.reconnect.lost_unanswered) {
+            return Some(Fallback::Unanswered);
+        }
+        // It was lost right after the error.
+        (self.was_refused_version_2() && self.proto.counters().received == 1).then_some(Fallback::Refused)
+    }
+
+    /// Marks it as lost after these attempts to make it; returns its reason to fall back to version 1, if any.
+    pub(super) fn mark_lost(&mut self, attempts: u32, wire: &WireConfig) -> Option<Fallback> {
+        let fallback = self.fallback(wire);
+        // Servers evict connections in setup, so one loss proves nothing.
+        self.reconnect.lost_unanswered = fallback.is_none() && self.is_unanswered(wire);
+        self.reconnect.spoke_version_2 |= self.proto.session().has_heard_version_2();
+        let kept = self.reconnect.fallback.filter(|kept| *kept == Fallback::Refused);
+        self.reconnect.fallback = fallback.or(kept);
+        (self.reconnect.attempts, self.reconnect.open_since) = (attempts, None);
+        fallback
     }
 
     /// Whether it asked for version 2 and continues in version 1, after a version error.
@@ -544,11 +612,24 @@ mod tests {
         let message = conn.proto.write_header(Outgoing::Grant { due: true }, &Form::INLINE, &mut buf, 64);
         assert!(message.is_some() && !conn.has_waited_to_grant());
     }
+
+    #[test]
+    fn a_connection_that_is_open_again_has_all_its_attempts_again() {
+        let mut state = ReconnectState::to(FabricAddress("nobody".into()));
+        assert!(!state.is_under_way());
+        state.attempts = 3;
+        assert!(state.is_under_way());
+        state.open_since = Some(10);
+        assert!(!state.is_under_way() && state.address.is_some());
+        assert_eq!(state.attempts_when_lost(15, false, 6), 3, "it was of no use, and not open for long");
+        assert_eq!([state.attempts_when_lost(15, true, 6), state.attempts_when_lost(16, false, 6)], [0, 0]);
+    }
 }
 
 #[cfg(test)]
 mod stage_tests {
     use super::Stage::{self, Closing, Connecting, Draining, Negotiating, Open, Reconnecting};
+    use crate::shard::testing::open_conn;
 
     const ALL: [Stage; 6] = [Connecting, Negotiating, Open, Draining, Closing, Reconnecting];
 
@@ -577,7 +658,7 @@ mod stage_tests {
     #[test]
     #[should_panic(expected = "Closing does not lead to Open")]
     fn a_wrong_way_is_not_gone() {
-        let mut stage = Closing;
-        stage.go(Open);
+        let mut conn = open_conn(0, true);
+        [Draining, Closing, Open].into_iter().for_each(|next| conn.go(next));
     }
 }

@@ -2,31 +2,27 @@
 //!
 //! The owner's name of a connection is its first queue pair.
 
-use super::{Conn, Stage};
+use super::{Conn, ConnRef, Stage};
 use crate::fabric::QpId;
-use crate::shard::ConnRef;
-use crate::shard::list::push;
-
-/// Connections are boxed wherever they are.
-type BoxedConn = Box<Conn>;
+use crate::shard::memory::push;
 
 /// Table of connections. A connection is lent to one user at a time, by
 /// [`Context::with_conn`](crate::shard::context::Context::with_conn), and is then outside the table.
 #[derive(Default)]
 pub(crate) struct ConnTable {
     /// By the slot of the queue pair.
-    slots: Vec<Option<BoxedConn>>,
+    slots: Vec<Option<Box<Conn>>>,
     /// Connections that wait to reconnect, oldest first.
-    reconnecting: Vec<BoxedConn>,
+    reconnecting: Vec<Box<Conn>>,
     /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
     /// Connections returned closed, which have to be ended.
-    closed: Vec<BoxedConn>,
+    closed: Vec<Box<Conn>>,
 }
 
 impl ConnTable {
     /// Adds a connection with a new queue pair.
-    pub(crate) fn insert(&mut self, conn: BoxedConn) {
+    pub(crate) fn insert(&mut self, conn: Box<Conn>) {
         let slot = conn.qp().slot as usize;
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
@@ -41,12 +37,8 @@ impl ConnTable {
 
     /// Lends the connection that has this queue pair.
     #[inline(always)]
-    pub(crate) fn take(&mut self, qp: QpId) -> Option<BoxedConn> {
-        let entry = self.slots.get_mut(qp.slot as usize)?;
-        if entry.as_ref()?.qp().generation != qp.generation {
-            return None;
-        }
-        entry.take()
+    pub(crate) fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
+        self.slots.get_mut(qp.slot as usize)?.take_if(|conn| conn.qp().generation == qp.generation)
     }
 
     /// The connection in a slot, if it is not lent, for a prefetch.
@@ -57,21 +49,18 @@ impl ConnTable {
 
     /// Lends the connection in a slot.
     #[inline]
-    pub(crate) fn take_slot(&mut self, slot: usize) -> Option<BoxedConn> {
+    pub(crate) fn take_slot(&mut self, slot: usize) -> Option<Box<Conn>> {
         self.slots.get_mut(slot)?.take()
     }
 
     /// Lends a connection by its owner's name for it.
     #[inline]
-    pub(crate) fn take_ref(&mut self, conn: ConnRef) -> Option<BoxedConn> {
-        match self.take(conn.0) {
-            None => self.take_reconnected(conn.0),
-            taken => taken,
-        }
+    pub(crate) fn take_ref(&mut self, conn: ConnRef) -> Option<Box<Conn>> {
+        self.take(conn.0).or_else(|| self.take_reconnected(conn.0))
     }
 
     #[cold]
-    fn take_reconnected(&mut self, origin: QpId) -> Option<BoxedConn> {
+    fn take_reconnected(&mut self, origin: QpId) -> Option<Box<Conn>> {
         if let Some(at) = self.reconnecting.iter().position(|conn| conn.origin() == origin) {
             return Some(self.reconnecting.remove(at));
         }
@@ -81,7 +70,7 @@ impl ConnTable {
 
     /// Returns a lent connection. False if it is closed: it is lent no more, and has to be [ended](Self::take_closed).
     #[inline(always)]
-    pub(crate) fn restore(&mut self, conn: BoxedConn) -> bool {
+    pub(crate) fn restore(&mut self, conn: Box<Conn>) -> bool {
         if conn.has_ended() {
             return self.keep_closed(conn);
         }
@@ -92,7 +81,7 @@ impl ConnTable {
     }
 
     #[cold]
-    fn keep_closed(&mut self, conn: BoxedConn) -> bool {
+    fn keep_closed(&mut self, conn: Box<Conn>) -> bool {
         // The table has no other place for a reconnecting connection.
         if conn.stage() == Stage::Reconnecting {
             self.park(conn);
@@ -109,25 +98,20 @@ impl ConnTable {
     }
 
     /// Takes closed connections, to end them, in the order of their return.
-    pub(crate) fn take_closed(&mut self) -> Vec<BoxedConn> {
+    pub(crate) fn take_closed(&mut self) -> Vec<Box<Conn>> {
         std::mem::take(&mut self.closed)
     }
 
     /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
     /// to this list.
-    pub(crate) fn park(&mut self, conn: BoxedConn) {
+    pub(crate) fn park(&mut self, conn: Box<Conn>) {
         debug_assert!(conn.has_ended(), "it would be put where it has no place");
         self.reconnecting.push(conn);
     }
 
     /// Lends all connections that have no queue pair.
-    pub(crate) fn take_parked(&mut self) -> Vec<BoxedConn> {
+    pub(crate) fn take_parked(&mut self) -> Vec<Box<Conn>> {
         std::mem::take(&mut self.reconnecting)
-    }
-
-    /// Whether connections wait to reconnect.
-    pub(crate) fn has_parked(&self) -> bool {
-        !self.reconnecting.is_empty()
     }
 
     /// Removes a closed connection's name.
@@ -139,8 +123,7 @@ impl ConnTable {
     pub(crate) fn get(&self, conn: ConnRef) -> Option<&Conn> {
         let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
         let qp = alias.map_or(conn.0, |&(_, now)| now);
-        let conn = self.slots.get(qp.slot as usize)?.as_ref()?;
-        (conn.qp() == qp).then_some(conn)
+        self.peek(qp.slot).filter(|conn| conn.qp() == qp)
     }
 
     /// Whether a connection has this name.
@@ -237,7 +220,7 @@ mod tests {
         QpId { slot, generation }
     }
 
-    fn conn(qp: QpId) -> BoxedConn {
+    fn conn(qp: QpId) -> Box<Conn> {
         Box::new(Conn::new(qp, Connection::new(ConnConfig::default())))
     }
 
@@ -277,7 +260,7 @@ mod tests {
             lost.go(Stage::Reconnecting);
             lost.detach_qp();
             table.park(lost);
-            assert!(table.has_parked() && !table.is_empty() && table.get(ConnRef(name)).is_none());
+            assert!(!table.reconnecting.is_empty() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
             assert!(table.restore(parked), "it is not over");
             let mut made = table.take_parked().pop().expect("one");

@@ -11,6 +11,7 @@ use super::outcome::{CallResult, CompletionTarget, FailedCall, Reply};
 use super::{OutgoingCalls, Requester, exposure_of, free_slot, slot_of};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
+use crate::shard::assembly::assemble_last;
 use crate::shard::connection::Conn;
 use crate::shard::connection::close_reason::CloseReasonKind;
 use crate::shard::context::Context;
@@ -66,7 +67,7 @@ impl Requester {
         view: &View<'_>,
         invalidated: Option<u32>,
     ) {
-        let Some(whole) = cx.assemble_last(conn, view.payload()) else {
+        let Some(whole) = assemble_last(cx, conn, view.payload()) else {
             let error = CallError::NoReplyBuffer { needed: view.payload().len(), knob: Knob::LONG_BUFFERS };
             return self.failed(cx, conn, call, token, error, invalidated);
         };
@@ -422,7 +423,7 @@ impl Requester {
     /// Copies into memory that is never exposed. Its buffers are like the exposed ones, so that every reply fits.
     fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Result<Buf, CallError> {
         let copy = cx.alloc_bulk(&mut self.copies, false, shown.len());
-        let mut copy = copy.or_else(|error| cx.alloc(shown.len()).ok_or(error))?;
+        let mut copy = copy.or_else(|error| cx.memory.alloc(shown.len()).ok_or(error))?;
         copy.copy_from_slice(shown);
         Ok(copy)
     }

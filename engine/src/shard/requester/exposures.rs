@@ -13,7 +13,7 @@ use super::outcome::{CallResult, CompletionTarget};
 use crate::fabric::WindowId;
 use crate::proto::{CallId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms};
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
-use crate::shard::list::push;
+use crate::shard::memory::push;
 use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
 
 /// Chunk of a piece of exposed memory.

@@ -98,7 +98,7 @@ fn choose_form<F: Fabric>(
         let mut long = conn.calls.alloc(cx, message.len())?;
         long.copy_from_slice(message);
         memory.get_or_new().call = Some(long);
-        *message = cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?;
+        *message = cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?;
     }
     let chunks = measure(memory.get(), conn.proto.terms())?;
     make_room(cx, conn, message, &chunks)
@@ -142,7 +142,7 @@ fn make_more_room<F: Fabric>(
     }
     if message.start() < header {
         let needed = header + message.len();
-        *message = cx.copy_with(header, message).ok_or_else(|| cx.lacks_buffer(needed))?;
+        *message = cx.memory.copy_with(header, message).ok_or_else(|| cx.memory.lacks_buffer(needed))?;
     }
     Ok(())
 }
@@ -178,7 +178,7 @@ pub(super) fn form_again<F: Fabric>(
     let kept = slot.message.take().or_else(|| slot.take_kept(cx)).filter(|message| !message.is_empty());
     let mut message = kept
         .or_else(|| memory.get_mut().and_then(|memory| memory.call.take()))
-        .ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?;
+        .ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?;
     let may_expose = slot.empty_reply.is_none();
     match cause {
         Cause::Reconnected | Cause::Refused(ErrorBody::System) => {
@@ -204,7 +204,7 @@ pub(super) fn form_again<F: Fabric>(
         }
     }
     let needed = HEADROOM_CHUNKS + message.len();
-    message = cx.roomy(message).ok_or_else(|| cx.lacks_buffer(needed))?;
+    message = cx.memory.roomy(message).ok_or_else(|| cx.memory.lacks_buffer(needed))?;
     if memory.get().is_some_and(Memory::is_empty) {
         *memory = ChunkMemory::NONE;
     }
@@ -247,7 +247,7 @@ fn enlarge<F: Fabric>(
             memory.send.clear();
             // Even if it fits a message, or would be continued (version 2 §6.4.3).
             memory.call = Some(whole);
-            Ok(Some(cx.copy_of(&[]).ok_or_else(|| cx.lacks_buffer(HEADROOM_CHUNKS))?))
+            Ok(Some(cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?))
         }
         _ => Err(CallError::Transport(error)),
     }

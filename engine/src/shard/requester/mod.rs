@@ -25,11 +25,10 @@ use std::time::Duration;
 
 use rpcrdma_mempool::{Buf, Pool};
 
-use super::ConnRef;
-use super::connection::{Conn, Stage};
+use super::connection::{Conn, ConnRef, Stage};
 use super::context::Context;
 use super::continuation::{Continuation, MessageOwner};
-use super::list::push;
+use super::memory::push;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, FabricErrorKind, QpId, WorkRequest};
 use crate::proto::{CallError, CallId, Connection, Defect, Form, Outgoing};
@@ -120,14 +119,14 @@ impl CallSlot {
         if message.len() <= SHORT {
             self.copy.extend_from_slice(message);
         } else {
-            self.kept = cx.copy_of(message);
+            self.kept = cx.memory.copy_of(message);
         }
     }
 
     /// Takes the kept message, if there is memory for it.
     fn take_kept<F: Fabric>(&mut self, cx: &mut Context<F>) -> Option<Buf> {
         if !self.copy.is_empty() {
-            self.kept = cx.copy_of(&self.copy);
+            self.kept = cx.memory.copy_of(&self.copy);
             self.copy.clear();
         }
         self.kept.take()
@@ -424,7 +423,7 @@ impl Requester {
         } else {
             (slot.message, slot.memory) = (Some(message), memory);
             // Allocated here, so that a shortage fails a one-way call before any Send.
-            match one_way.then(|| cx.alloc_for_call(0)).transpose() {
+            match one_way.then(|| cx.memory.alloc_for_call(0)).transpose() {
                 Ok(empty_reply) => slot.empty_reply = empty_reply,
                 Err(error) => {
                     self.give_up_call(cx, conn, call, error, ChunkMemory::NONE);
@@ -506,7 +505,7 @@ impl Requester {
     ) {
         // The call may have to be retransmitted, so the message itself stays here, if there is memory for the rest.
         if conn.proto.calls().is_under_way(call)
-            && let Some(last) = cx.copy_with(header.max(HEADROOM_CHUNKS), &rest)
+            && let Some(last) = cx.memory.copy_with(header.max(HEADROOM_CHUNKS), &rest)
         {
             let message = std::mem::replace(&mut rest, last);
             conn.keep_whole(call, message, whole);
@@ -566,10 +565,10 @@ impl Requester {
         match target {
             CompletionTarget::Polled => push(&mut self.done, || Done { token, result }),
             CompletionTarget::Thread(completer) => {
-                if cx.receives.are_scarce()
+                if cx.memory.receives.are_scarce()
                     && let Ok(reply) = &mut result
                 {
-                    self.uncollected.take(reply, cx.sizing.capacity(), cx.config.arena());
+                    self.uncollected.take(reply, cx.memory.sizes.capacity, cx.config.arena());
                 }
                 completer.complete(result);
             }

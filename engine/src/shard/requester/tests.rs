@@ -41,7 +41,7 @@ impl Scene {
             memory.get_or_new().receive.push(buf);
         }
         let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
-        let message = self.cx.copy_of(&bytes).expect("a buffer");
+        let message = self.cx.memory.copy_of(&bytes).expect("a buffer");
         let request = CallRequest {
             message,
             memory,
@@ -59,7 +59,8 @@ impl Scene {
     /// Receives the peer's answer.
     fn answer(&mut self, message: &[u8], invalidated: Option<u32>) {
         self.with(|requester, cx, conn| {
-            let message: ReceivedBuf = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
+            let message: ReceivedBuf =
+                received(cx.memory.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
             match conn.proto.handle_message(&message) {
                 Received::Reply { call, token } => {
                     let header = *conn.proto.header();

@@ -3,7 +3,7 @@
 use crate::proto::binding::reduction_allowed;
 use crate::proto::{LIMITS, Refusal};
 use crate::service::{Arrived, Call, Chunks, LocalProcedure, REFUSAL_LEN};
-use crate::shard::admission::demand::Deficit;
+use crate::shard::admission::Deficit;
 use crate::shard::connection::Conn;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;

@@ -33,13 +33,11 @@ mod workers;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use super::admission::demand::Demand;
-use super::admission::pending_quota::OwnerCalls;
 use super::admission::queue::{WaitCause, Waiting};
-use super::admission::quota::leaves_plenty;
-use super::admission::{Admission, may_not_wait};
-use super::connection::Conn;
-use super::connection::Stage;
+use super::admission::quota::{OwnerCalls, leaves_plenty};
+use super::admission::{Admission, Demand, may_not_wait};
+use super::assembly::assemble_last;
+use super::connection::{Conn, Stage};
 use super::context::Context;
 use crate::cross_thread::parker::Signal;
 use crate::fabric::{Fabric, ReceivedBuf};
@@ -201,7 +199,7 @@ impl Responder {
         head: &Head,
     ) -> Call<Arrived> {
         let mut call = self.replies.boxes.take(conn.qp(), id);
-        call.set_origin(conn.host(), conn.served.reply_room);
+        call.set_origin(conn.host, conn.served.reply_room);
         if let Some(arrived) = cx.sample() {
             call.stamp(arrived);
         }
@@ -271,7 +269,7 @@ impl Responder {
         }
         let at = view.payload_offset();
         let message = if conn.assembling.is_under_way() || view.htype() != HeaderType::Msg {
-            let Some(whole) = cx.assemble_last(conn, view.payload()) else {
+            let Some(whole) = assemble_last(cx, conn, view.payload()) else {
                 return self.replies.refuse(cx, conn, call.into_long().refuse(), InternalError::PartsDropped.into());
             };
             call.set_assembled();
@@ -308,15 +306,17 @@ impl Responder {
             if conn.stage() == Stage::Draining {
                 return self.replies.refuse(cx, conn, call.refuse(), InternalError::Draining.into());
             }
-            if let Some(peer) = conn.peer() {
+            if let Some(peer) = &conn.peer {
                 call.set_peer_name(peer);
             }
         }
         // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
-        if call.is_short() && !cx.awaits_some() {
+        if call.is_short() && !cx.memory.awaits_some() {
             let entry = self.procedures.entry(call.entry());
             let (results_at, len) = reply_room(&call, entry);
-            if let Some(reply) = cx.pool.alloc_if(len, |free, count| leaves_plenty(cx, len, (free, count))) {
+            if let Some(reply) =
+                cx.memory.pool.alloc_if(len, |free, count| leaves_plenty(&cx.memory, len, (free, count)))
+            {
                 return match entry.run_here(call.with_reply_buffer(reply, results_at)) {
                     Ok(call) => self.finish(cx, conn, call),
                     Err(call) => self.run_elsewhere(cx, conn, call),
@@ -348,9 +348,10 @@ impl Responder {
             Unready::Admitted(call) => {
                 let entry = self.procedures.entry(call.entry());
                 let (results_at, len) = reply_room(&call, entry);
-                let reply = cx.pool.alloc_within(len, cx.longest_for_reply(len)).map(|reply| (reply, results_at));
+                let reply =
+                    cx.memory.pool.alloc_within(len, cx.memory.longest_for_reply(len)).map(|reply| (reply, results_at));
                 let longest_result = u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX);
-                let results = (!entry.results_from_handler).then_some(|len| cx.alloc_chunk(len));
+                let results = (!entry.results_from_handler).then_some(|len| cx.memory.alloc_chunk(len));
                 let call = call.prepare(reply, longest_result, results).map_err(Unready::Admitted)?;
                 if !call.fetches() {
                     self.run(cx, conn, call);
@@ -373,9 +374,9 @@ impl Responder {
     /// Makes a call wait, for this cause or for the buffer that it lacks.
     #[cold]
     fn wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready, cause: Option<WaitCause>) {
-        let demand = Demand::new(cx, self.procedures.of(&call), &call);
-        let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(cx)));
-        if demand.beyond_pool(cx, &call).is_some() || may_not_wait(cx, conn, &call, &cause) {
+        let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
+        let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(&cx.memory)));
+        if demand.beyond_pool(&cx.memory, &call).is_some() || may_not_wait(cx, conn, &call, &cause) {
             return self.refuse_without_memory(cx, conn, call);
         }
         match cause {
@@ -393,10 +394,10 @@ impl Responder {
     /// Refuses a call that lacks memory and may not wait.
     fn refuse_without_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         cx.stats.pool_empty += 1;
-        let demand = Demand::new(cx, self.procedures.of(&call), &call);
-        let error = match demand.beyond_pool(cx, &call) {
+        let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
+        let error = match demand.beyond_pool(&cx.memory, &call) {
             Some(deficit) => InternalError::BeyondPool(deficit),
-            None => InternalError::NoBuffers(Some(demand.deficit(cx))),
+            None => InternalError::NoBuffers(Some(demand.deficit(&cx.memory))),
         };
         self.replies.refuse(cx, conn, call.refuse(), error.into());
     }
@@ -431,7 +432,7 @@ impl Responder {
         if before.is_own() {
             conn.served.unblock(&call);
         }
-        let demand = Demand::new(cx, self.procedures.of(&call), &call);
+        let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
         let cause = self.admission.find_cause(cx, conn, &demand, &call, !before.is_own());
         let started = if cause.is_none() { self.begin(cx, conn, call) } else { Err(call) };
         match started {
@@ -440,7 +441,7 @@ impl Responder {
                 cx.ready.add(conn);
             }
             Err(call) => {
-                let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(cx)));
+                let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(&cx.memory)));
                 self.admission.queue.keep(cx, conn, Waiting { call, cause, ticket }, &demand, now);
             }
         }

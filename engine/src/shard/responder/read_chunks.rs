@@ -10,7 +10,7 @@ use super::procedures::Procedures;
 use crate::fabric::{Fabric, RemoteMemory, WorkRequest};
 use crate::proto::MAX_READ_SEGMENTS;
 use crate::service::{Call, CallParts, LengthMismatch, LocalProcedure, Long, MAX_CHUNKS, Ready, Refused, Unready};
-use crate::shard::admission::pacing::Reads;
+use crate::shard::admission::quota::Reads;
 use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::shard::send_queue::SendQueue;
@@ -156,7 +156,7 @@ fn choose_target<F: Fabric>(
             return choose_own_target(cx, entry, call, index, len);
         }
     }
-    lend(cx.alloc_chunk(len))
+    lend(cx.memory.alloc_chunk(len))
 }
 
 #[inline]
@@ -176,10 +176,10 @@ fn choose_own_target<F: Fabric>(
     let unsuitable = |why: String| Err(NoTarget::Unsuitable(why));
     let mut buf = match entry.choose_read_target(call, index, len) {
         Ok(Some(buf)) => buf,
-        Ok(None) if cx.pool.room(len).1 == 0 => {
+        Ok(None) if cx.memory.pool.room(len).1 == 0 => {
             return unsuitable(format!("none was chosen, and no buffer of `memory.bulk_buffers` has {len} bytes"));
         }
-        Ok(None) => return lend(cx.alloc_chunk(len)),
+        Ok(None) => return lend(cx.memory.alloc_chunk(len)),
         Err(panic) => {
             return unsuitable(format!("the `Procedure::place_reads_in` callback panicked: {panic}"));
         }
@@ -187,7 +187,7 @@ fn choose_own_target<F: Fabric>(
     if buf.len() < len {
         return unsuitable(format!("a buffer of {} bytes for {len}", buf.len()));
     }
-    if !cx.knows(buf.arena()) {
+    if !cx.memory.knows(buf.arena()) {
         return unsuitable(format!("a buffer in arena {}, which is not among `memory.arenas`", buf.arena()));
     }
     buf.set_window(buf.start(), len);

@@ -41,7 +41,7 @@ impl Replies {
                 }
                 let at = reply_headroom(&call);
                 let error = InternalError::NoBuffers(None);
-                match call.compose(body, at, |len| cx.alloc(len)) {
+                match call.compose(body, at, |len| cx.memory.alloc(len)) {
                     Ok(call) => return self.send(cx, conn, call),
                     Err(call) if has_to_retransmit(conn, error) => return self.shed(cx, conn, call, error),
                     Err(back) => {
@@ -122,7 +122,7 @@ impl Replies {
 /// SYSTEM_ERR become errors of the client's application. A client that loses its connection retransmits unanswered
 /// calls.
 pub(super) fn has_to_retransmit(conn: &Conn, error: InternalError) -> bool {
-    error.is_temporary() && conn.accepted().is_some() && conn.proto.terms().version == Version::V1
+    error.is_temporary() && conn.accepted.is_some() && conn.proto.terms().version == Version::V1
 }
 
 /// Logs the cause of ERR_SYSTEM, which the caller does not learn.

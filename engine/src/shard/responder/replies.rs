@@ -8,7 +8,7 @@ use crate::config::{Config, HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::service::{Call, CallParts, CallPool, LocalProcedure, ReplyMessage, Replying, Stamp};
-use crate::shard::admission::pacing::exceeds;
+use crate::shard::admission::quota::exceeds;
 use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::shard::continuation::{Continuation, MessageOwner};
@@ -188,7 +188,7 @@ impl Replies {
         // The call's message is no longer needed.
         let room = reply_headroom(&call);
         let message = call.take_message().filter(|message| message.capacity() >= room);
-        let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(room)) else {
+        let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.memory.alloc(room)) else {
             // The call has run, so its reply waits.
             let id = call.id();
             call.put_reply(reply);
@@ -226,9 +226,9 @@ impl Replies {
         self.boxes.put_memory(memory);
         // The call's buffer becomes a Receive again.
         if let Some(message) = message
-            && message.capacity() == cx.sizing.capacity()
+            && message.capacity() == cx.memory.sizes.capacity
         {
-            cx.receives.give(|| message.into_buf());
+            cx.memory.receives.give(|| message.into_buf());
         }
     }
 

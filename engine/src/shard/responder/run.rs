@@ -17,7 +17,6 @@ use crate::fabric::{Fabric, QpId};
 use crate::proto::{Failing, InboundId, Refusal};
 use crate::service::duplicate_requests::Lookup;
 use crate::service::{Answered, Call, DeferredCall, LocalProcedure, LocalServices, Ready};
-use crate::shard::admission::pending_quota::owner_name;
 use crate::shard::clock::nanoseconds;
 use crate::shard::connection::Conn;
 use crate::shard::context::Context;
@@ -37,7 +36,7 @@ impl Responder {
     #[inline(never)]
     pub(super) fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Ready>) {
         let entry = self.procedures.entry(call.entry());
-        match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call, &owner_name(conn))) {
+        match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call, &conn.owner_name())) {
             Ok(None) => {}
             Ok(Some(Lookup::Unidentified)) => {
                 let (peer, name) = (conn.who(), call.name());
@@ -139,7 +138,7 @@ impl Responder {
     /// return.
     fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         if conn.served.source.is_none() {
-            let owner = self.admission.pending.owner(conn);
+            let owner = self.admission.pending.owner(&conn.owner_name());
             let origin = self.pending.origin(owner.name(), conn.who());
             conn.served.source = Some(Box::new(PendingSource { origin, owner }));
         }
@@ -172,7 +171,7 @@ impl Responder {
                 "{}: call waits: handlers and workers have as many calls of its host as memory.receives leaves for \
                  others, {} of them of closed connections",
                 conn.who(),
-                source.owner.orphans()
+                source.owner.orphans(false)
             );
             cx.warn("calls that wait for others of their host", line);
         }
@@ -293,7 +292,7 @@ impl Responder {
     /// Drops a pending call whose connection has closed meanwhile. Its Receive may be promised again.
     fn release_orphan<F: Fabric>(&mut self, cx: &mut Context<F>, qp: QpId, call: Option<Call<Answered>>) {
         if self.admission.pending.remove_orphan(qp) {
-            cx.receives.give_back(1);
+            cx.memory.receives.withheld -= 1;
         }
         if let Some(call) = call {
             self.replies.boxes.put(call);
@@ -330,7 +329,7 @@ impl Responder {
             self.pending.abandon_futures();
             let calls = (conn.served.deferred + conn.served.at_workers) as usize;
             self.admission.pending.orphan(conn.qp(), owner, calls, conn.proto.inbound().with_chunks());
-            cx.receives.withhold(calls);
+            cx.memory.receives.withheld += calls;
         }
         self.not_handed_over -= conn.served.not_handed_over.len();
         for call in conn.served.not_handed_over.drain(..) {
@@ -357,7 +356,7 @@ fn check_outcome<F: Fabric>(
         return Err(check_refusal(cx, conn, entry, call, refusal));
     }
     // The device would close the connection.
-    if let Some(arena) = call.arenas().find(|&arena| !cx.knows(arena)) {
+    if let Some(arena) = call.arenas().find(|&arena| !cx.memory.knows(arena)) {
         let (peer, name) = (conn.who(), call.name());
         let line = format_args!("{peer}: SYSTEM_ERR to {name}: result in unregistered arena {arena} (memory.arenas)");
         cx.log_of(Level::Error, "results in foreign arenas", Some(name), line);
@@ -365,7 +364,7 @@ fn check_outcome<F: Fabric>(
     }
     if call.has_verifier() {
         let results_at = reply_headroom(call) + call.header_len();
-        if !call.move_results(results_at, |len| cx.pool.alloc(len)) {
+        if !call.move_results(results_at, |len| cx.memory.pool.alloc(len)) {
             return Err(Some(InternalError::NoBuffers(None).into()));
         }
     }

@@ -20,7 +20,7 @@ pub(crate) struct WorkKey {
 
 impl WorkKey {
     pub(super) fn of(conn: &Conn, call: &Call<Ready>) -> Self {
-        Self { qp: conn.qp(), id: call.id(), close_report: conn.close_report().cloned() }
+        Self { qp: conn.qp(), id: call.id(), close_report: conn.close_report.clone() }
     }
 }
 

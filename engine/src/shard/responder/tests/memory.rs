@@ -48,12 +48,12 @@ fn a_closed_connection_leaves_no_reservation() {
     let mut conn = open_conn(0, true);
     let held = scene.empty_pool();
     scene.serve_held(&mut conn, 1);
-    assert!(scene.cx.awaits_some());
+    assert!(scene.cx.memory.awaits_some());
     drop(held);
     scene.responder.connection_lost(&mut scene.cx, &mut conn);
     assert!(scene.responder.has_waiting_work(), "the next turn releases the size");
     assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 0);
-    assert!(!scene.cx.awaits_some() && !scene.responder.has_waiting_work());
+    assert!(!scene.cx.memory.awaits_some() && !scene.responder.has_waiting_work());
 }
 
 /// What the application keeps is waited for a second, whoever has waited for it before.
@@ -89,14 +89,14 @@ fn short_replies_take_none_of_the_memory_for_bulk() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
     let longest = scene.cx.config.longest_for_reply(1);
-    let held: Vec<_> = std::iter::from_fn(|| scene.cx.pool.alloc_within(1, longest)).collect();
+    let held: Vec<_> = std::iter::from_fn(|| scene.cx.memory.pool.alloc_within(1, longest)).collect();
     scene.serve_held(&mut conn, 1);
     assert!(scene.responder.waits_for_memory() && scene.sent(&mut conn).is_empty());
-    assert_eq!(scene.cx.pool.room(1).0, 4, "those of `long_buffers`");
+    assert_eq!(scene.cx.memory.pool.room(1).0, 4, "those of `long_buffers`");
     let call = &scene.responder.admission.queue.iter().next().expect("it waits").call;
-    let demand = Demand::new(&scene.cx, scene.responder.procedures.of(call), call);
-    let deficit = demand.deficit(&scene.cx);
-    assert_eq!(demand.beyond_pool(&scene.cx, call), None);
+    let demand = Demand::new(&scene.cx.memory, scene.responder.procedures.of(call), call);
+    let deficit = demand.deficit(&scene.cx.memory);
+    assert_eq!(demand.beyond_pool(&scene.cx.memory, call), None);
     assert!(deficit.to_string().ends_with("exist (`memory.small_buffers`)"), "{deficit}");
     drop(held);
     scene.cx.conns.insert(conn);
@@ -112,7 +112,7 @@ fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
     let (mut parked, mut conn) = (open_conn(0, true), open_conn(1, true));
     scene.serve(&mut parked, 1, LATER);
     let longest = scene.cx.config.longest_for_reply(1);
-    let held: Vec<_> = std::iter::from_fn(|| scene.cx.pool.alloc_within(1, longest)).collect();
+    let held: Vec<_> = std::iter::from_fn(|| scene.cx.memory.pool.alloc_within(1, longest)).collect();
     let call = scene.bulk(&mut conn, 2, 1);
     scene.responder.start(&mut scene.cx, &mut conn, call);
     assert_eq!(scene.responder.admission.queue.len(), 1);
@@ -133,7 +133,7 @@ fn a_call_that_needs_many_buffers_counts_them_for_its_share() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
     let _under_way = scene.bulk(&mut conn, 1, 1);
-    let _held = scene.cx.pool.alloc(40_000).expect("one of four");
+    let _held = scene.cx.memory.pool.alloc(40_000).expect("one of four");
     let call = scene.bulk(&mut conn, 3, 4);
     assert!(must_wait(&mut scene, &mut conn, &call));
     conn.proto.forget(call.id());
@@ -147,12 +147,12 @@ fn calls_without_chunks_do_not_count_for_a_share_of_bulk_memory() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
     scene.serve(&mut conn, 1, LATER);
-    let header = scene.cx.alloc(8).expect("a buffer");
+    let header = scene.cx.memory.alloc(8).expect("a buffer");
     conn.sends.push_send(header, None, 16);
-    let _held = scene.cx.pool.alloc(40_000).expect("one of four");
+    let _held = scene.cx.memory.pool.alloc(40_000).expect("one of four");
     let call = scene.bulk(&mut conn, 3, 4);
     assert!(!must_wait(&mut scene, &mut conn, &call));
-    let header = scene.cx.alloc(8).expect("a buffer");
+    let header = scene.cx.memory.alloc(8).expect("a buffer");
     conn.sends.note_writes(8, false);
     conn.sends.push_send(header, None, 16);
     assert!(must_wait(&mut scene, &mut conn, &call), "results that were not sent yet count");
@@ -170,7 +170,7 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
         let call = scene.bulk(conn, xid, chunks);
         scene.responder.start(&mut scene.cx, conn, call);
     };
-    let mut held = vec![scene.cx.pool.alloc(40_000).expect("a buffer")];
+    let mut held = vec![scene.cx.memory.pool.alloc(40_000).expect("a buffer")];
     bulk(&mut scene, &mut many, 1, 4);
     bulk(&mut scene, &mut one, 2, 1);
     assert_eq!(scene.responder.admission.queue.len(), 2, "three are free: one needs four, the other comes behind it");
@@ -201,12 +201,12 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
 fn the_buffer_of_the_message_itself_gives_no_hope() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
-    let long = scene.cx.pool.alloc(40_000).expect("a buffer");
+    let long = scene.cx.memory.pool.alloc(40_000).expect("a buffer");
     let _held = scene.empty_pool();
     scene.serve_message(&mut conn, 1, SHORT, long);
     let call = &scene.responder.admission.queue.iter().next().expect("it waits").call;
-    let demand = Demand::new(&scene.cx, scene.responder.procedures.of(call), call);
-    assert_eq!(demand.deficit(&scene.cx).size, 512, "for its reply alone");
+    let demand = Demand::new(&scene.cx.memory, scene.responder.procedures.of(call), call);
+    assert_eq!(demand.deficit(&scene.cx.memory).size, 512, "for its reply alone");
 }
 
 /// Also if it needs what another line waits for, too.
@@ -236,7 +236,7 @@ fn the_longest_waiting_chooses_first() {
 fn a_call_that_stepped_aside_continues_when_there_is_enough() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
-    let mut held: Vec<_> = (0..3).map(|_| scene.cx.pool.alloc(40_000).expect("one of four")).collect();
+    let mut held: Vec<_> = (0..3).map(|_| scene.cx.memory.pool.alloc(40_000).expect("one of four")).collect();
     for (slot, chunks) in [(0, 4), (1, 2)] {
         let mut conn = open_conn(slot, true);
         let call = scene.bulk(&mut conn, 1, chunks);
@@ -247,7 +247,7 @@ fn a_call_that_stepped_aside_continues_when_there_is_enough() {
         time.advance(Duration::from_millis(600));
         assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 0);
     }
-    assert!(!scene.cx.awaits_some() && scene.responder.admission.queue.len() == 2, "they have stepped aside");
+    assert!(!scene.cx.memory.awaits_some() && scene.responder.admission.queue.len() == 2, "they have stepped aside");
     held.pop();
     assert_eq!(
         (scene.responder.continue_waiting(&mut scene.cx), scene.responder.admission.queue.len()),
@@ -295,7 +295,7 @@ fn short_replies_take_no_awaited_buffers() {
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
     let mut held = scene.empty_pool();
     scene.serve_held(&mut first, 1);
-    assert!(scene.cx.is_awaited(512));
+    assert!(scene.cx.memory.is_awaited(512));
     held.clear();
     scene.serve_held(&mut later, 2);
     assert_eq!((scene.responder.admission.queue.len(), scene.sent(&mut later)), (2, vec![]));
@@ -319,7 +319,7 @@ fn a_call_that_lacks_another_size_holds_its_line_for_a_second() {
         held.swap_remove(one);
         scene.responder.continue_waiting(&mut scene.cx)
     };
-    let awaited = |scene: &Scene| [512, 65536].map(|len| scene.cx.is_awaited(len));
+    let awaited = |scene: &Scene| [512, 65536].map(|len| scene.cx.memory.is_awaited(len));
     assert_eq!(awaited(&scene), [false, true], "it waits for the longest");
     assert_eq!((comes_home(&mut scene, 65536), awaited(&scene)), (0, [true, true]));
     time.advance(Duration::from_millis(999));
@@ -364,14 +364,14 @@ fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
     for short in [false, true] {
         let mut scene = Scene::new();
         let mut conn = open_conn(0, true);
-        conn.was_accepted(PeerInfo::new("192.0.2.1:700", 0, u64::MAX), None);
+        conn.was_accepted(PeerInfo::new("192.0.2.1:700", 0), None);
         let limit = conn.proto.credits().credit_limit();
         if short {
-            let too_many = scene.cx.receives.posted() as u32 + 1;
-            scene.cx.receives.promise(&mut conn.promise, too_many, 0);
+            let too_many = scene.cx.memory.receives.posted() as u32 + 1;
+            scene.cx.memory.receives.promise(&mut conn.promise, too_many, 0);
         }
         let size = scene.cx.config.wire.receive_size;
-        let messages: Vec<_> = (0..=limit).map(|_| scene.cx.alloc(size).expect("a buffer")).collect();
+        let messages: Vec<_> = (0..=limit).map(|_| scene.cx.memory.alloc(size).expect("a buffer")).collect();
         let _kept = scene.empty_pool();
         for (xid, message) in (1..).zip(messages) {
             scene.serve_message(&mut conn, xid, SHORT, message);

@@ -12,9 +12,9 @@ use crate::fabric::ReceivedBuf;
 use crate::proto::{Lists, Received};
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use crate::service::{DeferredCall, Header, Procedure, Replying, Services};
-use crate::shard::admission::peer_info::PeerInfo;
+use crate::shard::checks::ObligationChecks;
 use crate::shard::clock::{Clock, SimulatedTime};
-use crate::shard::obligations::ObligationChecks;
+use crate::shard::peer_events::PeerInfo;
 use crate::shard::testing::{NoDevice, call, context, message, message_with_lists, open_conn, received, small};
 use crate::wire::Segment;
 
@@ -65,7 +65,7 @@ impl Scene {
         cx.config.limits.max_deferred = 2;
         let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
         let responder = Responder::new(Some(services.to_local()), signal, 128);
-        let spare = std::iter::from_fn(|| cx.alloc(cx.config.wire.receive_size)).take(16).collect();
+        let spare = std::iter::from_fn(|| cx.memory.alloc(cx.config.wire.receive_size)).take(16).collect();
         let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let own = Pool::new(&PoolConfig { classes: vec![Class { size: 8192, count: 16 }], arena }).expect("memory");
         Self { responder, services: Arc::new(services), held, cx, spare, own }
@@ -73,7 +73,7 @@ impl Scene {
 
     /// A call comes.
     fn serve(&mut self, conn: &mut Conn, xid: u32, procedure: u32) {
-        let buf = self.cx.alloc(self.cx.config.wire.receive_size).expect("a buffer");
+        let buf = self.cx.memory.alloc(self.cx.config.wire.receive_size).expect("a buffer");
         self.serve_message(conn, xid, procedure, buf);
     }
 
@@ -102,7 +102,7 @@ impl Scene {
         let write_list = writes.iter().flat_map(|&len| [1, 1, 1, len, 0, 0]);
         let lists: Vec<u32> = [0].into_iter().chain(write_list).chain([0, 0]).collect();
         let message = message_with_lists(16, &lists, &call(xid, SHORT));
-        let message = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
+        let message = received(cx.memory.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
         let Received::Call { id } = conn.proto.handle_message(&message) else { panic!("it is a call") };
         let mut call = responder.take_call(cx, conn, id, &conn.proto.header().head);
         for &length in writes {
@@ -115,7 +115,8 @@ impl Scene {
     fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Call<Replying> {
         // A chunk without room takes no result, not even an empty one.
         let call = self.arrived(conn, xid, &[bytes.max(1) as u32]);
-        let (message, reply) = (self.cx.alloc(100).expect("a buffer"), self.cx.alloc(200).expect("a buffer"));
+        let (message, reply) =
+            (self.cx.memory.alloc(100).expect("a buffer"), self.cx.memory.alloc(200).expect("a buffer"));
         let call = call.admit(RpcMessage { buf: ReceivedBuf::whole(message), at: 0 }, Header { entry: 0, len: 40 });
         let mut call = call.with_reply_buffer(reply, 160);
         let mut result = self.own.alloc(bytes).expect("a buffer");
@@ -141,7 +142,7 @@ impl Scene {
 
     /// Takes all buffers that a reply would do with.
     fn empty_pool(&self) -> Vec<Buf> {
-        std::iter::from_fn(|| self.cx.pool.alloc(1)).collect()
+        std::iter::from_fn(|| self.cx.memory.pool.alloc(1)).collect()
     }
 
     /// The same for the application's use.
@@ -288,7 +289,7 @@ fn a_cached_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     scene.responder.dispatch(&mut scene.cx);
     assert!(workers.turn(0));
     assert_eq!((scene.responder.collect(&mut scene.cx), scene.responder.pending.len()), (1, 0));
-    assert_eq!(scene.cx.receives.unpromised(), 256, "its receive is back");
+    assert_eq!(scene.cx.memory.receives.unpromised(), 256, "its receive is back");
     scene.serve(&mut conn, 7, ONCE);
     scene.responder.dispatch(&mut scene.cx);
     assert!(workers.turn(0), "the first one did nothing");
@@ -305,7 +306,7 @@ fn a_host_that_reconnects_waits_for_its_own_calls() {
     scene.responder.admission = Admission::new(12);
     let conn = |slot, host: &str| {
         let mut conn = open_conn(slot, true);
-        conn.was_accepted(PeerInfo::new(host, 0, u64::MAX), None);
+        conn.was_accepted(PeerInfo::new(host, 0), None);
         conn
     };
     let mut held = Vec::new();
@@ -316,10 +317,10 @@ fn a_host_that_reconnects_waits_for_its_own_calls() {
         scene.responder.connection_lost(&mut scene.cx, &mut conn);
     }
     assert_eq!(
-        (held.len(), scene.responder.not_handed_over, scene.responder.owners_with_orphans()[0].orphans()),
+        (held.len(), scene.responder.not_handed_over, scene.responder.owners_with_orphans()[0].orphans(false)),
         (6, 0, 6)
     );
-    assert_eq!(scene.cx.receives.unpromised(), 256 - 6);
+    assert_eq!(scene.cx.memory.receives.unpromised(), 256 - 6);
     let (mut late, mut other) = (conn(4, "192.0.2.1:7"), conn(5, "192.0.2.2:7"));
     scene.serve(&mut late, 1, LATER);
     scene.serve(&mut other, 2, LATER);
@@ -333,7 +334,7 @@ fn a_host_that_reconnects_waits_for_its_own_calls() {
     drop(held);
     while scene.responder.collect(&mut scene.cx) > 0 {}
     assert!(scene.responder.pending.is_empty() && scene.responder.owners_with_orphans().is_empty());
-    assert_eq!(scene.cx.receives.unpromised(), 256);
+    assert_eq!(scene.cx.memory.receives.unpromised(), 256);
 }
 
 #[test]

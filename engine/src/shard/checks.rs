@@ -1,0 +1,360 @@
+//! Periodic checks of connections, in parts: a check of all at once would delay their messages.
+//!
+//! # Obligations
+//!
+//! A connection closes if its peer owes something for longer than
+//! [`timeouts.progress`](crate::config::TimeoutConfig::progress).
+//!
+//! # Credit limits, and keep-alive of quiet connections
+//!
+//! The limits of busy connections grow while Receives are plentiful, and shrink to an equal share when they get short.
+//! A keep-alive is a pure grant; in version 1 it is an RDMA Write of no bytes, which the peer's device acknowledges.
+//!
+//! A waiting peer is not visible here: a fast receiver replenishes each message at once. So the limit of a busy
+//! connection grows until half of the shard's Receives are promised: they are posted anyway.
+
+use std::mem;
+
+use super::admission::receives::moment;
+use super::clock::nanoseconds;
+use super::connection::close_reason::LocalClose;
+use super::connection::{Conn, Stage};
+use super::context::Context;
+use super::obligations::{Interval, PeerObligations};
+use crate::config::RECEIVE_MARGIN;
+use crate::fabric::Fabric;
+use crate::proto::MIN_CREDITS;
+use crate::stats::ShardStats;
+use crate::wire::Version;
+
+/// Number of parts in which connections are checked.
+const PARTS: usize = 16;
+/// Checks of obligations within [`timeouts.progress`](crate::config::TimeoutConfig::progress).
+const CHECKS: u64 = 8;
+/// Unreported bytes that may precede an obligation: headers, and messages of the peer.
+const SLACK: u64 = 256 << 10;
+/// Control-plane intervals between two checks of a credit limit.
+const INTERVALS: u64 = 8;
+/// Messages of a busy connection between two checks, in multiples of its credit limit.
+const TURNOVERS: u64 = 8;
+
+/// For each part of the connections that is due: the nanoseconds since its last check.
+type Due = [Option<u64>; PARTS];
+
+/// Schedule of a periodic check, part by part.
+#[derive(Debug, Default)]
+struct Rounds {
+    /// Time of each part's last check, in nanoseconds.
+    checked: [u64; PARTS],
+    /// Next part, and its time.
+    part: usize,
+    due: u64,
+}
+
+impl Rounds {
+    /// Starts the checks that are due, if each part is due after `every` nanoseconds. After a pause several are due, at
+    /// most all, each once.
+    fn begin(&mut self, now: u64, every: u64) -> Due {
+        let (mut due, step) = ([None; PARTS], (every / PARTS as u64).max(1));
+        let Some(late) = now.checked_sub(self.due) else { return due };
+        for _ in 0..(late / step).saturating_add(1).min(PARTS as u64) {
+            let checked = mem::replace(&mut self.checked[self.part], now);
+            due[self.part] = Some(now.saturating_sub(checked));
+            self.part = (self.part + 1) % PARTS;
+        }
+        self.due = now.saturating_add(step);
+        due
+    }
+}
+
+/// Whether the connection in this place of the table is due, and since when it was not checked.
+fn elapsed(due: &Due, slot: usize) -> Option<u64> {
+    due[slot % PARTS]
+}
+
+/// Schedule of the checks of obligations.
+#[derive(Debug, Default)]
+pub(super) struct ObligationChecks {
+    rounds: Rounds,
+    /// Time when all parts are due.
+    all_due: u64,
+    /// Parts checked since the last obligation or work. After all of them, no check needs to interrupt a sleep.
+    quiet: usize,
+    /// Whether the last checks followed a pause.
+    paused: bool,
+    /// The shard's work until then, as [`work_of`] counts it.
+    work: u64,
+}
+
+/// Count of turns with work and of started calls. It uses the shard's counters only: those of a device may need a
+/// system call.
+fn work_of(stats: &ShardStats) -> u64 {
+    (stats.turns - stats.idle_turns).wrapping_add(stats.calls)
+}
+
+impl ObligationChecks {
+    /// Starts the checks that are due, each part every `every` nanoseconds.
+    ///
+    /// While this side was suspended, no peer could make progress, and messages may be unread: that time does not
+    /// count. For repeated pauses, at most the time of two checks counts.
+    fn begin(&mut self, now: u64, every: u64) -> Due {
+        let is_pause = now.saturating_sub(self.rounds.due) > every.saturating_mul(2);
+        let was_paused = mem::replace(&mut self.paused, is_pause);
+        let most = if is_pause && !was_paused { 0 } else { every.saturating_mul(2) };
+        let due = self.rounds.begin(now, every).map(|part| part.map(|nanos| nanos.min(most)));
+        self.quiet += due.iter().flatten().count();
+        self.all_due = now.saturating_add(every);
+        due
+    }
+
+    /// Time when a sleeping shard must check all parts, in nanoseconds. `work`: its work so far.
+    fn next(&mut self, work: u64) -> u64 {
+        if mem::replace(&mut self.work, work) != work {
+            self.quiet = 0;
+        }
+        if self.quiet < PARTS { self.all_due } else { u64::MAX }
+    }
+
+    /// Part of step 5 of a turn: closes the connections whose peers are late.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        let now = cx.clock.read();
+        if now >= self.rounds.due {
+            self.end_stalled(cx, now);
+        }
+        self.before_sleep(cx);
+    }
+
+    /// Limits a sleep to the next check of all connections: peers may owe something for work since the last check.
+    pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        cx.schedule.wake_by(self.next(work_of(&cx.stats)));
+    }
+
+    /// Checks the due connections, and closes those whose peers are late.
+    #[cold]
+    fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+        let timeout = nanoseconds(cx.config.timeouts.progress);
+        let every = (timeout / CHECKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
+        let due = self.begin(now, every);
+        cx.with_those(
+            |slot| elapsed(&due, slot).is_some(),
+            |cx, conn| {
+                let nanos = elapsed(&due, conn.qp().slot as usize).unwrap_or(0);
+                if !self.check(cx, conn, nanos, timeout) && conn.obligations.awaits_sends() {
+                    // The last Sends may be unsignaled, so completion is requested. It is requested at once: later work
+                    // requests follow later Reads, whose bytes do not count.
+                    cx.request_completion(conn);
+                }
+            },
+        );
+    }
+
+    /// Checks one connection; true if it closes.
+    fn check<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, nanos: u64, timeout: u64) -> bool {
+        if matches!(conn.stage(), Stage::Connecting | Stage::Reconnecting) {
+            return false;
+        }
+        let (in_device, flow) = (cx.fabric.holds_sends(conn.qp()), cx.fabric.flow(conn.qp()));
+        let owed = owed(conn, in_device, cx.config.limits.max_abandoned);
+        let rest = if owed.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
+        // If the device reports bytes, those not yet posted may come first; otherwise all known ones.
+        let unseen = rest
+            + match flow {
+                Some(_) => SLACK + conn.sends.unposted(),
+                None => {
+                    let written = owed.written - conn.obligations.written();
+                    conn.served.outstanding_reads().bytes as u64 + written
+                }
+            };
+        let (receive, min_rate) = (cx.config.wire.receive_size as u64, cx.config.limits.min_rate);
+        let (waited, why) = conn.obligations.check(owed, &Interval { nanos, flow, unseen, receive, min_rate });
+        if conn.obligations.is_any_owed() {
+            self.quiet = 0;
+        }
+        if waited < timeout.max(1) || conn.has_ended() {
+            return false;
+        }
+        cx.stats.peers_stalled += 1;
+        let why = LocalClose::ProgressTimeout(why);
+        let peer = conn.who();
+        cx.warn("connections ended for what their peers owe", format_args!("{peer}: connection ended: {why}"));
+        conn.end_for(why);
+        true
+    }
+}
+
+/// What the peer owes. `in_device`: the device holds memory of this connection.
+fn owed(conn: &Conn, in_device: bool, max_abandoned: usize) -> PeerObligations {
+    // A busy peer may delay work that costs this side nothing.
+    let status = conn.proto.status();
+    let holds = in_device || !conn.sends.is_empty() || status.has_replies;
+    let (sends, completed) = conn.sends.numbers();
+    let (fetches, fetched) = conn.served.fetches();
+    PeerObligations {
+        sends,
+        completed: if holds { completed } else { sends },
+        written: conn.sends.written_so_far(),
+        fetches,
+        fetched,
+        replies: status.queued,
+        granted: status.sent,
+        waiting: if status.queued == status.sent { 0 } else { conn.served.waiting_bytes() },
+        half_sent: status.half_received,
+        withheld: conn.proto.calls().withheld_answers(max_abandoned, conn.proto.credits()),
+    }
+}
+
+/// Schedule of credit limits and keep-alive.
+#[derive(Debug, Default)]
+pub(super) struct CreditLimits {
+    rounds: Rounds,
+    /// Next keep-alive of quiet connections, in nanoseconds.
+    keep_alive_due: u64,
+}
+
+impl CreditLimits {
+    /// Whether to check all connections for keep-alive. Many new connections, which hasten the control plane, cause no
+    /// extra checks.
+    fn take_keep_alive(&mut self, now: u64, every: u64) -> bool {
+        let due = every != 0 && now >= self.keep_alive_due;
+        if due {
+            self.keep_alive_due = now.saturating_add(1).checked_next_multiple_of(moment(every)).unwrap_or(u64::MAX);
+        }
+        due
+    }
+
+    /// Part of step 5 of a turn: adapts credit limits, and sends keep-alives.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        let now = cx.clock.read();
+        if cx.memory.receives.ran_short {
+            cx.resume_grants();
+        }
+        let due = self.rounds.begin(now, INTERVALS * nanoseconds(cx.config.poll.control_interval));
+        let every = nanoseconds(cx.config.timeouts.keep_alive);
+        let keep_alive = self.take_keep_alive(now, every);
+        if every != 0 && !cx.conns.slots().is_empty() {
+            cx.schedule.wake_by(self.keep_alive_due);
+        }
+        if due == [None; PARTS] && !keep_alive {
+            return;
+        }
+        let open = cx.conns.iter().count();
+        cx.with_those(
+            |slot| keep_alive || elapsed(&due, slot).is_some(),
+            |cx, conn| {
+                if elapsed(&due, conn.qp().slot as usize).is_some() {
+                    conn.pass_time(now);
+                    fit_limit(cx, conn, open);
+                }
+                if keep_alive && conn.stage() == Stage::Open {
+                    send_keep_alive(cx, conn, now, every);
+                }
+            },
+        );
+        cx.refill();
+    }
+}
+
+/// Adapts the credit limit of one of `open` connections.
+fn fit_limit<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, open: usize) {
+    let received = conn.usage.count_received(conn.proto.counters().received);
+    let total = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
+    let free = cx.memory.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
+    let credits = conn.proto.credits().credit_limit();
+    let wanted = if free < total / 8 {
+        credits.min((total / open.max(1)).saturating_sub(2) as u32)
+    } else if received >= TURNOVERS * u64::from(credits) && free > total / 4 * 3 {
+        let most = cx.config.limits.max_credits.saturating_sub(credits);
+        credits + cx.memory.receives.take_reserve(credits.min((free / 4) as u32).min(most))
+    } else {
+        credits
+    };
+    let wanted = wanted.max(MIN_CREDITS);
+    // Version 1 without reverse calls has none.
+    if wanted != credits && credits != 0 && conn.stage() == Stage::Open {
+        conn.proto.set_credit_limit(wanted);
+        conn.fit();
+    }
+    cx.rebalance(conn);
+}
+
+fn send_keep_alive<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, now: u64, every: u64) {
+    if !conn.usage.needs_keep_alive(conn.proto.counters().sent, now, every) {
+        return;
+    }
+    if conn.proto.terms().version == Version::V2 {
+        conn.proto.keep_alive();
+        cx.ready.add(conn);
+    } else if !conn.sends.awaits_end() {
+        cx.write_nothing(conn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Interval of each part.
+    const EVERY: u64 = 10 * PARTS as u64;
+
+    #[test]
+    fn windows_are_fitted_now_and_then_those_of_one_part_of_the_connections_after_the_other() {
+        let mut rounds = Rounds::default();
+        let mut at = |now| {
+            let due = rounds.begin(now, EVERY);
+            (0..2 * PARTS).filter(|&slot| elapsed(&due, slot).is_some()).collect::<Vec<_>>()
+        };
+        assert_eq!(at(1_000_000).len(), 32, "all of them at first");
+        assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "however often they are asked for");
+        let turns: Vec<_> = (1..=PARTS as u64).map(|n| at(1_000_000 + 10 * n)).collect();
+        assert_eq!((&turns[0][..], &turns[15][..]), (&[0, 16][..], &[15, 31][..]));
+        assert!(at(1_000_169).is_empty());
+        assert_eq!(at(1_000_170 + 2 * 10), [0, 1, 2, 16, 17, 18], "those that were left out meanwhile, too");
+        assert_eq!(at(1_000_170 + 3 * 10), [3, 19]);
+        assert_eq!(at(2_000_000).len(), 32, "each no more than once");
+    }
+
+    #[test]
+    fn it_is_looked_which_are_quiet_once_for_each_moment_however_often_control_is() {
+        let mut limits = CreditLimits::default();
+        let looks =
+            |limits: &mut CreditLimits, every| (800..1600).filter(|&now| limits.take_keep_alive(now, every)).count();
+        assert_eq!((looks(&mut limits, 0), looks(&mut limits, 800)), (0, 8), "at 800, 900 and so on");
+    }
+
+    #[test]
+    fn time_in_which_nobody_looked_is_held_against_nobody() {
+        let mut checks = ObligationChecks::default();
+        assert_eq!(checks.begin(10_000, EVERY), [Some(0); PARTS], "behind a pause all are due");
+        assert_eq!(checks.begin(20_000, EVERY), [Some(2 * EVERY); PARTS], "it is away again");
+        assert_eq!(checks.begin(checks.rounds.due, EVERY)[0], Some(10));
+        assert_eq!(checks.begin(u64::MAX, EVERY), [Some(0); PARTS]);
+    }
+
+    #[test]
+    fn the_parts_take_turns() {
+        let mut checks = ObligationChecks::default();
+        checks.begin(10_000, EVERY);
+        for part in 0..PARTS {
+            let turn = checks.begin(checks.rounds.due, EVERY);
+            let looked: Vec<_> = (0..PARTS).filter(|&other| turn[other].is_some()).collect();
+            assert_eq!((looked, turn[part]), (vec![part], Some(10 + 10 * part as u64)));
+        }
+        let turn = checks.begin(checks.rounds.due + 20, EVERY);
+        assert_eq!(turn.iter().filter(|part| part.is_some()).count(), 3, "it is late by two");
+        assert_eq!(turn[..3], [Some(EVERY + 20), Some(EVERY + 10), Some(EVERY)]);
+    }
+
+    #[test]
+    fn a_wake_up_checks_all_unless_nothing_was_owed_or_done() {
+        let mut checks = ObligationChecks::default();
+        checks.begin(10_000, EVERY);
+        assert_eq!(checks.next(0), u64::MAX, "nothing was found to be owed");
+        assert_eq!(checks.next(1), 10_000 + EVERY, "what was done since may have left something");
+        assert_eq!(checks.begin(checks.all_due, EVERY), [Some(EVERY); PARTS]);
+        assert_eq!(checks.next(1), u64::MAX);
+        // This part has a debt.
+        checks.begin(checks.rounds.due, EVERY);
+        checks.quiet = 0;
+        assert_eq!(checks.next(1), checks.rounds.due + EVERY - 10);
+    }
+}

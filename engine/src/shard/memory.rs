@@ -1,0 +1,270 @@
+//! Memory of a shard: its pool, its Receives, and the buffer sizes that are reserved for waiting calls.
+
+use rpcrdma_mempool::{ArenaId, Buf, Pool};
+
+use super::admission::receives::ReceiveBudget;
+use crate::config::{BUFFER_ALIGN, Config, HEADROOM_CHUNKS};
+use crate::proto::{CallError, Knob};
+use crate::start_error::StartError;
+
+/// Appends an item to a list that nearly always has room: builds it in place, and grows the list out of line.
+#[inline(always)]
+pub(super) fn push<T>(list: &mut Vec<T>, made: impl FnOnce() -> T) {
+    if list.len() < list.capacity() { list.push(made()) } else { grow(list, made()) }
+}
+
+#[cold]
+#[inline(never)]
+fn grow<T>(list: &mut Vec<T>, last: T) {
+    list.push(last);
+}
+
+/// Receives of one size other than the configured one.
+#[derive(Debug)]
+pub(super) struct SizedPool {
+    pub(super) size: usize,
+    pub(super) pool: Pool,
+}
+
+/// Sizes of a shard's Receives. They [change](super::changes) while calls run.
+#[derive(Debug)]
+pub(super) struct ReceiveSizes {
+    /// Lower bound of all Receives, announced to new peers.
+    pub(super) announced: usize,
+    /// Size of new Receives.
+    pub(super) filled: usize,
+    /// Memory of the current size, unless that is the configured one.
+    pub(super) own: Option<SizedPool>,
+    /// Memory of earlier sizes, still in use.
+    pub(super) retired: Vec<SizedPool>,
+    /// Receives posted since the start.
+    pub(super) posted: u64,
+    /// Buffer bytes of a new Receive.
+    pub(super) capacity: usize,
+    /// Buffer bytes of a Receive of the configured size: longer buffers have other uses, too.
+    pub(super) configured_capacity: usize,
+}
+
+impl ReceiveSizes {
+    /// Pools of sizes other than the configured one.
+    pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.own.iter().chain(&self.retired).map(|sized| &sized.pool)
+    }
+}
+
+/// Memory of a shard. It has no policy about calls.
+pub(super) struct Memory {
+    pub(super) config: Config,
+    /// Whether the shard serves: part of the pool is for peers' calls.
+    serves: bool,
+    pub(super) pool: Pool,
+    pub(super) receives: ReceiveBudget,
+    pub(super) sizes: ReceiveSizes,
+    /// Buffer sizes that calls wait for, ascending.
+    awaited: Vec<usize>,
+    /// Failed allocations.
+    pub(super) failures: u64,
+}
+
+impl Memory {
+    /// Allocates the memory of a configuration; `serves`: part of it for peers' calls.
+    ///
+    /// # Errors
+    /// The knob, limit or call that failed, and the remedy.
+    pub(super) fn new(config: &Config, serves: bool) -> Result<Self, StartError> {
+        let (classes, announced) = (config.pool(serves), config.wire.receive_size);
+        let capacity = classes.classes.iter().map(|class| class.size).find(|&size| size >= announced).unwrap_or(0);
+        let pool = Pool::new(&classes)?;
+        log::debug!("shard pool: {}", pool.arena().report());
+        let (own, retired, posted, configured_capacity) = (None, Vec::new(), 0, capacity);
+        Ok(Self {
+            config: config.clone(),
+            serves,
+            pool,
+            receives: ReceiveBudget::new(config.memory.receives),
+            sizes: ReceiveSizes { announced, filled: announced, own, retired, posted, capacity, configured_capacity },
+            awaited: Vec::new(),
+            failures: 0,
+        })
+    }
+
+    /// Takes buffers for Receives, up to the promised number and the margin; `spared` promised ones are not needed.
+    pub(super) fn take_receives(&mut self, spared: u32) {
+        self.sizes.pools().for_each(|pool| _ = pool.drain_remote());
+        let (pool, size) = self.sizes.own.as_ref().map_or((&self.pool, self.sizes.filled), |own| (&own.pool, own.size));
+        let mut bufs = pool.alloc_many(size);
+        for _ in 0..self.receives.wanted() {
+            let Some(buf) = bufs.next() else {
+                self.failures += 1;
+                break;
+            };
+            // Spare receives take no longer buffers, for which calls may wait.
+            if buf.capacity() > self.sizes.capacity && self.receives.cover_promises_without(spared) {
+                break;
+            }
+            self.receives.add(buf);
+        }
+        drop(bufs);
+        self.receives.count_reserve(pool.first_room(size).0);
+    }
+
+    /// Allocates a pool buffer for `len` bytes; counts failures.
+    #[inline]
+    pub(super) fn alloc(&mut self, len: usize) -> Option<Buf> {
+        let buf = self.pool.alloc(len);
+        self.failures += u64::from(buf.is_none());
+        buf
+    }
+
+    /// Allocates a pool buffer of `len` bytes for a call of this side.
+    ///
+    /// # Errors
+    /// Out of buffers, or too long.
+    #[inline]
+    pub(super) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
+        self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
+    }
+
+    /// Reason for the lack of a pool buffer for `len` bytes.
+    #[cold]
+    pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
+        self.config.lacks_buffer(self.serves, len)
+    }
+
+    /// The knob for pool buffers of `len` bytes, or for longer ones.
+    #[cold]
+    pub(super) fn knob_of_buffers(&self, len: usize) -> Knob {
+        self.config.knob_of_buffers(self.serves, len)
+    }
+
+    /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves the longer ones to bulk data:
+    /// otherwise users with many unanswered calls would hold all of them.
+    #[inline(always)]
+    pub(super) fn longest_for_reply(&self, len: usize) -> usize {
+        self.config.longest_for_reply(len).min(self.longest_for(len))
+    }
+
+    /// Bytes of the smallest buffers that hold `len` bytes.
+    pub(super) fn class_of(&self, len: usize) -> usize {
+        self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
+    }
+
+    /// Reserves buffers of a size for the calls that wait for them.
+    pub(super) fn reserve_size(&mut self, size: usize) {
+        if let Err(at) = self.awaited.binary_search(&size) {
+            self.awaited.insert(at, size);
+        }
+    }
+
+    /// Ends all reservations of sizes.
+    pub(super) fn release_sizes(&mut self) {
+        self.awaited.clear();
+    }
+
+    /// Whether this size is reserved for waiting calls.
+    pub(super) fn is_awaited(&self, size: usize) -> bool {
+        self.awaited.contains(&size)
+    }
+
+    /// Whether any size is reserved.
+    #[inline(always)]
+    pub(super) fn awaits_some(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// The longest buffer for `len` bytes that no call waits for.
+    #[inline(always)]
+    pub(super) fn longest_for(&self, len: usize) -> usize {
+        if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
+    }
+
+    #[cold]
+    fn longest_not_awaited(&self, len: usize) -> usize {
+        let own = self.class_of(len);
+        self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
+    }
+
+    /// Of `count` buffers that hold `len` bytes, the number that calls share: those that are no Receives.
+    #[inline]
+    pub(super) fn unposted(&self, len: usize, count: usize) -> usize {
+        let posted = if len <= self.sizes.configured_capacity { self.receives.held() } else { 0 };
+        count.saturating_sub(posted)
+    }
+
+    /// Bytes of a chunk's buffer for `len` bytes, with room for alignment if the pool has such buffers.
+    #[inline]
+    pub(super) fn chunk_room(&self, len: usize) -> usize {
+        if self.config.memory.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
+    }
+
+    #[inline(never)]
+    fn aligned_room(&self, len: usize) -> usize {
+        let room = len + self.config.memory.chunk_align - BUFFER_ALIGN;
+        if self.pool.room(room).1 > 0 { room } else { len }
+    }
+
+    /// Allocates a pool buffer for a chunk of `len` bytes, aligned as configured.
+    #[inline]
+    pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
+        match self.config.memory.chunk_align > BUFFER_ALIGN {
+            true => self.alloc_aligned(len),
+            false => self.pool.alloc_within(len, self.longest_for(len)),
+        }
+    }
+
+    /// The window starts at an aligned byte within the buffer, so that the buffers still spread over the sets of the
+    /// cache.
+    #[inline(never)]
+    fn alloc_aligned(&self, len: usize) -> Option<Buf> {
+        let (align, room) = (self.config.memory.chunk_align, self.aligned_room(len));
+        let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
+        if room > len {
+            buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
+        }
+        Some(buf)
+    }
+
+    /// Whether the fabric has registered this memory, for work requests of this side.
+    pub(super) fn knows(&self, arena: ArenaId) -> bool {
+        arena == self.pool.arena().id() || self.config.memory.arenas.iter().any(|own| own.id() == arena)
+    }
+
+    /// Copies a message, with the usual headroom for a header with chunks. `None` without memory.
+    pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
+        self.copy_with(HEADROOM_CHUNKS, message)
+    }
+
+    /// Copies a message, with `room` bytes of headroom.
+    pub(super) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
+        let mut copy = self.alloc(room + message.len())?;
+        copy.set_window(room, message.len());
+        copy.copy_from_slice(message);
+        Some(copy)
+    }
+
+    /// Returns a message with the usual headroom for a header with chunks; copies it if it has less.
+    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
+        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::shard::testing::{context, small};
+
+    #[test]
+    fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
+        let mut config = small();
+        (config.memory.chunk_align, config.memory.bulk_buffers) = (4096, vec![(1 << 17, 2)]);
+        let memory = context(config.clone()).memory;
+        let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
+        rooms.into_iter().for_each(|(len, room)| assert_eq!(memory.chunk_room(len), room));
+        let first = memory.alloc_chunk(1 << 16).expect("of the longer buffers");
+        assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
+        assert_eq!(memory.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
+        let _second = memory.alloc_chunk(1 << 16).expect("the other");
+        assert!(memory.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
+        config.memory.chunk_align = 64;
+        assert_eq!(context(config).memory.chunk_room(100), 100);
+    }
+}
