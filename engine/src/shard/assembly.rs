@@ -177,8 +177,7 @@ fn drop_slowest<F: Fabric>(cx: &mut Context<F>, conn: &Conn, len: usize) {
     other.assembling.give_up();
     other.proto.drop_parts();
     cx.stats.pool_empty += 1;
-    let name = |conn: &Conn| conn.accepted.as_ref().map_or("a server", |accepted| accepted.host()).to_owned();
-    let (loser, winner) = (name(other), name(conn));
+    let (loser, winner) = (other.who(), conn.who());
     let line = format_args!(
         "{loser}: message in parts dropped in favour of {winner}, as such messages have half of the buffers \
          (memory.long_buffers)"

@@ -84,7 +84,6 @@ pub(super) struct Changes {
 
 impl Changes {
     /// Records an event of a connection. A requested receive size, if allowed, is granted when possible.
-    #[cold]
     pub(super) fn add(&mut self, config: &Config, conn: &Conn, event: Event) {
         if let Event::Requested(wanted) = &event
             && config.debug.resize_on_request
@@ -112,7 +111,6 @@ impl Changes {
     }
 
     /// Adopts the terms of a connection, which its last message may have changed.
-    #[cold]
     pub(super) fn adopt_terms<F: Fabric>(&self, cx: &mut Context<F>, conn: &mut Conn) {
         // The peer may have an earlier value, sent before changes were possible.
         let size = Characteristic::ReceiveSize(cx.memory.sizes.announced as u32);

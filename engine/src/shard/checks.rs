@@ -130,7 +130,6 @@ impl ObligationChecks {
     }
 
     /// Checks the due connections, and closes those whose peers are late.
-    #[cold]
     fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
         let timeout = nanoseconds(cx.config.timeouts.progress);
         let every = (timeout / CHECKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
@@ -225,9 +224,7 @@ impl CreditLimits {
     /// Part of step 5 of a turn: adapts credit limits, and sends keep-alives.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let now = cx.clock.read();
-        if cx.memory.receives.ran_short {
-            cx.resume_grants();
-        }
+        cx.resume_grants();
         let due = self.rounds.begin(now, INTERVALS * nanoseconds(cx.config.poll.control_interval));
         let every = nanoseconds(cx.config.timeouts.keep_alive);
         let keep_alive = self.take_keep_alive(now, every);

@@ -181,17 +181,15 @@ impl<F: Fabric> Context<F> {
         self.memory.take_receives(spared);
         let posted = self.memory.receives.post(|bufs| self.fabric.post_recv(None, bufs));
         self.memory.sizes.posted += posted as u64;
-        if self.memory.receives.ran_short && (posted > 0 || self.memory.receives.suffice()) {
+        if posted > 0 || self.memory.receives.suffice() {
             self.resume_grants();
         }
     }
 
-    /// Resumes delayed grants and replies: receives were added, or fewer are promised.
-    #[cold]
+    /// Resumes delayed grants and replies, if there are any: receives were added, or fewer are promised.
     pub(super) fn resume_grants(&mut self) {
-        self.memory.receives.ran_short = false;
-        for conn in self.conns.iter_mut() {
-            self.ready.add(conn);
+        if mem::take(&mut self.memory.receives.ran_short) {
+            self.conns.iter_mut().for_each(|conn| self.ready.add(conn));
         }
     }
 

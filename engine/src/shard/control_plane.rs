@@ -153,7 +153,9 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn start_drain(&mut self, conn: &mut Conn) {
-        self.life.end_setup(conn.qp());
+        if conn.accepted.is_none() {
+            self.life.end_setup(conn.qp());
+        }
         conn.drain();
         self.cx.ready.add(conn);
     }
@@ -301,9 +303,7 @@ impl<F: Fabric> Shard<F> {
         }
         self.answer_requests();
         self.cx.schedule.begin();
-        if self.cx.has_parked_for_buffer() {
-            self.cx.retry_parked();
-        }
+        self.cx.retry_parked();
         if self.life.draining {
             self.recheck_drains();
         }
@@ -327,11 +327,9 @@ impl<F: Fabric> Shard<F> {
     /// have more behind each. Calls wait meanwhile.
     fn answer_requests(&mut self) {
         self.control_events();
-        let Some(mut next) = self.life.requests.pop_front() else { return };
         let begun = self.cx.clock.read();
         let end = self.life.request_deadline(begun);
-        loop {
-            let (request, private_data, peer) = next;
+        while let Some((request, private_data, peer)) = self.life.requests.pop_front() {
             self.requested(request, &private_data, &peer);
             let now = self.cx.clock.read();
             if now >= end {
@@ -341,8 +339,6 @@ impl<F: Fabric> Shard<F> {
             if self.life.requests.is_empty() {
                 self.control_events();
             }
-            let Some(another) = self.life.requests.pop_front() else { return };
-            next = another;
         }
     }
 
@@ -414,7 +410,6 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Opens a client's connection after negotiation: calls may start.
-    #[cold]
     pub(super) fn open_client(&mut self, conn: &mut Conn) {
         self.life.end_setup(conn.qp());
         if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
@@ -486,8 +481,8 @@ impl<F: Fabric> Shard<F> {
     /// Ends a connection: ends its calls and frees its resources, or starts to reconnect.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
-        if self.may_reconnect(&conn) {
-            return self.begin_reconnect(conn);
+        if let Some(attempts) = self.attempts_before_reconnect(&conn) {
+            return self.begin_reconnect(conn, attempts);
         }
         let closed = conn.take_close_reason().unwrap_or(LocalClose::Requested.into());
         // A server closes the connection of a refused client after a message that says so.
@@ -535,9 +530,7 @@ impl<F: Fabric> Shard<F> {
         self.responder.replies.drop_released(conn);
         self.cx.stats.messages.add(conn.proto.counters());
         self.cx.memory.receives.promise(&mut conn.promise, 0, 0);
-        if self.cx.memory.receives.ran_short {
-            self.cx.resume_grants();
-        }
+        self.cx.resume_grants();
     }
 
     /// Whether a draining connection without calls stays open for messages in flight. These are the rest of a message,
@@ -571,7 +564,6 @@ impl<F: Fabric> Shard<F> {
 
     /// Part of step 5 of a turn: closes draining connections that were silent for long enough. Of the others it learns
     /// which replies were received, for `Undrained`.
-    #[cold]
     pub(super) fn recheck_drains(&mut self) {
         self.with_each(|shard, conn| {
             if conn.stage() == Stage::Draining {
@@ -581,32 +573,27 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    /// Reconnects of a lost connection since it was last useful.
-    fn attempts_of(&mut self, conn: &Conn) -> u32 {
-        let (_, longest) = self.cx.connect.reconnect_backoff;
-        conn.reconnect.attempts_when_lost(self.cx.clock.read(), conn.calls.answered, nanoseconds(longest))
-    }
-
-    /// Whether a connection that has ended reconnects.
-    fn may_reconnect(&mut self, conn: &Conn) -> bool {
+    /// Whether a connection that has ended reconnects: returns its reconnects since it was last useful.
+    fn attempts_before_reconnect(&mut self, conn: &Conn) -> Option<u32> {
         let is_permanent = conn.close_reason().is_some_and(CloseReason::is_permanent);
         if self.life.draining || conn.reconnect.address.is_none() || is_permanent {
-            return false;
+            return None;
         }
-        let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
-        let wire = &self.cx.config.wire;
-        match conn.stage() {
+        let (_, longest) = self.cx.connect.reconnect_backoff;
+        let attempts =
+            conn.reconnect.attempts_when_lost(self.cx.clock.read(), conn.calls.answered, nanoseconds(longest));
+        let (more, wire) = (attempts < self.cx.connect.reconnect_attempts, &self.cx.config.wire);
+        let reconnects = match conn.stage() {
             Stage::Negotiating | Stage::Open => more || conn.is_unanswered(wire) || conn.fallback(wire).is_some(),
             // A failed first connect is final.
             Stage::Connecting => conn.reconnect.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
-        }
+        };
+        reconnects.then_some(attempts)
     }
 
     /// Parks a lost connection that will reconnect.
-    #[cold]
-    fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
-        let attempts = self.attempts_of(&conn);
+    fn begin_reconnect(&mut self, mut conn: Box<Conn>, attempts: u32) {
         let fallback = conn.mark_lost(attempts, &self.cx.config.wire);
         if let Some(reason) = conn.close_reason() {
             let line = format_args!("{}: reconnecting: {reason}", conn.who());

@@ -137,28 +137,27 @@ pub(crate) enum Command {
 pub(super) struct CrossThreadState {
     pub(super) sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
-    /// Threads that wait for a connection.
-    connecting: Vec<Connecting>,
-    /// Connections of clients on other threads, which read their close reasons there.
-    watched: Vec<(ConnRef, Weak<ClosedBecause>)>,
+    /// Connections of clients on other threads.
+    clients: Vec<ClientConn>,
     /// Connections to close, and the polls of the inbox left before that.
     closing: Vec<(ConnRef, u32)>,
     /// The shard's thread has to end.
     pub(super) stopped: bool,
 }
 
-/// Connection request of a waiting thread.
-struct Connecting {
+/// Connection of a client on another thread.
+struct ClientConn {
     conn: ConnRef,
-    /// Deadline, in nanoseconds.
-    due: u64,
-    completer: Completer<Result<OwnedConn, CloseReason>>,
+    /// The client reads its close reason there.
+    closed: Weak<ClosedBecause>,
+    /// While a thread waits for it: the deadline in nanoseconds, and the answer.
+    connecting: Option<(u64, Completer<Result<OwnedConn, CloseReason>>)>,
 }
 
 impl CrossThreadState {
     /// State of a shard that sleeps in its fabric.
     pub(super) fn new(sleeper: Sleeper) -> Self {
-        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), closing: Vec::new(), stopped: false }
+        Self { sleeper, inbox: None, clients: Vec::new(), closing: Vec::new(), stopped: false }
     }
 
     /// Signal by which other threads wake the shard.
@@ -185,8 +184,8 @@ impl CrossThreadState {
                 Notice::Open(conn) => (conn, None),
                 Notice::Closed { conn, reason } => (conn, Some(reason)),
             };
-            let Some(at) = self.connecting.iter().position(|waiting| waiting.conn == conn) else { continue };
-            let Connecting { completer, .. } = self.connecting.swap_remove(at);
+            let client = self.clients.iter_mut().find(|client| client.conn == conn && client.connecting.is_some());
+            let Some((_, completer)) = client.and_then(|client| client.connecting.take()) else { continue };
             // If the requester is gone, dropping the connection closes it.
             completer.complete(match closed {
                 Some(reason) => Err(reason),
@@ -197,20 +196,23 @@ impl CrossThreadState {
 
     /// Connections that have exceeded the time-out of the thread that waits for them.
     pub(super) fn late_connects(&self, clock: &mut Clock, schedule: &mut Schedule) -> Vec<ConnRef> {
-        if self.connecting.is_empty() {
-            return Vec::new();
-        }
         let now = clock.read();
-        let (late, waiting): (Vec<_>, Vec<_>) = self.connecting.iter().partition(|connecting| connecting.due <= now);
-        waiting.into_iter().for_each(|connecting| schedule.wake_by(connecting.due));
-        late.into_iter().map(|connecting| connecting.conn).collect()
+        let deadlines = self.clients.iter().filter_map(|client| Some((client.conn, client.connecting.as_ref()?.0)));
+        let (late, waiting): (Vec<_>, Vec<_>) = deadlines.partition(|(_, deadline)| *deadline <= now);
+        waiting.into_iter().for_each(|(_, deadline)| schedule.wake_by(deadline));
+        late.into_iter().map(|(conn, _)| conn).collect()
+    }
+
+    /// Adds the connection of a client on another thread, and forgets those of clients that are gone.
+    fn add_client(&mut self, client: ClientConn) {
+        self.clients.retain(|client| client.closed.strong_count() > 0 || client.connecting.is_some());
+        self.clients.push(client);
     }
 
     /// Registers a client on another thread for the close reason of its connection.
     fn watch(&mut self, conns: &ConnTable, conn: ConnRef, closed: &Arc<ClosedBecause>) {
-        self.watched.retain(|(_, client)| client.strong_count() > 0);
         if conns.get(conn).is_some() {
-            self.watched.push((conn, Arc::downgrade(closed)));
+            self.add_client(ClientConn { conn, closed: Arc::downgrade(closed), connecting: None });
         } else {
             // This thread is the only writer.
             let _ = closed.set(CloseCause::Before.into());
@@ -219,8 +221,8 @@ impl CrossThreadState {
 
     /// Publishes the close reason of a connection, before its calls end.
     pub(super) fn publish_reason(&mut self, closed: ConnRef, reason: &CloseReason) {
-        for (_, client) in self.watched.extract_if(.., |(conn, _)| *conn == closed) {
-            if let Some(closed) = client.upgrade() {
+        for client in self.clients.iter_mut().filter(|client| client.conn == closed) {
+            if let Some(closed) = mem::take(&mut client.closed).upgrade() {
                 // Each connection closes once.
                 let _ = closed.set(reason.clone());
             }
@@ -281,10 +283,10 @@ impl<F: Fabric> Shard<F> {
         let ConnectRequest { address, timeout, closed, completer } = request;
         match self.connect(&address) {
             Ok(conn) => {
-                self.cross_thread.watch(&self.cx.conns, conn, &closed);
-                let due = self.cx.clock.after(Some(timeout));
-                self.cx.schedule.wake_by(due);
-                self.cross_thread.connecting.push(Connecting { conn, due, completer });
+                let deadline = self.cx.clock.after(Some(timeout));
+                self.cx.schedule.wake_by(deadline);
+                let (closed, connecting) = (Arc::downgrade(&closed), Some((deadline, completer)));
+                self.cross_thread.add_client(ClientConn { conn, closed, connecting });
             }
             Err(error) => completer.complete(Err(error.into())),
         }
@@ -405,13 +407,9 @@ fn alloc_again<F: Fabric>(cx: &mut Context<F>, conn: ConnRef, len: usize) -> Opt
 
 /// The application's task: polled by the shard, and dropped when it panics.
 #[derive(Default)]
-pub(super) struct OwnTask(Option<Box<dyn ShardTask>>);
+pub(super) struct OwnTask(pub(super) Option<Box<dyn ShardTask>>);
 
 impl OwnTask {
-    pub(super) fn new(task: Option<Box<dyn ShardTask>>) -> Self {
-        Self(task)
-    }
-
     /// Whether there is one.
     #[inline]
     pub(super) fn is_some(&self) -> bool {
@@ -436,7 +434,6 @@ impl OwnTask {
     }
 
     /// Drops it after a panic with this text.
-    #[cold]
     pub(super) fn lose<F: Fabric>(&mut self, cx: &mut Context<F>, panic: &str) {
         let again = match self.end() {
             Ok(()) => String::new(),

@@ -27,7 +27,7 @@ pub(super) struct SizedPool {
 }
 
 /// Sizes of a shard's Receives. They [change](super::changes) while calls run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ReceiveSizes {
     /// Lower bound of all Receives, announced to new peers.
     pub(super) announced: usize,
@@ -76,13 +76,13 @@ impl Memory {
         let capacity = classes.classes.iter().map(|class| class.size).find(|&size| size >= announced).unwrap_or(0);
         let pool = Pool::new(&classes)?;
         log::debug!("shard pool: {}", pool.arena().report());
-        let (own, retired, posted, configured_capacity) = (None, Vec::new(), 0, capacity);
+        let (filled, configured_capacity) = (announced, capacity);
         Ok(Self {
             config: config.clone(),
             serves,
             pool,
             receives: ReceiveBudget::new(config.memory.receives),
-            sizes: ReceiveSizes { announced, filled: announced, own, retired, posted, capacity, configured_capacity },
+            sizes: ReceiveSizes { announced, filled, capacity, configured_capacity, ..ReceiveSizes::default() },
             awaited: Vec::new(),
             failures: 0,
         })
@@ -132,7 +132,6 @@ impl Memory {
     }
 
     /// The knob for pool buffers of `len` bytes, or for longer ones.
-    #[cold]
     pub(super) fn knob_of_buffers(&self, len: usize) -> Knob {
         self.config.knob_of_buffers(self.serves, len)
     }

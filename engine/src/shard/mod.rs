@@ -202,7 +202,7 @@ impl<F: Fabric> Shard<F> {
     /// A procedure needs longer buffers than configured, or workers that do not exist.
     pub fn run_application(&mut self, application: Application) -> Result<(), StartError> {
         self.serve(application.services)?;
-        self.task = OwnTask::new(application.task);
+        self.task = OwnTask(application.task);
         Ok(())
     }
 
@@ -345,20 +345,14 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Lends a connection outside the table, and returns it: its user cannot lose it.
+    /// Lends a connection outside the table, and returns it: its user cannot lose it. A closed connection ends then.
     #[inline(always)]
     fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
-        self.restore(conn);
-        result
-    }
-
-    /// Returns a connection to the table, and ends it if it is closed.
-    #[inline(always)]
-    fn restore(&mut self, conn: Box<Conn>) {
         if !self.cx.conns.restore(conn) {
             self.end_closed();
         }
+        result
     }
 
     /// Ends the connections that were returned closed.

@@ -198,7 +198,6 @@ impl HostQuotas {
     }
 
     /// Whether a host has as many calls as its quota. If not, counts one more.
-    #[cold]
     fn exceeds_host<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, quota: usize, chunks: bool) -> bool {
         let now = cx.clock.read();
         if now >= self.recount {

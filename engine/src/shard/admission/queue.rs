@@ -1,7 +1,6 @@
 //! The queue of waiting calls, in order of arrival.
 
 use std::collections::VecDeque;
-use std::fmt;
 
 use log::Level;
 
@@ -22,13 +21,16 @@ const PATIENCE: u64 = 1_000_000_000;
 const SEARCH_INTERVAL: u64 = PATIENCE / 100;
 
 /// What a call waits for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(in crate::shard) enum WaitCause {
     /// RDMA Reads of its connection.
+    #[error("its connection has as many RDMA Reads under way as `limits.max_reads` and `max_read_bytes` allow")]
     Reads,
     /// The quota of its connection or host, for this buffer.
+    #[error("few are free, and its connection, or its host, has its share of them: {0}")]
     Quota(Deficit),
     /// A buffer.
+    #[error("{0}")]
     Buffer(Deficit),
 }
 
@@ -37,20 +39,6 @@ impl WaitCause {
     /// next to get memory.
     pub(in crate::shard) fn is_own(&self) -> bool {
         !matches!(self, Self::Buffer(_))
-    }
-}
-
-impl fmt::Display for WaitCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Reads => f.write_str(
-                "its connection has as many RDMA Reads under way as `limits.max_reads` and `max_read_bytes` allow",
-            ),
-            Self::Quota(deficit) => {
-                write!(f, "few are free, and its connection, or its host, has its share of them: {deficit}")
-            }
-            Self::Buffer(deficit) => deficit.fmt(f),
-        }
     }
 }
 
@@ -329,8 +317,7 @@ impl WaitQueue {
         let is_long = |ticket: &Ticket| now >= ticket.since + PATIENCE && !ticket.reported;
         for waiting in self.calls.iter_mut().filter(|waiting| is_long(&waiting.ticket)) {
             waiting.ticket.reported = true;
-            let conn = cx.conns.get(ConnRef(waiting.call.qp()));
-            let peer = conn.and_then(|conn| conn.accepted.as_ref()).map_or("", |peer| peer.host()).to_owned();
+            let peer = cx.conns.get(ConnRef(waiting.call.qp())).map(Conn::who).unwrap_or_default();
             let (name, cause) = (waiting.call.name(), &waiting.cause);
             let line = format_args!("{peer}: call of {name} has waited for 1 s, {all} calls wait: {cause}");
             let what = "calls that wait for memory for a second";

@@ -22,7 +22,7 @@ impl Promise {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::shard) struct ReceiveBudget {
     /// Limit of promises.
     limit: usize,
@@ -47,18 +47,7 @@ pub(in crate::shard) struct ReceiveBudget {
 
 impl ReceiveBudget {
     pub(in crate::shard) fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            posted: 0,
-            lowest: usize::MAX,
-            promised: 0,
-            withheld: 0,
-            overcommit: 0,
-            ran_short: false,
-            reserve: 0,
-            spared: (0, 0),
-            waiting: Vec::with_capacity(RECEIVE_MARGIN),
-        }
+        Self { limit, lowest: usize::MAX, waiting: Vec::with_capacity(RECEIVE_MARGIN), ..Self::default() }
     }
 
     /// Whether each message that peers may send has a receive.

@@ -403,7 +403,6 @@ impl Conn {
 
     /// Deadline of a draining connection without calls, in nanoseconds. With `untaken` the peer has not received all
     /// replies.
-    #[cold]
     pub(super) fn lingers_until(&mut self, now: u64, silence: u64, untaken: bool) -> u64 {
         let (received, half) = (self.proto.counters().received, self.proto.status().half_received);
         let end = now.saturating_add(silence.saturating_mul(MOST_INTERVALS));
@@ -482,7 +481,6 @@ impl Conn {
     }
 
     /// Whether no peer's call is in work, and the device has completed all replies.
-    #[cold]
     pub(super) fn holds_nothing(&self, fabric: &mut impl Fabric) -> bool {
         self.served.holds_nothing() && self.sends.is_empty() && !self.holds_sends(fabric)
     }

@@ -6,23 +6,26 @@ use super::{Conn, ConnRef, Stage};
 use crate::fabric::QpId;
 use crate::shard::memory::push;
 
+/// Connections are boxed wherever they are.
+type BoxedConn = Box<Conn>;
+
 /// Table of connections. A connection is lent to one user at a time, by
 /// [`Context::with_conn`](crate::shard::context::Context::with_conn), and is then outside the table.
 #[derive(Default)]
 pub(crate) struct ConnTable {
     /// By the slot of the queue pair.
-    slots: Vec<Option<Box<Conn>>>,
+    slots: Vec<Option<BoxedConn>>,
     /// Connections that wait to reconnect, oldest first.
-    reconnecting: Vec<Box<Conn>>,
+    reconnecting: Vec<BoxedConn>,
     /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
     /// Connections returned closed, which have to be ended.
-    closed: Vec<Box<Conn>>,
+    closed: Vec<BoxedConn>,
 }
 
 impl ConnTable {
     /// Adds a connection with a new queue pair.
-    pub(crate) fn insert(&mut self, conn: Box<Conn>) {
+    pub(crate) fn insert(&mut self, conn: BoxedConn) {
         let slot = conn.qp().slot as usize;
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
@@ -37,7 +40,7 @@ impl ConnTable {
 
     /// Lends the connection that has this queue pair.
     #[inline(always)]
-    pub(crate) fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
+    pub(crate) fn take(&mut self, qp: QpId) -> Option<BoxedConn> {
         self.slots.get_mut(qp.slot as usize)?.take_if(|conn| conn.qp().generation == qp.generation)
     }
 
@@ -49,18 +52,18 @@ impl ConnTable {
 
     /// Lends the connection in a slot.
     #[inline]
-    pub(crate) fn take_slot(&mut self, slot: usize) -> Option<Box<Conn>> {
+    pub(crate) fn take_slot(&mut self, slot: usize) -> Option<BoxedConn> {
         self.slots.get_mut(slot)?.take()
     }
 
     /// Lends a connection by its owner's name for it.
     #[inline]
-    pub(crate) fn take_ref(&mut self, conn: ConnRef) -> Option<Box<Conn>> {
+    pub(crate) fn take_ref(&mut self, conn: ConnRef) -> Option<BoxedConn> {
         self.take(conn.0).or_else(|| self.take_reconnected(conn.0))
     }
 
     #[cold]
-    fn take_reconnected(&mut self, origin: QpId) -> Option<Box<Conn>> {
+    fn take_reconnected(&mut self, origin: QpId) -> Option<BoxedConn> {
         if let Some(at) = self.reconnecting.iter().position(|conn| conn.origin() == origin) {
             return Some(self.reconnecting.remove(at));
         }
@@ -70,7 +73,7 @@ impl ConnTable {
 
     /// Returns a lent connection. False if it is closed: it is lent no more, and has to be [ended](Self::take_closed).
     #[inline(always)]
-    pub(crate) fn restore(&mut self, conn: Box<Conn>) -> bool {
+    pub(crate) fn restore(&mut self, conn: BoxedConn) -> bool {
         if conn.has_ended() {
             return self.keep_closed(conn);
         }
@@ -81,7 +84,7 @@ impl ConnTable {
     }
 
     #[cold]
-    fn keep_closed(&mut self, conn: Box<Conn>) -> bool {
+    fn keep_closed(&mut self, conn: BoxedConn) -> bool {
         // The table has no other place for a reconnecting connection.
         if conn.stage() == Stage::Reconnecting {
             self.park(conn);
@@ -98,19 +101,19 @@ impl ConnTable {
     }
 
     /// Takes closed connections, to end them, in the order of their return.
-    pub(crate) fn take_closed(&mut self) -> Vec<Box<Conn>> {
+    pub(crate) fn take_closed(&mut self) -> Vec<BoxedConn> {
         std::mem::take(&mut self.closed)
     }
 
     /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
     /// to this list.
-    pub(crate) fn park(&mut self, conn: Box<Conn>) {
+    pub(crate) fn park(&mut self, conn: BoxedConn) {
         debug_assert!(conn.has_ended(), "it would be put where it has no place");
         self.reconnecting.push(conn);
     }
 
     /// Lends all connections that have no queue pair.
-    pub(crate) fn take_parked(&mut self) -> Vec<Box<Conn>> {
+    pub(crate) fn take_parked(&mut self) -> Vec<BoxedConn> {
         std::mem::take(&mut self.reconnecting)
     }
 
@@ -220,7 +223,7 @@ mod tests {
         QpId { slot, generation }
     }
 
-    fn conn(qp: QpId) -> Box<Conn> {
+    fn conn(qp: QpId) -> BoxedConn {
         Box::new(Conn::new(qp, Connection::new(ConnConfig::default())))
     }
 
