@@ -11,7 +11,6 @@
 //! and does not use growing.
 
 use std::collections::VecDeque;
-use std::collections::vec_deque::Drain;
 use std::mem;
 
 use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
@@ -24,7 +23,7 @@ use crate::fabric::{Access, Fabric, FabricError};
 use crate::proto::exchange::{Characteristic, Event};
 
 /// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send messages of this size.
-const LEAST: usize = 4096;
+pub(super) const LEAST: usize = 4096;
 /// Events kept for the application.
 const MOST_EVENTS: usize = 256;
 
@@ -75,7 +74,7 @@ enum Progress {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// Events of peers' characteristics, for the application.
-    events: VecDeque<(ConnRef, Event)>,
+    pub(super) events: VecDeque<(ConnRef, Event)>,
     /// Progress of the last change of the receive size.
     progress: Progress,
     /// Receive size requested by a peer.
@@ -103,11 +102,6 @@ impl Changes {
             self.events.pop_front();
         }
         self.events.push_back(change);
-    }
-
-    /// Takes the events, oldest first.
-    pub(super) fn take(&mut self) -> Drain<'_, (ConnRef, Event)> {
-        self.events.drain(..)
     }
 
     /// Adopts the terms of a connection, which its last message may have changed.
@@ -204,11 +198,6 @@ impl Changes {
         self.progress = Progress::Done;
         announce(cx, true);
     }
-}
-
-/// Receive sizes that peers may request.
-pub(super) fn for_peers(config: &Config) -> Option<(usize, usize)> {
-    config.debug.resize_on_request.then(|| (LEAST, config.longest_message()))
 }
 
 /// Switches to receives of this size, and drops those not posted yet.

@@ -38,7 +38,7 @@ const INTERVALS: u64 = 8;
 /// Messages of a busy connection between two checks, in multiples of its credit limit.
 const TURNOVERS: u64 = 8;
 
-/// For each part of the connections that is due: the nanoseconds since its last check.
+/// For each part of the connections that is due, by place in the table modulo the number of parts: the nanoseconds since its last check.
 type Due = [Option<u64>; PARTS];
 
 /// Schedule of a periodic check, part by part.
@@ -65,11 +65,6 @@ impl Rounds {
         self.due = now.saturating_add(step);
         due
     }
-}
-
-/// Whether the connection in this place of the table is due, and since when it was not checked.
-fn elapsed(due: &Due, slot: usize) -> Option<u64> {
-    due[slot % PARTS]
 }
 
 /// Schedule of the checks of obligations.
@@ -135,9 +130,9 @@ impl ObligationChecks {
         let every = (timeout / CHECKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
         let due = self.begin(now, every);
         cx.with_those(
-            |slot| elapsed(&due, slot).is_some(),
+            |slot| due[slot % PARTS].is_some(),
             |cx, conn| {
-                let nanos = elapsed(&due, conn.qp().slot as usize).unwrap_or(0);
+                let nanos = due[conn.qp().slot as usize % PARTS].unwrap_or(0);
                 if !self.check(cx, conn, nanos, timeout) && conn.obligations.awaits_sends() {
                     // The last Sends may be unsignaled, so completion is requested. It is requested at once: later work
                     // requests follow later Reads, whose bytes do not count.
@@ -159,10 +154,7 @@ impl ObligationChecks {
         let unseen = rest
             + match flow {
                 Some(_) => SLACK + conn.sends.unposted(),
-                None => {
-                    let written = owed.written - conn.obligations.written();
-                    conn.served.outstanding_reads().bytes as u64 + written
-                }
+                None => conn.served.outstanding_reads().bytes as u64 + (owed.written - conn.obligations.written),
             };
         let (receive, min_rate) = (cx.config.wire.receive_size as u64, cx.config.limits.min_rate);
         let (waited, why) = conn.obligations.check(owed, &Interval { nanos, flow, unseen, receive, min_rate });
@@ -236,9 +228,9 @@ impl CreditLimits {
         }
         let open = cx.conns.iter().count();
         cx.with_those(
-            |slot| keep_alive || elapsed(&due, slot).is_some(),
+            |slot| keep_alive || due[slot % PARTS].is_some(),
             |cx, conn| {
-                if elapsed(&due, conn.qp().slot as usize).is_some() {
+                if due[conn.qp().slot as usize % PARTS].is_some() {
                     conn.pass_time(now);
                     fit_limit(cx, conn, open);
                 }
@@ -298,7 +290,7 @@ mod tests {
         let mut rounds = Rounds::default();
         let mut at = |now| {
             let due = rounds.begin(now, EVERY);
-            (0..2 * PARTS).filter(|&slot| elapsed(&due, slot).is_some()).collect::<Vec<_>>()
+            (0..2 * PARTS).filter(|&slot| due[slot % PARTS].is_some()).collect::<Vec<_>>()
         };
         assert_eq!(at(1_000_000).len(), 32, "all of them at first");
         assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "however often they are asked for");

@@ -73,7 +73,7 @@ impl<F: Fabric> Context<F> {
             memory,
             conns: ConnTable::default(),
             peers: Peers::default(),
-            ready: ReadyList::new(),
+            ready: ReadyList::default(),
             parked_for_buffer: Vec::new(),
             assemblies: Assemblies::default(),
             schedule: Schedule::default(),

@@ -11,6 +11,7 @@ use log::Level;
 use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use super::connection::{Conn, ConnRef, Fallback, ReconnectState, Stage};
+use super::context::Context;
 use super::continuation::{Continuation, MessageOwner};
 use super::{Notice, Shard, changes};
 use crate::auth::AuthPolicy;
@@ -131,7 +132,7 @@ impl<F: Fabric> Shard<F> {
         let qp = self.cx.fabric.connect(address, &params)?;
         let config = self.conn_config(credits, false, None, false);
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
-        conn.reconnect = ReconnectState::to(address.clone());
+        conn.reconnect.address = Some(address.clone());
         self.insert(conn);
         self.cx.schedule.hasten(self.cx.config.poll.control_interval);
         Ok(ConnRef(qp))
@@ -149,15 +150,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Drains a connection, and closes it after its calls.
     pub fn close(&mut self, conn: ConnRef) {
-        self.with_ref(conn, Self::start_drain);
-    }
-
-    pub(super) fn start_drain(&mut self, conn: &mut Conn) {
-        if conn.accepted.is_none() {
-            self.life.end_setup(conn.qp());
-        }
-        conn.drain();
-        self.cx.ready.add(conn);
+        self.with_ref(conn, |shard, conn| start_drain(&mut shard.cx, conn));
     }
 
     /// Whether no connection is left.
@@ -167,7 +160,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
     pub fn drain(&mut self) {
-        self.stop(Self::start_drain);
+        self.stop(start_drain);
     }
 
     /// Closes every connection now.
@@ -176,13 +169,14 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Stops to accept, connect and reconnect, and applies a function to each connection.
-    fn stop(&mut self, each: impl FnMut(&mut Self, &mut Conn)) {
+    fn stop(&mut self, each: impl FnMut(&mut Context<F>, &mut Conn)) {
         self.life.draining = true;
         self.cx.fabric.unlisten();
-        self.with_each(each);
+        self.cx.with_each(each);
         for conn in self.cx.conns.take_parked() {
-            self.with_conn(conn, |_, conn| conn.go(Stage::Closing));
+            self.cx.with_conn(conn, |_, conn| conn.go(Stage::Closing));
         }
+        self.end_closed();
     }
 
     pub(super) fn params(&self) -> ConnectParams {
@@ -266,7 +260,7 @@ impl<F: Fabric> Shard<F> {
             receive_size: self.cx.memory.sizes.announced,
             longest_send: config.longest_message(),
             optional_operations: config.debug.optional_operations,
-            receive_sizes: changes::for_peers(config),
+            receive_sizes: config.debug.resize_on_request.then(|| (changes::LEAST, config.longest_message())),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: LIMITS.call().segments() as u32,
             continue_up_to: config.debug.continue_up_to,
@@ -305,7 +299,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.schedule.begin();
         self.cx.retry_parked();
         if self.life.draining {
-            self.recheck_drains();
+            self.cx.with_each(recheck_drain);
         }
         self.cx.log.sum_up(self.cx.clock.read());
         self.changes.control(&mut self.cx);
@@ -562,17 +556,6 @@ impl<F: Fabric> Shard<F> {
         awaits || now < until
     }
 
-    /// Part of step 5 of a turn: closes draining connections that were silent for long enough. Of the others it learns
-    /// which replies were received, for `Undrained`.
-    pub(super) fn recheck_drains(&mut self) {
-        self.with_each(|shard, conn| {
-            if conn.stage() == Stage::Draining {
-                shard.cx.request_completion(conn);
-                shard.cx.ready.add(conn);
-            }
-        });
-    }
-
     /// Whether a connection that has ended reconnects: returns its reconnects since it was last useful.
     fn attempts_before_reconnect(&mut self, conn: &Conn) -> Option<u32> {
         let is_permanent = conn.close_reason().is_some_and(CloseReason::is_permanent);
@@ -661,6 +644,20 @@ pub(super) fn silence(least: Duration, round_trip: Option<Duration>) -> Duration
     let distant = round_trip.filter(|time| *time >= DISTANT);
     let time = distant.map_or(Duration::ZERO, |time| time.saturating_mul(ROUND_TRIPS).saturating_add(RETRANSMISSION));
     least.max(time.min(LONGEST_SILENCE))
+}
+
+fn start_drain<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
+    conn.drain();
+    cx.ready.add(conn);
+}
+
+/// Closes a draining connection that was silent for long enough. Of another one it learns which replies were received,
+/// for `Undrained`.
+fn recheck_drain<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
+    if conn.stage() == Stage::Draining {
+        cx.request_completion(conn);
+        cx.ready.add(conn);
+    }
 }
 
 /// Close reason of a connection in these events, if any.

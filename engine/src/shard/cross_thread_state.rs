@@ -20,7 +20,7 @@ use super::{Notice, Shard};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::cross_thread::mailbox::{Connector, Mailbox};
 use crate::cross_thread::panics::caught;
-use crate::cross_thread::parker::{Signal, Sleeper};
+use crate::cross_thread::parker::Sleeper;
 use crate::cross_thread::slot::Completer;
 use crate::fabric::{Fabric, FabricAddress};
 use crate::proto::CallError;
@@ -158,11 +158,6 @@ impl CrossThreadState {
     /// State of a shard that sleeps in its fabric.
     pub(super) fn new(sleeper: Sleeper) -> Self {
         Self { sleeper, inbox: None, clients: Vec::new(), closing: Vec::new(), stopped: false }
-    }
-
-    /// Signal by which other threads wake the shard.
-    pub(super) fn signal(&self) -> Signal {
-        self.sleeper.signal()
     }
 
     /// A sender to the inbox, which opens with the first one.

@@ -172,7 +172,7 @@ impl<F: Fabric> Shard<F> {
         let mut shard = Self {
             cx,
             requester: Requester::new(),
-            responder: Responder::new(services, cross_thread.signal(), most_pending),
+            responder: Responder::new(services, cross_thread.sleeper.signal(), most_pending),
             life: Lifecycle::new(),
             obligation_checks: ObligationChecks::default(),
             credit_limits: CreditLimits::default(),
@@ -254,7 +254,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Signal by which other threads wake the shard.
     pub(crate) fn signal(&self) -> Signal {
-        self.cross_thread.signal()
+        self.cross_thread.sleeper.signal()
     }
 
     /// The memory of the shard's pool.
@@ -333,16 +333,6 @@ impl<F: Fabric> Shard<F> {
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
         Some(self.with_conn(conn, work))
-    }
-
-    /// Lends each connection with a queue pair, together with the shard.
-    #[inline]
-    fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
-        for slot in self.cx.conns.slots() {
-            if let Some(conn) = self.cx.conns.take_slot(slot) {
-                self.with_conn(conn, &mut work);
-            }
-        }
     }
 
     /// Lends a connection outside the table, and returns it: its user cannot lose it. A closed connection ends then.
@@ -445,7 +435,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Takes the events about characteristics, oldest first; at most the last 256.
     pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
-        self.changes.take()
+        self.changes.events.drain(..)
     }
 
     /// Negotiated limits of a connection; `None` while not established.

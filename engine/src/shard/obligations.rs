@@ -135,7 +135,7 @@ pub(super) struct ObligationTimers {
     /// Granted replies.
     granted: u32,
     /// Bytes of RDMA Writes before the next Send to complete.
-    written: u64,
+    pub(super) written: u64,
 }
 
 impl ObligationTimers {
@@ -171,11 +171,6 @@ impl ObligationTimers {
             (waited, SENDS) if waited > 0 && waited == waits[1].0 => (waited, SENDS_OR_READS),
             longest => longest,
         }
-    }
-
-    /// Bytes of RDMA Writes before the next Send to complete.
-    pub(super) fn written(&self) -> u64 {
-        self.written
     }
 
     /// Whether Sends were outstanding at the last check.

@@ -106,11 +106,6 @@ pub(super) struct ReconnectState {
 }
 
 impl ReconnectState {
-    /// State for a client's connection to this address.
-    pub(super) fn to(address: FabricAddress) -> Self {
-        Self { address: Some(address), ..Self::default() }
-    }
-
     /// Whether the connection is lost and not open again yet.
     pub(super) fn is_under_way(&self) -> bool {
         self.attempts > 0 && self.open_since.is_none()
@@ -613,12 +608,12 @@ mod tests {
 
     #[test]
     fn a_connection_that_is_open_again_has_all_its_attempts_again() {
-        let mut state = ReconnectState::to(FabricAddress("nobody".into()));
+        let mut state = ReconnectState::default();
         assert!(!state.is_under_way());
         state.attempts = 3;
         assert!(state.is_under_way());
         state.open_since = Some(10);
-        assert!(!state.is_under_way() && state.address.is_some());
+        assert!(!state.is_under_way());
         assert_eq!(state.attempts_when_lost(15, false, 6), 3, "it was of no use, and not open for long");
         assert_eq!([state.attempts_when_lost(15, true, 6), state.attempts_when_lost(16, false, 6)], [0, 0]);
     }

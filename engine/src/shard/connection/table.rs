@@ -166,7 +166,7 @@ impl ConnTable {
 }
 
 /// Slots of the queue pairs of ready connections.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ReadyList {
     /// Connections of this turn.
     slots: Vec<u32>,
@@ -175,10 +175,6 @@ pub(crate) struct ReadyList {
 }
 
 impl ReadyList {
-    pub(crate) fn new() -> Self {
-        Self { slots: Vec::with_capacity(64), taken: Vec::with_capacity(64) }
-    }
-
     /// Adds a connection, unless it is in the list.
     #[inline]
     pub(crate) fn add(&mut self, conn: &mut Conn) {
@@ -278,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_connection_is_ready_once() {
-        let mut ready = ReadyList::new();
+        let mut ready = ReadyList::default();
         let (mut one, mut other) = (open_conn(3, true), open_conn(5, true));
         ready.add(&mut one);
         ready.add(&mut one);
