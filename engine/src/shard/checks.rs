@@ -38,7 +38,7 @@ const INTERVALS: u64 = 8;
 /// Messages of a busy connection between two checks, in multiples of its credit limit.
 const TURNOVERS: u64 = 8;
 
-/// For each part of the connections that is due, by place in the table modulo the number of parts: the nanoseconds since its last check.
+/// By place in the table, modulo the number of parts: the nanoseconds since the last check of a part that is due.
 type Due = [Option<u64>; PARTS];
 
 /// Schedule of a periodic check, part by part.

@@ -13,9 +13,9 @@
 //!
 //! 1. A demand that the whole pool cannot meet is refused at once. So is a call that arrived in parts and would have to
 //!    wait: others could wait for the buffer that its message is in.
-//! 2. **Quotas.** While buffers are scarce, a connection and a host may each hold only a [quota](quota) of them. A call
-//!    beyond it waits for its own connection or host, and keeps nobody else waiting. The same holds for a call beyond
-//!    the connection's limit of RDMA Reads. Later calls of its connection with chunks wait behind it.
+//! 2. **Quotas.** While buffers are scarce, a connection and a host may each hold only a [quota](mod@quota) of them. A
+//!    call beyond it waits for its own connection or host, and keeps nobody else waiting. The same holds for a call
+//!    beyond the connection's limit of RDMA Reads. Later calls of its connection with chunks wait behind it.
 //! 3. **Order.** A call that lacks a buffer reserves the buffers' size against all later calls if none is free. Later
 //!    calls that need other sizes pass it.
 //! 4. **Reservation.** A call that needs several buffers would never get them if later calls took each that is freed.
@@ -24,7 +24,7 @@
 //!
 //! No deadlock: a call holds either all its buffers or none, so that no call that waits holds what another waits for.
 //! A call that runs ends without the help of waiting calls. Its peer has [deadlines](super::obligations) for its part,
-//! and what handlers keep for later has a [limit](quota) by host.
+//! and what handlers keep for later has a [limit](mod@quota) by host.
 //!
 //! No starvation: the first call of the queue that is within its quota is passed only by calls that need none of the
 //! sizes that it lacks or, if it needs several buffers, while there is no reservation. It then starts in the first
@@ -127,8 +127,8 @@ impl Admission {
     }
 }
 
-/// Whether a call must be refused instead of waiting: others could wait for the buffer of its message, or the connection
-/// has more calls than promised Receives while others lack Receives. Version 1 tolerates that.
+/// Whether a call must be refused instead of waiting. Others could wait for the buffer of its message, or the
+/// connection has more calls than promised Receives while others lack Receives. Version 1 tolerates that.
 pub(super) fn may_not_wait<F: Fabric>(cx: &Context<F>, conn: &Conn, call: &Unready, cause: &WaitCause) -> bool {
     let beyond_promise = || conn.proto.inbound().len() > conn.proto.credits().credit_limit() as usize;
     (call.is_assembled() && !matches!(cause, WaitCause::Reads))

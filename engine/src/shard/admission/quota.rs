@@ -79,7 +79,7 @@ pub(super) fn is_plentiful(memory: &Memory, len: usize, count: usize) -> bool {
     !is_scarce(free.saturating_sub(count - 1), memory.unposted(len, fitting))
 }
 
-/// Whether a buffer for `len` bytes may be taken without a check of quotas, if `free` of `count` suitable ones are free.
+/// Whether a buffer for `len` bytes needs no check of quotas, if `free` of `count` suitable ones are free.
 #[inline]
 pub(in crate::shard) fn leaves_plenty(memory: &Memory, len: usize, (free, count): (usize, usize)) -> bool {
     !is_scarce(free, count) || !is_scarce(free, memory.unposted(len, count))

@@ -1,4 +1,4 @@
-//! Budget of a shard's Receives: those of its device, and those promised to connections. Use of credits by a connection.
+//! Budget of a shard's Receives: those of its device, and those promised to connections. Credits that one has used.
 
 use rpcrdma_mempool::Buf;
 

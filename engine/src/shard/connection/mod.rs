@@ -480,8 +480,8 @@ impl Conn {
         self.served.holds_nothing() && self.sends.is_empty() && !self.holds_sends(fabric)
     }
 
-    /// Whether it has sent messages whose memory the fabric may still use. Not every fabric knows, so that Sends without
-    /// a completion count, too.
+    /// Whether it has sent messages whose memory the fabric may still use. Not every fabric knows, so that Sends
+    /// without a completion count, too.
     pub(super) fn holds_sends(&self, fabric: &mut impl Fabric) -> bool {
         self.sends.under_way() > 0 && fabric.holds_sends(self.qp)
     }
@@ -510,8 +510,8 @@ impl Conn {
             && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
     }
 
-    /// Whether the first message had no answer: the server may know version 1 only (version 2 §4.3.3). A server that has
-    /// spoken version 2, if only by an error, is merely slow.
+    /// Whether the first message had no answer: the server may know version 1 only (version 2 §4.3.3). A server that
+    /// has spoken version 2, if only by an error, is merely slow.
     pub(super) fn is_unanswered(&self, wire: &WireConfig) -> bool {
         // Version 1 cannot authenticate.
         let allowed = wire.version_1 && !matches!(wire.host_auth, AuthPolicy::Required(_));
