@@ -89,6 +89,7 @@ impl Memory {
     }
 
     /// Takes buffers for Receives, up to the promised number and the margin; `spared` promised ones are not needed.
+    #[inline]
     pub(super) fn take_receives(&mut self, spared: u32) {
         self.sizes.pools().for_each(|pool| _ = pool.drain_remote());
         let (pool, size) = self.sizes.own.as_ref().map_or((&self.pool, self.sizes.filled), |own| (&own.pool, own.size));
