@@ -5,7 +5,7 @@ use std::time::Duration;
 use rpcrdma_mempool::Buf;
 
 use crate::service::MAX_CHUNKS;
-use crate::shard::{ChunkMemory, Memory};
+use crate::shard::{CallBuffers, ChunkMemory};
 use crate::wire::NoSpace;
 
 /// A call to start, on any kind of client; `Send`.
@@ -132,7 +132,7 @@ impl ClientCall {
 
     /// Changes its memory. Taken apart, the call stays in registers: an unwinding drop would need it in one piece.
     #[inline(always)]
-    fn with(self, change: impl FnOnce(&mut Memory)) -> Self {
+    fn with(self, change: impl FnOnce(&mut CallBuffers)) -> Self {
         let Self { message, mut memory, .. } = self;
         change(memory.get_or_new());
         Self { message, memory, ..self }

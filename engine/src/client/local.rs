@@ -19,8 +19,8 @@ use crate::fabric::any::AnyFabric;
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
 use crate::proto::{self, CallError, CallId, Defect};
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, CompletionTarget, ConnRef, Done, FailedCall, Memory,
-    Notice, ResizeError, Shard, SimulatedTime, check,
+    CallBuffers, CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, CompletionTarget, ConnRef, Done,
+    FailedCall, Notice, ResizeError, Shard, SimulatedTime, check,
 };
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -365,7 +365,7 @@ impl<F: Fabric> LocalClient<F> {
         connection: Connection,
         procedure: u32,
         inline_len: usize,
-        memory: &mut Memory,
+        memory: &mut CallBuffers,
     ) -> Result<(), CallError> {
         self.config.check_chunks(procedure, inline_len, memory)?;
         memory.allocate(|len| self.shard.alloc_exposed(connection.0, len))

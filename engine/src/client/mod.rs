@@ -19,7 +19,7 @@ use crate::fabric::{Fabric, FabricError};
 use crate::proto::binding::{BindingError, reduction_allowed};
 use crate::proto::{CallError, Defect};
 use crate::service::{MAX_CHUNKS, Services};
-use crate::shard::{CloseReason, CloseReasonKind, Memory, Shard};
+use crate::shard::{CallBuffers, CloseReason, CloseReasonKind, Shard};
 use crate::start_error::StartError;
 
 pub use crate::proto::CallId;
@@ -103,7 +103,7 @@ impl ClientConfig {
     }
 
     /// Checks a call with chunks against the binding, and sets the most bytes of inline results that it leaves.
-    fn check_chunks(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), CallError> {
+    fn check_chunks(&self, procedure: u32, inline_len: usize, memory: &mut CallBuffers) -> Result<(), CallError> {
         if memory.too_many {
             return Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
         }

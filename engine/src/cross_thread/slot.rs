@@ -80,7 +80,7 @@ struct Slot<T> {
     waiter: UnsafeCell<Option<Waiter>>,
 }
 
-struct Table<T> {
+struct Slots<T> {
     slots: Box<[CachePadded<Slot<T>>]>,
     /// Slots returned since the last take. Once the owner is gone, it counts those not yet returned.
     returned: IndexStack,
@@ -89,7 +89,7 @@ struct Table<T> {
     life: UnsafeCell<()>,
 }
 
-impl<T> Table<T> {
+impl<T> Slots<T> {
     /// The link of a free slot.
     fn link(&self, index: u32) -> &AtomicU32 {
         &self.slots[index as usize].next
@@ -98,7 +98,7 @@ impl<T> Table<T> {
 
 /// Slots for outstanding calls, held by the thread that starts calls.
 pub struct SlotTable<T> {
-    table: NonNull<Table<T>>,
+    table: NonNull<Slots<T>>,
     /// Head of the owner's own list of free slots.
     free: u32,
 }
@@ -118,7 +118,7 @@ impl<T> SlotTable<T> {
             value: UnsafeCell::new(MaybeUninit::uninit()),
             waiter: UnsafeCell::new(None),
         };
-        let table = Box::new(Table {
+        let table = Box::new(Slots {
             slots: (0..capacity).map(|index| CachePadded::new(slot(index))).collect(),
             returned: IndexStack::default(),
             #[cfg(loom)]
@@ -148,7 +148,7 @@ impl<T> SlotTable<T> {
         Some((Ticket { end: Some(end) }, Completer { end }))
     }
 
-    fn table(&self) -> &Table<T> {
+    fn table(&self) -> &Slots<T> {
         // SAFETY: rule 5, the owner has a share in the table.
         unsafe { self.table.as_ref() }
     }
@@ -170,7 +170,7 @@ impl<T> Drop for SlotTable<T> {
 }
 
 /// Frees a table whose owner has ended, and whose slots are all returned.
-fn free<T>(table: NonNull<Table<T>>) {
+fn free<T>(table: NonNull<Slots<T>>) {
     // SAFETY: it came from `Box::leak` in `new`, and `returned` lets one caller get here, once no share is left. Free
     // slots have empty cells (rule 3).
     let table = unsafe { Box::from_raw(table.as_ptr()) };
@@ -182,7 +182,7 @@ fn free<T>(table: NonNull<Table<T>>) {
 /// Reference to a slot, of either end.
 #[derive(Debug)]
 struct End<T> {
-    table: NonNull<Table<T>>,
+    table: NonNull<Slots<T>>,
     index: u32,
 }
 
@@ -196,7 +196,7 @@ impl<T> Copy for End<T> {}
 
 impl<T> End<T> {
     #[inline]
-    fn table(&self) -> &Table<T> {
+    fn table(&self) -> &Slots<T> {
         // SAFETY: rules 4 and 5: an end is used only until its slot is returned, and the table lives until then.
         let table = unsafe { self.table.as_ref() };
         #[cfg(loom)]

@@ -83,7 +83,7 @@ use cross_thread_state::{AllocQueue, CrossThreadState, OwnTask};
 pub(crate) use cross_thread_state::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
 pub use peer_events::{Peer, PeerEvent, PeerHook};
 use requester::Requester;
-pub(crate) use requester::{CallRequest, ChunkMemory, CompletionTarget, Memory};
+pub(crate) use requester::{CallBuffers, CallRequest, ChunkMemory, CompletionTarget};
 pub use requester::{CallResult, Done, FailedCall, Reply, Returned};
 use responder::Responder;
 pub use responder::SimulatedWorkers;

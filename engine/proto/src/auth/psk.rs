@@ -126,29 +126,29 @@ impl PreSharedKey {
 impl Mechanism for PreSharedKey {
     fn begin(&self, role: Role) -> Box<dyn Handshake> {
         match (role, self.keys.first()) {
-            (Role::Client, Some(key)) => Box::new(Client::Start(Arc::clone(key))),
-            _ => Box::new(Server::Start(self.keys.clone())),
+            (Role::Client, Some(key)) => Box::new(ClientHandshake::Start(Arc::clone(key))),
+            _ => Box::new(ServerHandshake::Start(self.keys.clone())),
         }
     }
 }
 
 #[derive(Debug)]
-enum Client {
+enum ClientHandshake {
     Start(Arc<Key>),
     Challenged(Arc<Key>, Nonce),
     Over,
 }
 
-impl Client {
+impl ClientHandshake {
     fn proceed(&mut self, message: Option<&[u8]>) -> Result<Step, AuthError> {
-        match (std::mem::replace(self, Client::Over), message) {
-            (Client::Start(key), None) => {
+        match (std::mem::replace(self, ClientHandshake::Over), message) {
+            (ClientHandshake::Start(key), None) => {
                 let nonce = nonce()?;
                 let opening = [&[1, VERSION, key.id.len() as u8], key.id.as_bytes(), &nonce].concat();
-                *self = Client::Challenged(key, nonce);
+                *self = ClientHandshake::Challenged(key, nonce);
                 Ok(Step::Continue(opening))
             }
-            (Client::Challenged(key, ours), Some(message)) => {
+            (ClientHandshake::Challenged(key, ours), Some(message)) => {
                 let (theirs, proof) = parse_challenge(message).ok_or(AuthError::Malformed)?;
                 key.check(proof, Role::Server, &ours, theirs)?;
                 let proof = key.proof(Role::Client, &ours, theirs).finalize().into_bytes();
@@ -159,44 +159,44 @@ impl Client {
     }
 }
 
-impl Handshake for Client {
+impl Handshake for ClientHandshake {
     fn step(&mut self, message: Option<&[u8]>) -> Step {
         self.proceed(message).unwrap_or_else(Step::Failed)
     }
 }
 
 #[derive(Debug)]
-enum Server {
+enum ServerHandshake {
     Start(Vec<Arc<Key>>),
     /// The key, the client's nonce, and its own.
     Challenged(Arc<Key>, Nonce, Nonce),
     Over,
 }
 
-impl Server {
+impl ServerHandshake {
     fn proceed(&mut self, message: &[u8]) -> Result<Step, AuthError> {
-        match std::mem::replace(self, Server::Over) {
-            Server::Start(keys) => {
+        match std::mem::replace(self, ServerHandshake::Over) {
+            ServerHandshake::Start(keys) => {
                 let (id, theirs) = parse_opening(message).ok_or(AuthError::Malformed)?;
                 let key = keys.into_iter().find(|key| key.id.as_bytes() == id).ok_or(AuthError::UnknownKey)?;
                 let ours = nonce()?;
                 let proof = key.proof(Role::Server, theirs, &ours).finalize().into_bytes();
-                *self = Server::Challenged(key, *theirs, ours);
+                *self = ServerHandshake::Challenged(key, *theirs, ours);
                 Ok(Step::Continue([&[2], &ours[..], &proof[..]].concat()))
             }
-            Server::Challenged(key, theirs, ours) => match message {
+            ServerHandshake::Challenged(key, theirs, ours) => match message {
                 [3, proof @ ..] if proof.len() == PROOF => {
                     key.check(proof, Role::Client, &theirs, &ours)?;
                     Ok(Step::Done { peer: key.id.clone(), last: None })
                 }
                 _ => Err(AuthError::Malformed),
             },
-            Server::Over => Err(AuthError::Malformed),
+            ServerHandshake::Over => Err(AuthError::Malformed),
         }
     }
 }
 
-impl Handshake for Server {
+impl Handshake for ServerHandshake {
     fn step(&mut self, message: Option<&[u8]>) -> Step {
         self.proceed(message.unwrap_or_default()).unwrap_or_else(Step::Failed)
     }
@@ -205,7 +205,7 @@ impl Handshake for Server {
     /// leaves then.
     fn claimed(&self) -> Option<&str> {
         match self {
-            Server::Challenged(key, ..) => Some(&key.id),
+            ServerHandshake::Challenged(key, ..) => Some(&key.id),
             _ => None,
         }
     }

@@ -16,12 +16,12 @@ const KEPT: usize = 1024;
 
 thread_local! {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
-    static SPARE: RefCell<Vec<Box<Memory>>> = const { RefCell::new(Vec::new()) };
+    static SPARE: RefCell<Vec<Box<CallBuffers>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Buffers of one call.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct CallBuffers {
     /// Arguments that are not in the message yet.
     pub(crate) args: Vec<u8>,
     /// Read chunks: position in the RPC message, and data.
@@ -39,7 +39,7 @@ pub(crate) struct Memory {
     pub(crate) most_results: Option<usize>,
 }
 
-impl Memory {
+impl CallBuffers {
     /// Takes the next buffer, in header order.
     #[inline]
     pub(super) fn take_next(&mut self) -> Option<(Place, Buf)> {
@@ -102,7 +102,7 @@ impl Memory {
 
 /// A box of chunk memory, or [none](Self::NONE): one word, moved with every call.
 #[derive(Debug, Default)]
-pub(crate) struct ChunkMemory(Option<Box<Memory>>);
+pub(crate) struct ChunkMemory(Option<Box<CallBuffers>>);
 
 impl ChunkMemory {
     /// Chunk memory of a call without chunks.
@@ -125,24 +125,24 @@ impl ChunkMemory {
     }
 
     #[inline]
-    pub(crate) fn get(&self) -> Option<&Memory> {
+    pub(crate) fn get(&self) -> Option<&CallBuffers> {
         self.0.as_deref()
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self) -> Option<&mut Memory> {
+    pub(crate) fn get_mut(&mut self) -> Option<&mut CallBuffers> {
         self.0.as_deref_mut()
     }
 
     /// The box, or an empty one. Inlined, so that the compiler keeps the call around it in registers.
     #[inline(always)]
-    pub(crate) fn get_or_new(&mut self) -> &mut Memory {
+    pub(crate) fn get_or_new(&mut self) -> &mut CallBuffers {
         self.0.get_or_insert_with(spare)
     }
 
     /// Frees an empty box.
     pub(crate) fn unless_empty(self) -> Self {
-        if self.get().is_some_and(Memory::is_empty) { Self::NONE } else { self }
+        if self.get().is_some_and(CallBuffers::is_empty) { Self::NONE } else { self }
     }
 
     /// Takes the arguments that are not in the message yet.
@@ -172,13 +172,13 @@ impl Drop for ChunkMemory {
 }
 
 #[inline(never)]
-fn spare() -> Box<Memory> {
+fn spare() -> Box<CallBuffers> {
     SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
 }
 
 /// Empties the box, and keeps it for the next call.
 #[inline(never)]
-fn keep(mut memory: Box<Memory>) {
+fn keep(mut memory: Box<CallBuffers>) {
     memory.args = Vec::new();
     // Most often one: fewer instructions than `clear`.
     while memory.send.pop().is_some() {}

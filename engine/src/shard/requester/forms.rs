@@ -2,7 +2,7 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::chunks::{ChunkMemory, Memory};
+use super::chunks::{CallBuffers, ChunkMemory};
 use super::{peer_takes_calls, slot_of};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
@@ -152,7 +152,7 @@ pub(super) fn still_fits<F: Fabric>(
     cx: &mut Context<F>,
     conn: &Conn,
     message: &mut Buf,
-    memory: Option<&Memory>,
+    memory: Option<&CallBuffers>,
 ) -> Result<(), CallError> {
     let chunks = measure(memory, conn.proto.terms())?;
     let (needed, limit) =
@@ -205,7 +205,7 @@ pub(super) fn form_again<F: Fabric>(
     }
     let needed = HEADROOM_CHUNKS + message.len();
     message = cx.memory.roomy(message).ok_or_else(|| cx.memory.lacks_buffer(needed))?;
-    if memory.get().is_some_and(Memory::is_empty) {
+    if memory.get().is_some_and(CallBuffers::is_empty) {
         *memory = ChunkMemory::NONE;
     }
     let max_reply = slot_of(conn, call).max_reply;
@@ -218,7 +218,7 @@ pub(super) fn form_again<F: Fabric>(
 fn enlarge<F: Fabric>(
     cx: &mut Context<F>,
     conn: &mut Conn,
-    memory: &mut Memory,
+    memory: &mut CallBuffers,
     message: &Buf,
     error: ErrorBody,
     last: bool,
@@ -254,7 +254,7 @@ fn enlarge<F: Fabric>(
 }
 
 /// Inserts the data of Read chunks at their positions, with XDR round-up.
-fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
+fn unreduce(message: &[u8], memory: &CallBuffers, whole: &mut [u8]) {
     let (mut from, mut to) = (0, 0);
     for (position, data) in &memory.send {
         // Positions refer to the unreduced message.
@@ -280,7 +280,7 @@ pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
 /// # Errors
 /// [`CallError::Invalid`] if they have more segments than this side, or the peer, handles.
 #[inline(always)]
-pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
+pub(super) fn measure(memory: Option<&CallBuffers>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
     let (mut counts, mut most) = (ChunkCounts::default(), 0);
     let mut count = |buf: &Buf| {
@@ -308,7 +308,7 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
 
 /// Checks the chunks of a call: owner of the memory, emptiness, and positions. `message` is the reduced one.
 #[inline]
-fn check_memory(conn: &Conn, memory: &Memory, message: &[u8]) -> Result<(), CallError> {
+fn check_memory(conn: &Conn, memory: &CallBuffers, message: &[u8]) -> Result<(), CallError> {
     let mine = conn.calls.exposed_pool().map(|pool| pool.arena().id());
     let fits = |buf: &Buf| Some(buf.arena()) == mine && !buf.is_empty();
     // Position zero is the message itself. The others are in order, as is the chunks' data, and none is beyond the
@@ -354,7 +354,7 @@ mod tests {
             buf.copy_from_slice(bytes);
             buf
         };
-        let mut memory = Memory::default();
+        let mut memory = CallBuffers::default();
         memory.send.push((8, buf(b"abcde")));
         memory.send.push((20, buf(b"xyz!")));
         // Eight bytes, the first chunk up to 16, four bytes, the second chunk up to 24, the rest.

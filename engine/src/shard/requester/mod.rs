@@ -36,7 +36,7 @@ use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, Segment, Version};
 
-pub(crate) use chunks::{ChunkMemory, Memory};
+pub(crate) use chunks::{CallBuffers, ChunkMemory};
 use exposures::{ChunkLists, Exposure, Exposures, Place};
 use forms::{form, measure, still_fits};
 pub(crate) use outcome::CompletionTarget;
@@ -647,7 +647,7 @@ fn expose(
     if let Some(buf) = memory.get_mut().and_then(|memory| memory.call.as_mut()) {
         set_xid(buf, call);
     }
-    while let Some((place, buf)) = memory.get_mut().and_then(Memory::take_next) {
+    while let Some((place, buf)) = memory.get_mut().and_then(CallBuffers::take_next) {
         let access = if let Place::Read(_) = place { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
         let len = buf.len();
         let mem =
