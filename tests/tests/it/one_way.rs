@@ -61,6 +61,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     assert_eq!(client.run_call(|client| client.prepared(NOTE, b"").one_way()), Err(Defect::NotOneWay.into()));
     // Version 1 counts credits by replies, so a caller that waits for a reply gets one.
     client.run(NOTE, b"").unwrap();
+    assert_eq!((world.stats().calls, world.stats().calls_failed), (1, 0), "an empty reply is no failure");
     let mut client = world.client(&address, small());
     let call = client.chunked(NOTE, b"", &[], &[100]).one_way();
     assert_eq!(client.outcome(call), Err(Defect::NotOneWay.into()));

@@ -29,7 +29,9 @@ impl Replies {
         {
             return self.shed(cx, conn, call, error);
         }
-        cx.stats.calls_failed += 1;
+        // In version 1 a call without a reply gets an empty one.
+        let is_refused = !matches!(refusal, CallRefusal::Rpc(ReplyBody::SUCCESS));
+        cx.stats.calls_failed += u64::from(is_refused);
         self.outcomes.record_refused(&call, &refusal);
         let (peer, name) = (conn.who(), call.name());
         let error = match refusal {
