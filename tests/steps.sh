@@ -316,7 +316,7 @@ loom=(env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" CARGO_PROFILE_R
 step_loom() {
     # Builds the remainder with the usual priority.
     abandon ahead
-    tests loom 1800 "${loom[@]}" -- loom_ software::model::
+    tests loom 1800 "${loom[@]}" -- loom_
     each_has_tests loom
 }
 

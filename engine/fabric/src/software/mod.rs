@@ -35,10 +35,10 @@ mod doorbell;
 #[doc(hidden)]
 #[path = "../../tests/harness/software_fuzz.rs"]
 pub mod fuzz;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod memory;
 mod message;
-#[cfg(all(test, loom))]
-mod model;
 mod qp;
 mod region;
 mod ring;
