@@ -456,7 +456,7 @@ knobs! {
     pub busy_poll: Option<Duration> as "units::some_duration" = None;
     /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
     ///
-    /// 1 ms to 24 h. Also of a message that waits for a receive. Then the connection closes. This side counts while a
+    /// 1 ms to 24 h. Also of an unanswered RDMA Read, and of a message that waits for a receive. Then the connection closes. This side counts while a
     /// full socket is not empty.
     pub retry_timeout: Duration as "units::duration" = Duration::from_secs(30), |knob, wait: Duration| {
         check(wait.as_millis() > 0, knob, format_args!("{wait:?}"), "1 ms to 24 h")?;

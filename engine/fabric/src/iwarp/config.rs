@@ -97,8 +97,8 @@ with_defaults! {
         pub tos: Option<u8> = None,
         /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
         ///
-        /// Also of a message that waits for a receive. Then the connection closes. This side counts while a full socket
-        /// is not empty.
+        /// Also of an unanswered RDMA Read, and of a message that waits for a receive. Then the connection closes. This
+        /// side counts while a full socket is not empty.
         pub retry_timeout: Duration = Duration::from_secs(30),
         /// Idle time before a TCP keep-alive probe (`TCP_KEEPIDLE`). Default 60 s.
         ///
