@@ -62,21 +62,32 @@ codes! {
     }
 }
 
-codes! {
-    /// The document whose code points version 2 uses. All revisions have the same header structure. Both ends must
-    /// agree, because no header states the revision. Configuration selects it by its name, and version 1 ignores it.
-    #[derive(Default)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-    pub enum Revision {
-        /// draft-ietf-nfsv4-rpcrdma-version-two-00: ten errors, six properties, message continuation.
-        #[default]
-        Ietf00 = 0, "ietf00";
-        /// draft-cel-nfsv4-rpcrdma-version-two-09: nine errors (no INVAL_FLAG), two properties, no MORE flag.
-        Cel09 = 9, "cel09";
-    }
+/// The document whose code points version 2 uses. All revisions have the same header structure. Both ends must agree,
+/// because no header states the revision. Configuration selects it, and version 1 ignores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Revision {
+    /// draft-ietf-nfsv4-rpcrdma-version-two-00: ten errors, six properties, message continuation.
+    #[default]
+    Ietf00,
+    /// draft-cel-nfsv4-rpcrdma-version-two-09: nine errors (no INVAL_FLAG), two properties, no MORE flag.
+    Cel09,
 }
 
 impl Revision {
+    /// Both revisions.
+    #[doc(hidden)]
+    pub const ALL: &[Revision] = &[Revision::Ietf00, Revision::Cel09];
+
+    /// The name used in configuration and on command lines.
+    #[doc(hidden)]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Revision::Ietf00 => "ietf00",
+            Revision::Cel09 => "cel09",
+        }
+    }
+
     /// The revision with this name.
     #[doc(hidden)]
     pub fn from_name(name: &str) -> Option<Revision> {
@@ -91,6 +102,12 @@ impl Revision {
             Revision::Ietf00 => Flags(Flags::RESPONSE.0 | Flags::MORE.0 | Flags::RECEIVED.0),
             Revision::Cel09 => Flags(Flags::RESPONSE.0 | Flags::RECEIVED.0),
         }
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 
