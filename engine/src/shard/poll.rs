@@ -1,9 +1,8 @@
 //! One turn of the event loop.
 
 use super::Shard;
-use super::connection::Conn;
-use super::connection::Stage;
 use super::connection::close_reason::{CloseCause, CloseReason, is_peer_fault};
+use super::connection::{Conn, Stage};
 use super::continuation::{Continuation, MessageOwner, NextPart};
 use crate::config::POLL_BATCH;
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};

@@ -2,8 +2,7 @@
 
 use super::Shard;
 use super::assembly::receive_part;
-use super::connection::Conn;
-use super::connection::Stage;
+use super::connection::{Conn, Stage};
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallError, Event, Knob, Lists, PeerFault, Received, Rejected};
 use crate::wire::{ErrorBody, Head};

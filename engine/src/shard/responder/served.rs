@@ -7,8 +7,7 @@ use std::sync::Arc;
 use super::read_chunks::PendingReads;
 use crate::proto::Connection;
 use crate::service::{Call, Origin, Ready, Replying, Unready};
-use crate::shard::admission::quota::OwnerCalls;
-use crate::shard::admission::quota::Reads;
+use crate::shard::admission::quota::{OwnerCalls, Reads};
 use crate::shard::connection::Stage;
 use crate::wire;
 
