@@ -33,7 +33,9 @@ quit() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(</run/errors)"
     grep -q '^drained; .* 0 refused' /run/store || fail "it ended otherwise: $(</run/store)"
-    ! grep -v -E '^memory: [0-9]|^[a-z]*: Input/output error \(os error 5\)$' /run/errors || fail "the server had more to say"
+    # The emulated processors may leave the server's thread without its core for a second.
+    ! grep -v -E '^memory: [0-9]|^WARN: shard was blocked|^[a-z]*: Input/output error \(os error 5\)$' /run/errors ||
+        fail "the server had more to say"
 }
 client() { "$BLOCKSTORE" "$1" "$2" $at --block 4K "${@:3}"; }
 # served SOURCE [OPTION…]: the store starts with the contents of this file.
