@@ -172,13 +172,19 @@ impl Credits {
         if self.scheme == CreditMode::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
 
-    /// Receives to reserve for these credits, plus one (version 2: pure grant).
-    pub fn reserve(&self) -> u32 {
+    /// Receives to reserve for these credits, plus one (version 2: pure grant), with `taken` calls of the peer in
+    /// progress.
+    pub fn reserve(&self, taken: u32) -> u32 {
         match self.scheme {
             CreditMode::V1 => self.credit_limit + self.made + 1,
-            // Announced credits stay valid when the credit limit shrinks.
-            CreditMode::V2Windowed | CreditMode::V2Incremental => self.credit_limit.max(self.left()) + 1,
+            CreditMode::V2Windowed | CreditMode::V2Incremental => self.claimed(taken) + 1,
         }
+    }
+
+    /// Version 2: Receives that the peer's messages and calls may hold. When the credit limit shrinks, announced
+    /// credits stay valid, and calls in progress keep their Receives.
+    fn claimed(&self, taken: u32) -> u32 {
+        self.credit_limit.max(self.left() + taken)
     }
 
     /// Messages that the peer may still send by the announced limit.
@@ -187,10 +193,10 @@ impl Credits {
         (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
-    /// Version 2: Receives of the [`reserve`](Self::reserve) not needed while `room` applies.
-    pub fn spared(&self, room: u32) -> u32 {
-        let left = self.left();
-        self.credit_limit.max(left) - room.min(self.credit_limit).max(left)
+    /// Version 2: Receives of the [`reserve`](Self::reserve) not needed while `taken` calls are in progress and `room`
+    /// applies.
+    pub fn spared(&self, taken: u32, room: u32) -> u32 {
+        self.claimed(taken) - room.min(self.credit_limit).max(self.left())
     }
 
     /// Version 2: messages to grant beyond received ones, with `taken` of `slots` in use. While this side has `called`,

@@ -89,18 +89,20 @@ impl Memory {
     }
 
     /// Takes buffers for Receives, up to the promised number and the margin; `spared` promised ones are not needed.
+    /// Those that are not needed leave longer buffers, and half of `message_buffers`, to calls.
     #[inline]
     pub(super) fn take_receives(&mut self, spared: u32) {
         self.sizes.pools().for_each(|pool| _ = pool.drain_remote());
         let (pool, size) = self.sizes.own.as_ref().map_or((&self.pool, self.sizes.filled), |own| (&own.pool, own.size));
+        let needed = self.receives.needed_without(spared);
+        let surplus = pool.first_room(size).0.saturating_sub(self.config.memory.message_buffers / 2);
         let mut bufs = pool.alloc_many(size);
-        for _ in 0..self.receives.wanted() {
+        for taken in 0..self.receives.wanted().min(needed.max(surplus)) {
             let Some(buf) = bufs.next() else {
                 self.failures += 1;
                 break;
             };
-            // Spare receives take no longer buffers, for which calls may wait.
-            if buf.capacity() > self.sizes.capacity && self.receives.cover_promises_without(spared) {
+            if taken >= needed && buf.capacity() > self.sizes.capacity {
                 break;
             }
             self.receives.add(buf);
@@ -250,7 +252,35 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::shard::admission::receives::Promise;
     use crate::shard::testing::{context, small};
+
+    /// The free buffers of a Receive's size, and those of the next size.
+    fn free(memory: &Memory) -> [usize; 2] {
+        let size = memory.sizes.filled;
+        let own = memory.pool.first_room(size).0;
+        [own, memory.pool.first_room(size + 1).0]
+    }
+
+    /// `small` has 64 `message_buffers`.
+    #[test]
+    fn receives_that_are_not_needed_leave_buffers_to_calls() {
+        let mut memory = context(small()).memory;
+        let mut promise = Promise::default();
+        memory.receives.promise(&mut promise, 250, 0);
+        let [own, longer] = free(&memory);
+        let calls: Vec<_> = memory.pool.alloc_many(memory.sizes.filled).take(own - 100).collect();
+        let before = memory.receives.held();
+        memory.take_receives(250);
+        assert_eq!((memory.receives.held() - before, free(&memory)), (100 - 32, [32, longer]));
+        // All promised ones are needed, so that they take even longer buffers.
+        memory.take_receives(0);
+        assert_eq!(memory.receives.held(), 250);
+        let [own, rest] = free(&memory);
+        assert_eq!((own, longer - rest), (0, 250 - before - 100));
+        drop(calls);
+    }
 
     #[test]
     fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {

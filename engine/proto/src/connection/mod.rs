@@ -345,15 +345,18 @@ impl Connection {
     /// What it uses now, and what the peer owes it.
     pub fn status(&self) -> Status {
         let served = self.inbound.len() as u32;
+        let taken = served + self.outbox.errors as u32;
         let (spared, credits_used, blocked) = match self.session.version() {
             Version::V1 => (self.credits.credit_limit().min(served), served, false),
-            Version::V2 => (self.credits.spared(self.room()), self.credits.used(), self.credits.available() == 0),
+            Version::V2 => {
+                (self.credits.spared(taken, self.room()), self.credits.used(), self.credits.available() == 0)
+            }
         };
         let waiting = if blocked { self.outbox.len() as u32 } else { 0 };
         // One message may also spoil another.
         let useless = self.counters.rejected() + self.unsolicited.grants();
         Status {
-            reserve: self.config.reserve().max(self.credits.reserve()),
+            reserve: self.config.reserve().max(self.credits.reserve(taken)),
             spared,
             credits_used,
             has_replies: !self.outbox.is_empty(),

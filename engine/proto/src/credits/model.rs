@@ -77,7 +77,7 @@ impl World {
                 _ => Credits::new(scheme, server, credit_limit, coalesce),
             };
             credits.start_at(mine, theirs);
-            let (posted, arriving) = (credits.reserve(), VecDeque::new());
+            let (posted, arriving) = (credits.reserve(0), VecDeque::new());
             End {
                 posted,
                 credits,
@@ -160,10 +160,11 @@ impl Model {
 
     /// Whether Receives suffice with one served call less, or its own first call.
     fn receives_ok(&self, end: &End) -> bool {
-        let needed = end.credits.reserve();
+        let taken = self.served(end);
+        let needed = end.credits.reserve(taken);
         let spared = match self.v1 {
             true => 0,
-            false => end.credits.spared(self.room(end)),
+            false => end.credits.spared(taken, self.room(end)),
         };
         end.posted >= needed || end.posted + spared >= needed + 2
     }
@@ -171,7 +172,7 @@ impl Model {
     /// The most Receives that an end can post.
     fn most(&self, world: &World, at: usize) -> u32 {
         let end = &world.ends[at];
-        let most = end.credits.reserve();
+        let most = end.credits.reserve(self.served(end));
         match world.buffers {
             Some(buffers) if at == 1 => most.min(buffers.saturating_sub(self.served(end))),
             _ => most,

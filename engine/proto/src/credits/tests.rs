@@ -57,14 +57,30 @@ fn a_version_1_grant_of_zero_is_read_as_one() {
 }
 
 #[test]
+fn calls_in_progress_keep_their_receives_when_the_limit_shrinks() {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let mut credits = Credits::new(scheme, true, 16, true);
+        send(&mut credits);
+        let received = (scheme == CreditMode::V2Windowed).then_some(1);
+        let taken = 12;
+        (0..taken).for_each(|_| credits.on_receive(CreditWords { credit: 1, received }, true).unwrap());
+        credits.set_credit_limit(4);
+        let left = credits.left();
+        assert_eq!(credits.reserve(taken), taken + left + 1, "{scheme:?}");
+        assert_eq!(credits.spared(taken, 0), taken, "{scheme:?}: the messages that may still come need the others");
+        assert_eq!((credits.reserve(0), credits.spared(0, 4)), (5, 0), "{scheme:?}: after the calls");
+    }
+}
+
+#[test]
 fn granted_credits_keep_their_receives_when_the_limit_shrinks() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut credits = Credits::new(scheme, false, 16, true);
         send(&mut credits);
         credits.set_credit_limit(4);
-        assert_eq!((credits.credit_limit(), credits.reserve()), (4, 17), "{scheme:?}");
+        assert_eq!((credits.credit_limit(), credits.reserve(0)), (4, 17), "{scheme:?}");
     }
-    // Version 1 counts calls under way: less than those cannot be announced.
+    // Version 1 counts calls in progress: less than those cannot be announced.
     let mut credits = Credits::version_1(16, 0);
     credits.set_credit_limit(4);
     assert_eq!(credits.credit_limit(), 16);

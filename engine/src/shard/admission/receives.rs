@@ -104,9 +104,11 @@ impl ReceiveBudget {
         (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
-    /// Whether the promised receives and a few more have buffers, if `spared` of them are not needed.
-    pub(in crate::shard) fn cover_promises_without(&self, spared: u32) -> bool {
-        self.held() >= self.promised || self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
+    /// Buffers missing for the promised receives, or for them and a few more without `spared` that are not needed.
+    pub(in crate::shard) fn needed_without(&self, spared: u32) -> usize {
+        self.promised
+            .min((self.promised + RECEIVE_LOW_WATER).saturating_sub(spared as usize))
+            .saturating_sub(self.held())
     }
 
     /// Receives left to promise.
