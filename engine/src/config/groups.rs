@@ -87,6 +87,16 @@ fn duration(knob: &'static str, value: Duration) -> Result<(), ConfigError> {
 
 /// Most buffers of a size.
 pub(super) const MOST_BUFFERS: usize = 1 << 24;
+/// Bytes of the longest buffer.
+pub(crate) const LONGEST_BUFFER: usize = 1 << 30;
+/// Most bytes of memory: the address space of a process.
+const MOST_BYTES: usize = 1 << 47;
+
+/// Refuses a number of a core or NUMA node that no host has: sets of cores in the C library have 1024, and so many
+/// nodes are the most that the kernel can be built for.
+fn number_of_host<T: TryInto<usize>>(knob: &'static str, number: Option<T>) -> Result<(), ConfigError> {
+    number.map_or(Ok(()), |number| between(0..=1023)(knob, number.try_into().unwrap_or(usize::MAX)))
+}
 
 knobs! {
     /// Memory of a shard: receives and buffers, registered at the start.
@@ -106,8 +116,8 @@ knobs! {
     ///
     /// They are for receives and buffers, and at clients for the chunks of one connection. The numbers below that are 0
     /// share what the others leave of it, in the proportions of their defaults. There are always receives for the
-    /// credits of a connection, and a buffer of each size. Default 0.
-    pub budget: usize as "units::bytes" = 0;
+    /// credits of a connection, and a buffer of each size. At most 128 TiB. Default 0.
+    pub budget: usize as "units::bytes" = 0, |knob, bytes| between(0..=MOST_BYTES)(knob, bytes);
     /// Receives of the shard, 256 to 1048576. Default 4096.
     ///
     /// Bounds receive memory whatever the number of connections. When receives are short, each host keeps an equal
@@ -127,7 +137,7 @@ knobs! {
     ///
     /// For data that travels by RDMA Read and RDMA Write. Sizes count the chunk alone: data of 64 KiB takes a buffer of
     /// 64 KiB. The [expected reply](crate::client::ClientCall::expect_reply) of a client takes 24 bytes more, for its
-    /// RPC header. 1 byte to 1 GiB, 1 to 16777216 buffers, 29 classes.
+    /// RPC header. 1 byte to 1 GiB, 1 to 16777216 buffers, 29 classes, 128 TiB in all.
     ///
     /// A server reads and writes chunks through them. A client connection has its own set, made when it is first used.
     /// Where peers reach exposed memory at any time (the software fabric) a shard has one more set, for copies of long
@@ -150,8 +160,8 @@ knobs! {
     pub chunk_align: usize as "units::bytes" = BUFFER_ALIGN;
     /// Page size of the pools. Default: the largest available.
     pub pages: PagePolicy = PagePolicy::Auto;
-    /// NUMA node of the pools. Default: that of the shard's core.
-    pub numa_node: Option<u32> = None;
+    /// NUMA node of the pools, 0 to 1023. Default: that of the shard's core.
+    pub numa_node: Option<u32> = None, number_of_host;
     /// Memory of the application that the shard registers. Default none.
     ///
     /// The shard sends from it ([`ServerCall::set_result`](crate::ServerCall::set_result)) and reads into it
@@ -198,10 +208,13 @@ impl MemoryConfig {
             let possible = classes.len() <= MAX_CLASSES;
             check(possible, knob, format_args!("{} size classes", classes.len()), "at most 29 of them")?;
             for &(size, count) in classes {
-                let possible = (1..=1 << 30).contains(&size) && (1..=MOST_BUFFERS).contains(&count);
+                let possible = (1..=LONGEST_BUFFER).contains(&size) && (1..=MOST_BUFFERS).contains(&count);
                 let wanted = "1 to 1073741824 bytes and 1 to 16777216 buffers of each class";
                 check(possible, knob, format_args!("{count} of {size} bytes"), wanted)?;
             }
+            let all: usize = classes.iter().map(|(size, count)| size * count).sum();
+            let wanted = "at most 140737488355328, the address space of a process";
+            check(all <= MOST_BYTES, knob, format_args!("{all} bytes in all"), wanted)?;
         }
         Ok(())
     }
@@ -395,7 +408,7 @@ pub struct DeviceConfig {
     /// Default: the one that the [address](crate::Address#devices) names, else the one that has the address, or the
     /// route to it.
     pub name: Option<String>,
-    /// GID index of this side. Other fabrics ignore it.
+    /// GID index of this side, 0 to 255. Other fabrics ignore it.
     ///
     /// Default: the one that the address names, else that of the route.
     pub gid_index: Option<u32>,
@@ -425,6 +438,7 @@ impl DeviceConfig {
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         check(self.name.as_deref() != Some(""), "device.name", "empty", "the name of a device, or unset")?;
+        self.gid_index.map_or(Ok(()), |index| between(0..=255)("device.gid_index", index))?;
         self.path().out_of_range().map_or(Ok(()), |OutOfRange { knob, value, wanted }| {
             let knob = if knob == "path_mtu" { "device.path_mtu" } else { "device.service_level" };
             Err(ConfigError::new(knob, value, wanted))
@@ -486,8 +500,8 @@ knobs! {
     /// | `control_interval` too long | connects, closes and time-outs are late by it |
     pub struct PollConfig, "poll";
 
-    /// Core that the shard's thread is pinned to. Default: none.
-    pub core: Option<usize> = None;
+    /// Core that the shard's thread is pinned to, 0 to 1023. Default: none.
+    pub core: Option<usize> = None, number_of_host;
     /// Idle policy of the shard's thread. Default adaptive.
     pub idle: IdlePolicy = IdlePolicy::default();
     /// Longest sleep, and longest control-plane interval while busy. At most 24 h. Default 10 ms.

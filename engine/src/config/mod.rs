@@ -35,6 +35,7 @@ pub use crate::fabric::iwarp::{Crc, FpduSize};
 pub use crate::wire::Revision;
 pub use crate::wire::properties::ReverseSupport;
 pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
+pub(crate) use groups::LONGEST_BUFFER;
 use groups::MOST_BUFFERS;
 pub use groups::{
     AcceptConfig, ConnectConfig, DebugConfig, DeviceConfig, IwarpConfig, LimitsConfig, MemoryConfig, PollConfig,

@@ -38,6 +38,18 @@ fn each_knob_is_refused_by_name_value_and_range() {
         (|c| c.memory.bulk_buffers = vec![(0, 1)], "memory.bulk_buffers is 1 of 0 bytes: 1 to 1073741824 bytes and"),
         (|c| c.memory.long_buffers = vec![(64, 0)], "memory.long_buffers is 0 of 64 bytes: 1 to 1073741824 bytes and"),
         (|c| c.memory.long_buffers = vec![(64, 1); 30], "memory.long_buffers is 30 size classes: at most 29 of them"),
+        (
+            |c| c.memory.bulk_buffers = vec![(1 << 30, 1 << 16), (1 << 30, 1 << 24)],
+            "memory.bulk_buffers is 18084767253659648 bytes in all: at most 140737488355328, the address space",
+        ),
+        (
+            |c| c.memory.long_buffers = vec![(1 << 30, 1 << 24)],
+            "memory.long_buffers is 18014398509481984 bytes in all: at most 140737488355328, the address space",
+        ),
+        (|c| c.memory = MemoryConfig::within((1 << 47) + 1), "memory.budget is 140737488355329: 0 to 140737488355328"),
+        (|c| c.memory.numa_node = Some(1024), "memory.numa_node is 1024: 0 to 1023"),
+        (|c| c.poll.core = Some(1024), "poll.core is 1024: 0 to 1023"),
+        (|c| c.device.gid_index = Some(256), "device.gid_index is 256: 0 to 255"),
         (|c| c.memory.chunk_align = 96, "memory.chunk_align is 96: a power of two, 64 to 4096 bytes"),
         (|c| c.limits.credits = 3, "limits.credits is 3: 4 to 32767"),
         (|c| c.limits.max_credits = 40_000, "limits.max_credits is 40000: 4 to 32767"),

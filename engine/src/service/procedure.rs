@@ -457,7 +457,8 @@ impl<S: Sharing> Services<S> {
     }
 
     /// Checks that no procedure needs a longer buffer than the longest. Replies need `headroom` beside their bytes.
-    pub(crate) fn check_buffers(&self, longest: usize, headroom: usize) -> Result<(), StartError> {
+    /// `possible` is the length that no configuration exceeds.
+    pub(crate) fn check_buffers(&self, longest: usize, possible: usize, headroom: usize) -> Result<(), StartError> {
         self.check(|entry| {
             let Binding { arguments, results, .. } = entry.binding;
             let needs = [
@@ -467,9 +468,13 @@ impl<S: Sharing> Services<S> {
             ];
             let (declared, needed) = needs.into_iter().find(|&(_, needed)| needed > longest)?;
             let knob = if declared == "max_reply" { "long_buffers" } else { "bulk_buffers" };
+            let remedy = match needed <= possible {
+                true => format!("add some of {needed} bytes to `memory.{knob}`"),
+                false => format!("`memory.{knob}` has buffers of at most {possible} bytes: declare fewer"),
+            };
             Some(format!(
-                "`{declared}` needs buffers of {needed} bytes, headers included, and the longest have {longest}: add \
-                 some of {needed} bytes to `memory.{knob}`"
+                "`{declared}` needs buffers of {needed} bytes, headers included, and the longest have {longest}: \
+                 {remedy}"
             ))
         })
     }
@@ -480,14 +485,15 @@ impl<S: Sharing> Services<S> {
     /// The number exceeds [`MAX_PROCEDURE`]; a [cached](Procedure::cached) procedure has results in Write chunks; a
     /// procedure that takes its calls is to run [on workers](Procedure::on_workers).
     pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure<S>) -> &mut Self {
-        assert!(procedure <= MAX_PROCEDURE, "procedure {procedure} is above {MAX_PROCEDURE}");
+        let name = ProcedureName { program, version, procedure };
+        assert!(procedure <= MAX_PROCEDURE, "{name}: the highest number is {MAX_PROCEDURE}");
         assert!(
             entry.cached.is_none() || entry.binding.results.count == 0,
-            "procedure {procedure} runs once, and results in Write chunks are not kept"
+            "{name} runs once, and results in Write chunks are not kept"
         );
         assert!(
             !entry.takes_calls() || !entry.on_workers,
-            "procedure {procedure} takes its calls, which it does on the shard, and is to run on workers"
+            "{name} takes its calls, which it does on the shard, and is to run on workers"
         );
         entry.reply_room = ACCEPTED_REPLY_LEN.saturating_add(entry.binding.max_reply).max(REFUSAL_LEN);
         entry.plain = !entry.on_workers && entry.cached.is_none() && !entry.takes_calls();
@@ -539,6 +545,47 @@ mod tests {
         assert_eq!(step_by_step.binding().max_reply, write.max_reply);
         let many = LocalProcedure::new(|_| Ok(())).with_binding(Binding::inline(0, 0).arguments(9, 1).results(9, 1));
         assert_eq!((many.binding().arguments.count, many.binding().results.count), (MAX_CHUNKS, MAX_CHUNKS));
+    }
+
+    #[test]
+    fn a_refused_declaration_names_procedure_program_and_version() {
+        let refused: [(u32, fn() -> Procedure); 3] = [
+            (MAX_PROCEDURE + 1, || Procedure::new(|_| Ok(()))),
+            (7, || Procedure::deferred(|_| {}).on_workers()),
+            (7, || {
+                let cache = Arc::new(DuplicateRequestCache::new(Default::default()));
+                Procedure::new(|_| Ok(())).cached(cache, |_| None).write_chunks(1, 1)
+            }),
+        ];
+        for (number, procedure) in refused {
+            let add = || _ = Services::new().add(0x2000_0001, 3, number, procedure());
+            let text = caught(add).expect_err("an invalid declaration");
+            let name = format!("procedure {number} of program 0x20000001, version 3");
+            assert!(text.starts_with(&name), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_declaration_beyond_any_buffer_is_told_that_no_knob_helps() {
+        let says = |procedure: Procedure| {
+            let mut services = Services::new();
+            services.add(0x2000_0001, 3, 7, procedure);
+            services.check_buffers(1 << 20, 1 << 30, 64).expect_err("it is longer than 1 MiB").to_string()
+        };
+        let (new, longest) = (|| Procedure::new(|_| Ok(())), 1 << 30);
+        for (procedure, knob) in [
+            (new().read_chunks(1, longest + 1), "memory.bulk_buffers"),
+            (new().write_chunks(1, longest + 1), "memory.bulk_buffers"),
+            (new().max_reply(longest), "memory.long_buffers"),
+        ] {
+            let (text, end) =
+                (says(procedure), format!("`{knob}` has buffers of at most {longest} bytes: declare fewer"));
+            assert!(
+                text.starts_with("procedure 7 of program 0x20000001, version 3: ") && text.ends_with(&end),
+                "{text}"
+            );
+        }
+        assert!(says(new().read_chunks(1, longest)).ends_with("add some of 1073741824 bytes to `memory.bulk_buffers`"));
     }
 
     #[test]

@@ -58,7 +58,7 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{Arena, Buf, Pool};
 
-use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH, RECEIVE_MARGIN};
+use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, LONGEST_BUFFER, POLL_BATCH, RECEIVE_MARGIN};
 use crate::cross_thread::parker::{Signal, Sleeper, Wake};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
@@ -103,7 +103,7 @@ pub(crate) fn check<S: Sharing>(
     let config = config.sized()?;
     let serves = services.is_some();
     if let Some(services) = services {
-        services.check_buffers(config.longest_buffer(serves), HEADROOM_PLAIN)?;
+        services.check_buffers(config.longest_buffer(serves), LONGEST_BUFFER, HEADROOM_PLAIN)?;
     }
     config.check_memory(serves, shards)
 }
@@ -214,7 +214,7 @@ impl<F: Fabric> Shard<F> {
         if !self.responder.has_workers() {
             services.check_placement()?;
         }
-        services.check_buffers(self.cx.config.longest_buffer(true), HEADROOM_PLAIN)?;
+        services.check_buffers(self.cx.config.longest_buffer(true), LONGEST_BUFFER, HEADROOM_PLAIN)?;
         self.responder.set_services(services);
         Ok(())
     }

@@ -441,6 +441,15 @@ impl Settings {
 /// budget.
 fn keep_to_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     let (mut needs, all) = (config.memory.clone(), defaults.memory.budget == 0);
+    if needs.budget == 0 {
+        // An earlier budget may have determined these.
+        let (memory, usual) = (&mut config.memory, &defaults.memory);
+        restore(&mut memory.receives, &usual.receives, is_set("memory.receives"));
+        restore(&mut memory.small_buffers, &usual.small_buffers, is_set("memory.small_buffers"));
+        restore(&mut memory.message_buffers, &usual.message_buffers, is_set("memory.message_buffers"));
+        restore(&mut memory.bulk_buffers, &usual.bulk_buffers, is_set("memory.bulk_buffers"));
+        restore(&mut memory.long_buffers, &usual.long_buffers, is_set("memory.long_buffers"));
+    }
     if needs.budget == 0 || !all && config.memory_bytes() <= needs.budget {
         return Ok(());
     }
@@ -462,6 +471,13 @@ fn keep_to_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) 
             config.memory = sized;
             return Ok(());
         }
+    }
+}
+
+/// Gives a knob its default again, unless it is set.
+fn restore<T: Clone>(knob: &mut T, usual: &T, is_set: bool) {
+    if !is_set {
+        knob.clone_from(usual);
     }
 }
 
@@ -541,15 +557,60 @@ impl Setting {
             }
         }
         let default = knobs_of(defaults.0, defaults.1, group).and_then(|mut knobs| knobs.remove(name));
+        let beyond = self.beyond_type(config, role, knobs.clone());
         knobs.insert(name.to_owned(), Value::Null);
         let optional = set_knobs(config, role, group, knobs).is_ok();
-        let why = wanted(&why, &default.unwrap_or_default(), optional);
+        let mut why = wanted(&why, &default.unwrap_or_default(), optional);
+        match beyond {
+            Some(Ok(most)) if !why.contains(", 0 to ") => {
+                why = why.replacen("a whole number", &format!("a whole number, 0 to {most}"), 1);
+            }
+            Some(Err(error)) => return Err(SettingError::Refused { source_: self.source.clone(), error }),
+            _ => {}
+        }
         let value = self.values.last().map_or_else(String::new, |value| match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         });
         let value = short(&value, SHOWN);
         Err(SettingError::Value { source_: self.source.clone(), knob: self.knob.clone(), value, why })
+    }
+}
+
+impl Setting {
+    /// For a whole number that the knob's type does not hold: the error with the range of the knob, or else the highest
+    /// number of the type. `None` for any other value. `knobs` are those of the group.
+    fn beyond_type<R: Role>(
+        &self,
+        config: &Config,
+        role: &R,
+        mut knobs: Map<String, Value>,
+    ) -> Option<Result<u64, ConfigError>> {
+        let text = self.values.last().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))?;
+        let digits = text.strip_prefix('-').unwrap_or(&text);
+        if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+            return None;
+        }
+        let (group, name) = self.knob.split_once('.')?;
+        // TOML has numbers up to that of i64.
+        let highest = [i64::MAX as u64, u32::MAX.into(), u16::MAX.into(), u8::MAX.into()];
+        let (mut config, mut role) = (config.clone(), read_again(role).ok()?);
+        let most = highest.into_iter().find(|most| {
+            knobs.insert(name.to_owned(), Value::from(*most));
+            set_knobs(&mut config, &mut role, group, knobs.clone()).is_ok()
+        })?;
+        if digits.len() < text.len() {
+            knobs.insert(name.to_owned(), Value::from(0));
+            set_knobs(&mut config, &mut role, group, knobs).ok()?;
+        }
+        let refused = config.validate().and_then(|()| role.validate()).err();
+        Some(match refused.filter(|error| error.knob == self.knob) {
+            Some(mut error) => {
+                error.value = short(&text, SHOWN);
+                Err(error)
+            }
+            None => Ok(most),
+        })
     }
 }
 

@@ -205,9 +205,9 @@ fn an_error_names_source_knob_and_value() {
     }
     let said = refused("", &[], &["accept.setup=soon"]);
     assert!(said.starts_with("--set: accept.setup = soon: wanted a time such as \"10s\" or \"5ms\""), "{said}");
-    let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1")], &[]);
+    let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1k")], &[]);
     assert!(
-        said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1: wanted a size such as \"64KiB\""),
+        said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1k: wanted a size such as \"64KiB\""),
         "{said}"
     );
     let said = refused("", &[], &["limits.max_reads=nan"]);
@@ -257,7 +257,12 @@ fn a_value_of_another_form_gets_the_form_and_the_default() {
     for (set, wanted) in [
         ("memory.receives=unset", "wanted a whole number; default 4096"),
         ("limits.max_reads=many", "wanted a whole number, or unset (in a file: \"unset\"); default \"unset\""),
-        ("device.service_level=300", "wanted a whole number, 0 to 255, or unset (in a file: \"unset\"); default"),
+        ("device.service_level=300", "device.service_level is 300: 0 to 15"),
+        ("limits.credits=-1", "limits.credits is -1: 4 to 32767"),
+        ("wire.receive_size=-1", "wire.receive_size is -1: 1024 to 1048576 bytes, a multiple of 4"),
+        ("limits.credits=5000000000", "limits.credits is 5000000000: 4 to 32767"),
+        ("limits.max_deferred=4294967296", "wanted a whole number, 0 to 4294967295; default 1024"),
+        ("device.tos=256", "wanted a whole number, 0 to 255, or unset (in a file: \"unset\"); default"),
         ("debug.prefault=maybe", "wanted true or false; default true"),
         ("iwarp.crc=often", "wanted one of `"),
         ("memory.bulk_buffers=[[1]]", "wanted a value like the default; default [[\"64KiB\", 32], [\"1MiB\", 8]]"),
