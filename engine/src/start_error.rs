@@ -75,6 +75,12 @@ impl StartError {
         Self::new(StartErrorKind::System, text).because(source)
     }
 
+    /// Adds the knobs that have asked for what is lacking.
+    #[cold]
+    pub(crate) fn with_knobs(self, knobs: impl fmt::Display) -> Self {
+        Self::of(self.kind, Caused { text: format!("{self} ({knobs})"), source: Box::new(self) })
+    }
+
     /// Category of this error.
     pub fn kind(&self) -> StartErrorKind {
         self.kind
@@ -89,9 +95,13 @@ impl StartError {
     /// Number of the system's error that caused this one, if it is known. For the C interface.
     #[doc(hidden)]
     pub fn os_error(&self) -> Option<i32> {
-        let fabric = self.shown::<FabricError>().and_then(FabricError::os_error);
-        let causes = || std::iter::successors(self.source(), |&cause| cause.source());
-        fabric.or_else(|| causes().find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error()))
+        let first: &(dyn Error + 'static) = &*self.error;
+        let mut causes = std::iter::successors(Some(first), |&cause| cause.source());
+        causes.find_map(|cause| {
+            let fabric = || cause.downcast_ref::<FabricError>()?.os_error();
+            let start = || cause.downcast_ref::<Self>()?.os_error();
+            cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error).or_else(fabric).or_else(start)
+        })
     }
 
     /// The inner error, if it has this type.
@@ -114,7 +124,8 @@ impl Error for StartError {
 
 impl From<MemError> for StartError {
     fn from(error: MemError) -> Self {
-        Self::of(StartErrorKind::Memory, error)
+        let kind = if error.is_invalid() { StartErrorKind::Config } else { StartErrorKind::Memory };
+        Self::of(kind, error)
     }
 }
 
@@ -124,6 +135,7 @@ impl From<FabricError> for StartError {
             FabricErrorKind::Address | FabricErrorKind::AddressInUse | FabricErrorKind::Unreachable => {
                 StartErrorKind::Address
             }
+            FabricErrorKind::System if error.is_out_of_memory() => StartErrorKind::Memory,
             FabricErrorKind::System => StartErrorKind::System,
             _ => StartErrorKind::Device,
         };
@@ -133,17 +145,32 @@ impl From<FabricError> for StartError {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
     use crate::shard::CloseReason;
 
     #[test]
     fn the_number_of_the_system_error_is_known_behind_each_layer() {
-        let (full, number) = (|| io::Error::from(rustix::io::Errno::MFILE), rustix::io::Errno::MFILE.raw_os_error());
+        let (full, number) = (|| io::Error::from(Errno::MFILE), Errno::MFILE.raw_os_error());
         let fabric = || FabricError::failed("epoll_create", &full());
         assert!(fabric().to_string().contains(" (RLIMIT_NOFILE is "), "{}", fabric());
         assert_eq!(CloseReason::from(fabric()).os_error(), Some(number));
         assert_eq!(StartError::from(fabric().of_setting("stats")).os_error(), Some(number));
         assert_eq!(StartError::no_thread("a thread", full()).os_error(), Some(number));
         assert_eq!(StartError::conflict("shards").os_error(), None);
+        assert_eq!(StartError::from(fabric()).with_knobs("memory.receives").os_error(), Some(number));
+    }
+
+    #[test]
+    fn a_refusal_of_memory_is_of_that_kind_and_names_the_knob() {
+        let full = |errno: Errno| FabricError::failed("ibv_reg_mr", &errno.into());
+        assert_eq!(StartError::from(full(Errno::NOMEM)).kind(), StartErrorKind::Memory);
+        assert_eq!(StartError::from(full(Errno::NOBUFS)).kind(), StartErrorKind::Memory);
+        assert_eq!(StartError::from(full(Errno::MFILE)).kind(), StartErrorKind::System);
+        let error = StartError::from(full(Errno::NOMEM)).with_knobs("8 bytes, memory.receives");
+        assert_eq!(error.kind(), StartErrorKind::Memory);
+        assert!(error.to_string().starts_with("ibv_reg_mr: "), "{error}");
+        assert!(error.to_string().ends_with(" (8 bytes, memory.receives)"), "{error}");
     }
 }

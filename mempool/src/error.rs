@@ -29,6 +29,12 @@ impl MemError {
         MemErrorCause::System { call, bytes, limits: MemoryLimits::read(), source }.into()
     }
 
+    /// The request itself is invalid: no host has such memory.
+    #[doc(hidden)]
+    pub fn is_invalid(&self) -> bool {
+        matches!(&*self.0, MemErrorCause::Invalid(_))
+    }
+
     /// Whether the system denied permission.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(&*self.0, MemErrorCause::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)

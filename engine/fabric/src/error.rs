@@ -92,6 +92,12 @@ impl FabricError {
         self.errno.map(Errno::raw_os_error)
     }
 
+    /// The system has no memory for it, or a limit of the process on memory is reached.
+    #[doc(hidden)]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self.errno, Some(Errno::NOMEM | Errno::NOBUFS))
+    }
+
     /// The text, without the peer as its subject.
     pub(crate) fn detail(&self) -> &str {
         self.text.strip_prefix(PEER).unwrap_or(&self.text)

@@ -333,7 +333,10 @@ fn remedy(os_error: Option<i32>) -> &'static str {
         Some(23) => "the host has no descriptor left, see `sysctl fs.file-max` (ENFILE)",
         Some(24) => "the process has no descriptor left, raise RLIMIT_NOFILE with `ulimit -n` (EMFILE)",
         Some(27) => "it exceeds RLIMIT_FSIZE, raise that with `ulimit -f` (EFBIG)",
-        _ => "lower memory.bulk_buffers, or lift `ulimit -v` and limits of the control group",
+        _ => {
+            "lower memory.bulk_buffers, or raise RLIMIT_AS with `ulimit -v`, RLIMIT_MEMLOCK with `ulimit -l`, or the \
+             limit of the control group (ENOMEM)"
+        }
     }
 }
 

@@ -289,7 +289,8 @@ impl<F: Fabric> LocalClient<F> {
     /// Allocates memory for a chunk of a connection's call; does not block.
     ///
     /// Only that connection's peer ever gets access to it. It holds zeroes, or data of earlier calls on this
-    /// connection.
+    /// connection. A length of 0 gives a buffer without bytes, and a call with such a chunk is
+    /// [`Invalid`](CallError::Invalid).
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such

@@ -318,7 +318,8 @@ impl Client {
     /// Allocates memory for a chunk; blocks for the shard's answer.
     ///
     /// Only this connection's server ever gets access to it. It does not wait for a free buffer:
-    /// [`alloc_async`](Self::alloc_async) does.
+    /// [`alloc_async`](Self::alloc_async) does. A length of 0 gives a buffer without bytes, and a call with such a
+    /// chunk is [`Invalid`](CallError::Invalid).
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such

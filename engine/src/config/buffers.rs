@@ -261,9 +261,7 @@ impl Config {
             (0..shards).try_for_each(|_| arenas.iter().try_for_each(|arena| available.set_aside(arena)))
         };
         fit().map_err(|source| {
-            let of_knobs =
-                self.buffers(true).map(|(knob, classes)| (knob, classes.iter().map(Class::bytes).sum::<usize>()));
-            let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0));
+            let (knob, knob_bytes) = self.largest();
             let bytes: usize = pools.iter().flat_map(|pool| &pool.classes).map(Class::bytes).sum();
             let (of, each) = match shards {
                 1 => (String::new(), ""),
@@ -275,5 +273,24 @@ impl Config {
             );
             StartError::new(StartErrorKind::Memory, text).because(source)
         })
+    }
+
+    /// The knob that asks for most of a shard's memory, and its bytes.
+    fn largest(&self) -> (Knob, usize) {
+        let bytes = |(knob, classes): (Knob, Vec<Class>)| (knob, classes.iter().map(Class::bytes).sum());
+        self.buffers(true).into_iter().map(bytes).max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0))
+    }
+
+    /// Adds to an error about a shard's pool the knob behind it.
+    #[cold]
+    pub(crate) fn name_knob_of_memory(&self, error: StartError) -> StartError {
+        match error.kind() {
+            StartErrorKind::Memory => {
+                let (knob, bytes) = self.largest();
+                error.with_knobs(format_args!("{knob} has most of the shard's memory: {bytes} bytes"))
+            }
+            StartErrorKind::Config if self.memory.numa_node.is_some() => error.with_knobs("memory.numa_node"),
+            _ => error,
+        }
     }
 }

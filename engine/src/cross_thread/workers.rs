@@ -126,7 +126,12 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
                         state.work(sleeper, idle);
                     }
                 })
-                .map_err(|source| StartError::no_thread(format_args!("worker {worker} of {}", config.count), source))?;
+                .map_err(|source| {
+                    StartError::no_thread(
+                        format_args!("worker {worker} of {} (`WorkerConfig::count`)", config.count),
+                        source,
+                    )
+                })?;
             pool.workers[worker].thread = Some(thread);
             if let Ok(Err(source)) = start.recv() {
                 return Err(unpinned(worker, source));

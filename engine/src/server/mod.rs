@@ -203,6 +203,17 @@ pub struct Server {
     stats: Option<StatsSocket>,
 }
 
+/// Adds to a refusal by the system which shard has met it.
+#[cold]
+fn name_shard(error: StartError, index: usize, count: usize) -> StartError {
+    match error.kind() {
+        StartErrorKind::System | StartErrorKind::Memory if count > 1 => {
+            error.with_knobs(format_args!("shard {index}, of {count} by `ServerConfig::shards`"))
+        }
+        _ => error,
+    }
+}
+
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("shards", &self.shards.len()).finish_non_exhaustive()
@@ -273,7 +284,8 @@ impl Server {
             own.shard.poll.core = config.core(index);
             let core = own.shard.poll.core;
             let make = move || own.open_shard(&address, &listener, index, |shard| equip(shard, index));
-            shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), core, make))?);
+            let shard = block_on(spawn(format!("rpcrdma-shard{index}"), core, make));
+            shards.push(shard.map_err(|error| name_shard(error, index, places.len()))?);
         }
         #[cfg(feature = "stats")]
         let stats = {

@@ -61,7 +61,8 @@ impl<F: Fabric> Context<F> {
         let mut config = config.sized()?;
         config.debug.remote_invalidate &= fabric.capabilities().remote_invalidate;
         let memory = Memory::new(&config, serves)?;
-        fabric.register(memory.pool.arena(), Access::LOCAL)?;
+        let refused = |error: crate::fabric::FabricError| config.name_knob_of_memory(error.into());
+        fabric.register(memory.pool.arena(), Access::LOCAL).map_err(refused)?;
         for arena in &config.memory.arenas {
             fabric.register(arena, Access::LOCAL)?;
         }

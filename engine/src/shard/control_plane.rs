@@ -129,7 +129,7 @@ impl<F: Fabric> Shard<F> {
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
         let credits = self.share()?;
         let params = self.params();
-        let qp = self.cx.fabric.connect(address, &params)?;
+        let qp = self.cx.fabric.connect(address, &params).map_err(name_knob_of_memory)?;
         let config = self.conn_config(credits, false, None, false);
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.reconnect.address = Some(address.clone());
@@ -635,7 +635,7 @@ impl<F: Fabric> Shard<F> {
         let misuse = || FabricError::new(FabricErrorKind::Misuse, "misuse: servers do not reconnect");
         let address = conn.reconnect.address.as_ref().ok_or_else(misuse)?;
         let params = self.params();
-        Ok((self.cx.fabric.connect(address, &params)?, credits))
+        Ok((self.cx.fabric.connect(address, &params).map_err(name_knob_of_memory)?, credits))
     }
 }
 
@@ -673,6 +673,15 @@ fn reason_in(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
 /// Whether the peer rejected something, without a failed request.
 fn is_refusal(reason: &CloseReason) -> bool {
     matches!(reason.0, CloseCause::Disconnected { cause: Disconnect::Refused, .. })
+}
+
+/// Adds the knobs of a connection's own memory to a refusal of it.
+#[cold]
+fn name_knob_of_memory(error: FabricError) -> FabricError {
+    match error.is_out_of_memory() {
+        true => error.of_setting("memory of a connection (wire.receive_size, debug.max_receive_size)"),
+        false => error,
+    }
 }
 
 fn no_receives(detail: String) -> FabricError {

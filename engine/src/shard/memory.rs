@@ -74,7 +74,7 @@ impl Memory {
     pub(super) fn new(config: &Config, serves: bool) -> Result<Self, StartError> {
         let (classes, announced) = (config.pool(serves), config.wire.receive_size);
         let capacity = classes.classes.iter().map(|class| class.size).find(|&size| size >= announced).unwrap_or(0);
-        let pool = Pool::new(&classes)?;
+        let pool = Pool::new(&classes).map_err(|error| config.name_knob_of_memory(error.into()))?;
         log::debug!("shard pool: {}", pool.arena().report());
         let (filled, configured_capacity) = (announced, capacity);
         Ok(Self {

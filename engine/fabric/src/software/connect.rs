@@ -1,6 +1,7 @@
 //! Connection setup over Unix sockets, and the work of queue pairs that is due at intervals.
 
 use std::error::Error as _;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -183,7 +184,9 @@ impl SoftwareFabric {
         let (ring_bytes, max_message) = (self.common.config.ring_bytes as u32, self.common.config.max_message as u32);
         let layout = Layout { side: Side::Connector, ring_bytes };
         let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
-        let places = places.map_err(|why| FabricError::system("mmap", why))?;
+        // As mmap itself fails at this limit.
+        let full = io::Error::from(Errno::NOMEM);
+        let places = places.map_err(|why| FabricError::system("mmap", why).caused_by(Some(&full)))?;
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (id, opening, table_fd) = self.add_qp(params, layout, max_message, (ring, 0, places))?;
         let hello = Some((Message::Hello(opening), [ring_fd, table_fd]));
