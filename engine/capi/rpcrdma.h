@@ -4,6 +4,10 @@
 // after a failure, and set errno to the code. rpcrdma_error has the text. Pointers to which functions write results may
 // be NULL: these results are not stored. What `Safety` says is the caller's duty: it cannot be checked.
 //
+// A function that takes a handle fails with EINVAL if it is NULL, EBADF if it was freed or is of another kind, as far as
+// that can be seen, EBUSY while another function uses it, and EPERM if it is a polled server or client of another
+// thread. The function's own comment has further codes. EIO may also be a defect of this library, which the log names.
+//
 // No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: functions fail
 // there with -EPERM once the process has had a server or client. Until it execs or ends, it keeps the connections of its
 // parent open, beyond the parent's end. Where a server or client starts, descriptors 0 to 2 that are closed become
@@ -138,15 +142,15 @@ typedef struct {
     rpcrdma_deferred_handler deferred;
     // First argument of both. Any thread may use it.
     void *context;
-    // Bytes of inline results that there is at least room for; 0: 256.
+    // Bytes of inline results that there is at least room for, at most 1 GiB; 0: 256.
     size_t max_reply;
-    // Most Read chunks of a call: eligible arguments (RFC 8166 §6).
+    // Most Read chunks of a call, at most 4: eligible arguments (RFC 8166 §6).
     uint32_t read_chunks;
-    // Most Write chunks of a call: eligible results.
+    // Most Write chunks of a call, at most 4: eligible results.
     uint32_t write_chunks;
-    // Most bytes of a Read chunk.
+    // Most bytes of a Read chunk: at most 1 GiB, and with `reads_into` 4 GiB less 1.
     size_t max_read;
-    // Most bytes of a Write chunk.
+    // Most bytes of a Write chunk: at most 1 GiB, and with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
     size_t max_write;
     // Memory that Read chunks arrive in, or NULL for the library's. It has a place for each `max_read` bytes, rounded
     // up to 4096. A place is free again once its chunk's call is answered, and the buffer freed that took the chunk.
@@ -309,13 +313,13 @@ const char *rpcrdma_error(void);
 
 // Passes each line of the log to `function`, from any thread, as soon as it is written.
 //
-// `level` is 1 (error) to 4 (debug); lines above `most` are not written. Once per process. `context` is its first
-// argument.
+// `level` is 1 (error) to 4 (debug); lines above `most`, 0 to 4, are not written. Once per process. `context` is its
+// first argument.
 //
 // It runs within functions of this library while they use their handles, and on the threads of servers and clients: it
 // must not call this library, nor block.
 //
-// Returns 0, or -EBUSY if the process has a log already.
+// Returns 0; -EINVAL if `function` is NULL, or `most` not 0 to 4; or -EBUSY if the process has a log already.
 //
 // # Safety
 // `function` may be called with `context` on any thread, until the process ends.
@@ -339,7 +343,7 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // `handle` is NULL or came from this library, and nobody uses it any more.
 int rpcrdma_free(void *handle);
 
-// A configuration with the defaults of all knobs. NULL without memory. `rpcrdma_free` ends it.
+// A configuration with the defaults of all knobs. `rpcrdma_free` ends it.
 rpcrdma_config *rpcrdma_config_new(void);
 
 // Sets a knob to the value that `value` says, as in a TOML file or behind `--set`.
@@ -351,9 +355,9 @@ rpcrdma_config *rpcrdma_config_new(void);
 // set again has its last value. `memory.budget` determines receives and all buffers that are not set.
 //
 // Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
-// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
-// such as the number of its cores, is checked at the start. A client has smaller defaults, such as 1024 receives: its
-// connect checks with those, and may fail.
+// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. A value that no host can have
+// is refused. What depends on the host, such as the number of its cores, is checked at the start. A client has smaller
+// defaults, such as 1024 receives: its connect checks with those, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 // ends need the same: peers without it are refused, and so is version 1. Such a client's connect fails with
@@ -362,8 +366,8 @@ rpcrdma_config *rpcrdma_config_new(void);
 // whose `wire.version_1` is false end with the same error. ID names the key, not the host: `rpcrdma_call_peer` says
 // it. All hosts with one key have one name; that of `blockstore` is `blockstore`.
 //
-// Returns 0, or -EINVAL: the text names the knob, and what it takes. For a name of an earlier version it gives the
-// present one.
+// Returns 0, or -EINVAL: the text names the knob, the value, and what it takes, with the other knob if that is a
+// limit. For a name of an earlier version it gives the present one.
 //
 // # Safety
 // `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.
@@ -382,9 +386,10 @@ int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *val
 // As for `rpcrdma_config_set`.
 int rpcrdma_config_load(rpcrdma_config *config, const char *path);
 
-// Has a client take calls from its server, in the reverse direction (RFC 8167). The services are copied.
+// Has a client take calls from its server, in the reverse direction (RFC 8167). The services are copied. Their
+// procedures run on the thread of the client's connection, those of `RPCRDMA_ON_WORKERS`, too.
 //
-// Returns 0 or a negative code.
+// Returns 0 or a negative code of a handle.
 //
 // # Safety
 // As for `rpcrdma_config_set`.
@@ -392,20 +397,21 @@ int rpcrdma_config_callbacks(rpcrdma_config *config, rpcrdma_services *services)
 
 // Registers the application's memory with the devices of servers and clients. An arena that it has already is ignored.
 //
-// Returns 0 or a negative code.
+// Returns 0 or a negative code of a handle.
 //
 // # Safety
 // As for `rpcrdma_config_set`.
 int rpcrdma_config_arena(rpcrdma_config *config, rpcrdma_arena *arena);
 
-// Services without procedures. NULL without memory. `rpcrdma_free` ends them.
+// Services without procedures. `rpcrdma_free` ends them.
 rpcrdma_services *rpcrdma_services_new(void);
 
 // Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
 // without results if no table has it.
 //
-// Returns 0; -EEXIST for a procedure that was added before; -EINVAL, and the text names the procedure and the cause.
-// The procedures before it are added.
+// Returns 0; -EEXIST for a procedure that was added before; -EINVAL for an entry that no server can have, or for no
+// entry; -EBUSY for a `reads_into` with parts (`rpcrdma_arena_part`), -EBADF for one that is no arena. The text names
+// procedure, program, version and cause. The procedures before it are added.
 //
 // # Safety
 // `services` and arenas as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their
@@ -426,7 +432,7 @@ int rpcrdma_services_add(rpcrdma_services *services,
 // descriptor, and that of a file or directory, and the log says so. A server with a task has no workers. A client's
 // task does not run.
 //
-// Returns 0 or a negative code.
+// Returns 0, or -EINVAL if `poll` is NULL. A second call replaces the task.
 //
 // # Safety
 // As for `rpcrdma_services_add`.
@@ -446,11 +452,20 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 // An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
 // `server.shards` says how many there are, by default one for each address. `config` may be NULL.
 //
-// NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
-// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, EFBIG (memory
-// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), EMFILE (the process has no
-// descriptor left: RLIMIT_NOFILE, `ulimit -n`), ENFILE (the host has none left: `sysctl fs.file-max`), ENODEV (the
-// device), EIO (another system call).
+// NULL after a failure: the text names the call, the limit and the remedy.
+//
+// - EINVAL: an argument, or a knob, such as a core or a NUMA node that this process may not use;
+// - EADDRINUSE: another server has the address, or `server.stats`;
+// - EADDRNOTAVAIL: this host cannot serve the address;
+// - ENOENT: no folder for `server.stats`;
+// - ENOMEM: memory exceeds what the host has left, the control group, RLIMIT_AS (`ulimit -v`), RLIMIT_MEMLOCK
+//   (`ulimit -l`, for devices) or `vm.max_map_count`;
+// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the control group;
+// - EFBIG: memory of the library, which is a file to the kernel, exceeds RLIMIT_FSIZE (`ulimit -f`);
+// - EMFILE, ENFILE: the process has no descriptor left (RLIMIT_NOFILE, `ulimit -n`), or the host (`fs.file-max`);
+// - ENOSPC: too many watched sockets (`fs.epoll.max_user_watches`), or objects of the device;
+// - ENODEV: the device lacks something, or there is none;
+// - EIO: another system call.
 //
 // # Safety
 // `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -477,8 +492,8 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 // have nine tenths of it, and all but a second of a longer time. The server ends, and is freed, unless the result is
 // -EDEADLK. Its handlers may use it until then, and may call back the clients whose calls they have not answered yet.
 //
-// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
-// for `rpcrdma_free`.
+// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open, as 0 milliseconds do: the text
+// says which; -EDEADLK as for `rpcrdma_free`.
 //
 // After -ETIMEDOUT, handlers that still run return later, on the server's threads. Then the hook of
 // `rpcrdma_services_peers` hears of the end of their connections, and the server gives up arenas. What these functions
@@ -525,7 +540,7 @@ rpcrdma_client *rpcrdma_local_server_call_back(rpcrdma_local_server *server,
 
 // Turns a polled server once, with bounded work. Never blocks.
 //
-// Returns 1 if there was work, 0 if there was none, or a negative code.
+// Returns 1 if there was work, 0 if there was none, or a negative code of the handle.
 //
 // # Safety
 // `server` as for `rpcrdma_free`.
@@ -544,6 +559,8 @@ int rpcrdma_local_server_drain(rpcrdma_local_server *server);
 // The descriptor of a polled server or client, for epoll: readable while it is armed and has work. It closes with the
 // handle.
 //
+// Returns the descriptor, or -EINVAL for a server or client with threads.
+//
 // # Safety
 // `handle` as for `rpcrdma_free`.
 int rpcrdma_fd(void *handle);
@@ -551,13 +568,14 @@ int rpcrdma_fd(void *handle);
 // Prepares a polled server or client for a sleep of at most `milliseconds` in epoll. Negative: no limit of the caller.
 //
 // Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
-// `rpcrdma_disarm` follows. Work that arrives after `rpcrdma_arm` makes the descriptor readable.
+// `rpcrdma_disarm` follows. Work that arrives after `rpcrdma_arm` makes the descriptor readable. -EINVAL as for
+// `rpcrdma_fd`.
 //
 // # Safety
 // `handle` as for `rpcrdma_free`.
 int rpcrdma_arm(void *handle, int milliseconds);
 
-// Ends what `rpcrdma_arm` has prepared. Returns 0 or a negative code.
+// Ends what `rpcrdma_arm` has prepared. Returns 0, or -EINVAL as for `rpcrdma_fd`.
 //
 // # Safety
 // `handle` as for `rpcrdma_free`.
@@ -573,13 +591,15 @@ int rpcrdma_disarm(void *handle);
 // same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
 // returns -EBUSY: call it between polls.
 //
-// Returns the length of the whole, or a negative code. `room` may be NULL if `len` is 0.
+// Returns the length of the whole, or a negative code. `room` may be NULL, or `len` 0: then only the length is
+// returned. Of a client whose server or thread has ended, the array is empty.
 //
 // # Safety
 // `handle` as for `rpcrdma_free`; `room` has `len` bytes.
 int rpcrdma_stats(void *handle, char *room, size_t len);
 
-// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
+// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code of the
+// handle.
 //
 // # Safety
 // `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
@@ -588,7 +608,7 @@ int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size
 // Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len`
 // bytes, with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
 //
-// Returns the length of the whole, or a negative code.
+// Returns the length of the whole, or a negative code of the handle. `room` may be NULL, or `len` 0.
 //
 // # Safety
 // As for `rpcrdma_call_header`; `room` has `len` bytes.
@@ -619,9 +639,9 @@ rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int in
 // Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
 // keeps what was written: it returns the same address.
 //
-// There is room for at least `max_reply` bytes of the procedure. NULL with EMSGSIZE if they exceed the room, and with
-// EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler may then write other results.
-// Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+// There is room for at least `max_reply` bytes of the procedure. 0 bytes have an address, too. NULL with EMSGSIZE if
+// they exceed the room, and with EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler
+// may then write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
 //
 // # Safety
 // As for `rpcrdma_call_header`.
@@ -629,8 +649,8 @@ void *rpcrdma_call_reply(rpcrdma_call *call, size_t len);
 
 // Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
 //
-// Returns 0, -EMSGSIZE if they exceed the room, or -EINVAL if `len` is not a multiple of 4: then as for
-// `rpcrdma_call_reply`.
+// Returns 0, -EMSGSIZE if they exceed the room, or -EINVAL if `len` is not a multiple of 4, or `results` is NULL for
+// more than 0 bytes: then as for `rpcrdma_call_reply`.
 //
 // # Safety
 // As for `rpcrdma_call_header`; `results` has `len` bytes.
@@ -651,7 +671,7 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 // As for `rpcrdma_call_header`.
 void *rpcrdma_call_write_chunk(rpcrdma_call *call, unsigned int index, size_t *room);
 
-// Sends the first `len` bytes of Write chunk `index`.
+// Sends the first `len` bytes of Write chunk `index`: with 0, an empty result.
 //
 // Returns 0, -ENOENT or -EINVAL as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler
 // may return that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2,
@@ -701,6 +721,7 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 // server. `rpcrdma_free` ends it, or the call that it is lent to.
 //
 // NULL after a failure:
+// - EINVAL: `len` is 0, as for mmap: no chunk is empty;
 // - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`);
 // - EMSGSIZE: it never has one so long;
 // - ENOMEM, EMFILE, ENFILE or EFBIG: the system refuses the memory of all its buffers, by the limit that the text
@@ -712,15 +733,15 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 // `client` as for `rpcrdma_free`.
 rpcrdma_buffer *rpcrdma_alloc(void *client, size_t len);
 
-// The bytes of a buffer; their number in `len`. NULL after a failure. Those of `rpcrdma_call_take_read_chunk` and of
-// `rpcrdma_arena_part` are only read.
+// The bytes of a buffer; their number in `len`. NULL with a code of the handle. Those of
+// `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are only read. 0 bytes have an address, too.
 //
 // # Safety
 // `buffer` as for `rpcrdma_free`.
 void *rpcrdma_buffer_data(rpcrdma_buffer *buffer, size_t *len);
 
 // Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only
-// read.
+// read. A buffer of 0 bytes is an empty result (`rpcrdma_call_result`), and no chunk of a request.
 //
 // Returns 0, or -EINVAL if it has fewer.
 //
@@ -735,14 +756,15 @@ int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
 // any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
 // their procedures have it.
 //
-// NULL after a failure, such as EINVAL for a `len` with which the memory would end beyond the address space; `release`
-// is called then, too.
+// NULL with EINVAL if `base` is NULL, if one of them is not such a multiple, if `len` is 0, or if the memory would end
+// beyond the address space; `release` is called then, too.
 //
 // # Safety
 // The memory stays mapped until `release` is called, and no part of it changes while it is lent.
 rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *context), void *context);
 
-// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap.
+// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap. One of 0 bytes is an empty
+// result.
 //
 // `release` is called once when nobody uses the part any more, with `context`; it may be NULL. The part's bytes may
 // change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A
@@ -799,7 +821,8 @@ int rpcrdma_attach(void *handle);
 //   executed, and a retry fails in the same way;
 // - EPROTO: the peer broke the protocol;
 // - EINVAL: an argument or a knob;
-// - EADDRNOTAVAIL, ENOMEM, EFBIG, EMFILE, ENFILE, ENODEV and EIO as for `rpcrdma_server_start`.
+// - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV and EIO as for `rpcrdma_server_start`; the
+//   text tells which EAGAIN it is.
 //
 // # Safety
 // `address` ends with a zero byte; `config` as for `rpcrdma_free`.
@@ -845,14 +868,15 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // As for `rpcrdma_local_client_start`; `reply` is writable.
 int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, rpcrdma_reply **reply);
 
-// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once.
+// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once. A Read chunk that is to be copied waits
+// for the connection's thread to allocate its memory.
 //
 // Also on the thread that runs the connection: in handlers of a server that calls back, and where a server is polled.
 // There a Read chunk cannot be copied (EDEADLK).
 //
 // Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-// `debug.reverse_credits`), ENOTCONN (the thread of the connection has stopped), EINVAL, EMSGSIZE. Then the buffers of
-// its chunks stay with the caller.
+// `debug.reverse_credits`), ENOTCONN (the thread of the connection has stopped), EINVAL, EMSGSIZE; and for a Read
+// chunk to be copied those of `rpcrdma_alloc`. Then the buffers of its chunks stay with the caller.
 //
 // The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
 // ENOTCONN without a connection, or EINVAL for the position of a chunk, a buffer of another client, or a one-way call
@@ -869,7 +893,7 @@ int rpcrdma_client_start(rpcrdma_client *client, const rpcrdma_request *request)
 // start calls, whose ends are for later polls, and end the client. The calls that this poll has found are reported all
 // the same. Calls of a client that ends are not reported any more.
 //
-// Returns 1 if a call has ended, 0 if not, or a negative code.
+// Returns 1 if a call has ended, 0 if not, or a negative code of the handle.
 //
 // # Safety
 // `client` as for `rpcrdma_free`; `done` may be called with `context`.
@@ -878,7 +902,7 @@ int rpcrdma_client_poll(rpcrdma_client *client, rpcrdma_done done, void *context
 // Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
 //
 // `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open, and
-// while the client reconnects.
+// while the client reconnects; or a negative code of the handle. `room` may be NULL, or `len` 0.
 //
 // # Safety
 // `client` as for `rpcrdma_free`; `room` has `len` bytes.
@@ -919,9 +943,10 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 // Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 //
 // Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
-// for the call, its chunks or its reply (the text names the knob); EINVAL; and ENOTCONN for a Read chunk that it would
-// copy. The poll reports no end of such a call, and the buffers of its chunks stay with the caller. `xid`, unless it
-// is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+// for the call, its chunks or its reply (the text names the knob); ENOMEM, EMFILE, ENFILE and EFBIG as for
+// `rpcrdma_alloc`; EINVAL; and ENOTCONN for a Read chunk that it would copy. The poll reports no end of such a call,
+// and the buffers of its chunks stay with the caller. `xid`, unless it is NULL, gets the call's number, for
+// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 //
 // The poll reports other causes, and this function returns 0: ENOTCONN, EAGAIN (`limits.max_calls`), and what a call
 // meets that waits for a reconnect. The buffers are in that reply.
@@ -932,7 +957,8 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_reque
 
 // Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 //
-// Returns 0, also if there is no such call, or a negative code. The call keeps its credit, as after a time-out.
+// Returns 0, also if there is no such call, or a negative code of the handle. The call keeps its credit, as after a
+// time-out.
 //
 // # Safety
 // `client` as for `rpcrdma_free`.
@@ -944,13 +970,14 @@ int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 //
 // All functions of a poll together are the time between two polls: a loop polls at least 20 times a second.
 //
-// Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
+// Returns 1 if there was work or a call has ended, 0 if not, or a negative code of the handle.
 //
 // # Safety
 // `client` as for `rpcrdma_free`; `done` may be called with `context`.
 int rpcrdma_local_client_poll(rpcrdma_local_client *client, rpcrdma_done done, void *context);
 
-// The inline results, in place; their bytes in `len`. NULL for a call that has failed.
+// The inline results, in place; their bytes in `len`. NULL for a call that has failed, with its code, as
+// `rpcrdma_client_call` returns it.
 //
 // # Safety
 // `reply` as for `rpcrdma_free`.
@@ -968,7 +995,7 @@ int rpcrdma_reply_status(rpcrdma_reply *reply);
 // Takes the buffer of Write chunk `index`, as long as its data. Also of a failed call, where the server can no longer
 // reach it.
 //
-// NULL if there is none; so after a time-out or a cancel, while the server may still answer.
+// NULL with EINVAL if there is none; so after a time-out or a cancel, while the server may still answer.
 //
 // # Safety
 // `reply` as for `rpcrdma_free`.
@@ -980,7 +1007,8 @@ rpcrdma_buffer *rpcrdma_reply_take_write_chunk(rpcrdma_reply *reply, unsigned in
 // `reply` as for `rpcrdma_free`.
 rpcrdma_buffer *rpcrdma_reply_take_read_chunk(rpcrdma_reply *reply, unsigned int index);
 
-// Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
+// Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it. NULL with EINVAL if it was kept
+// already.
 //
 // It holds a buffer of the client, which has at least `memory.receives`. While none is left, no reply arrives: the
 // calls time out, and the server ends the connection. Copy results to keep them long.

@@ -64,16 +64,17 @@ static struct block *block_of(const void *args, size_t len, int *value) {
     return &blocks[words[0]];
 }
 
-// Lends the whole block, and says what it is full of.
+// Lends the whole block, or nothing of it if the call has another value than 0, and says what it is full of.
 static void read_block(void *context, rpcrdma_call *call, const void *args, size_t len) {
     int value;
     struct block *block = block_of(args, len, &value);
     CHECK(!pthread_mutex_lock(&block->lock));
     block->readers++;
-    uint32_t results[] = {block->data[0], htonl(BLOCK)};
+    size_t part_len = value ? 0 : BLOCK;
+    uint32_t results[] = {block->data[0], htonl((uint32_t)part_len)};
     CHECK(!pthread_mutex_unlock(&block->lock));
     size_t start = (size_t)(block->data - blocks[0].data);
-    rpcrdma_buffer *part = rpcrdma_arena_part(context, start, BLOCK, release, block);
+    rpcrdma_buffer *part = rpcrdma_arena_part(context, start, part_len, release, block);
     CHECK(part);
     lent++;
     int status = rpcrdma_call_result(call, 0, part);
@@ -112,7 +113,8 @@ static void done(void *context, const rpcrdma_completion *completion) {
         uint32_t results[2];
         CHECK(completion->results_len == sizeof results);
         memcpy(results, completion->results, sizeof results);
-        CHECK(len == BLOCK && data[0] == results[0] && !memcmp(data, data + 1, BLOCK - 1));
+        CHECK(len == ntohl(results[1]));
+        CHECK(!len || (len == BLOCK && data[0] == results[0] && !memcmp(data, data + 1, BLOCK - 1)));
         CHECK(!rpcrdma_free(buffer));
         reads_done++;
     }
@@ -199,6 +201,12 @@ static void run(const char *address, int is_polled) {
     while (!free_slots)
         turn(client, polled, done, &free_slots);
     CHECK(refused == 1);
+
+    // A part of 0 bytes is an empty result.
+    start(client, READ, 0, 1, BLOCK);
+    while (free_slots < 2 || released < lent)
+        turn(client, polled, done, &free_slots);
+    CHECK(reads_done == 3 * writes_done + 2 && refused == 1);
 
     // A client ends amid its reads.
     for (int i = 0; i < LEFT; i++)

@@ -8,6 +8,8 @@ ROW(rpcrdma_error, 2, 1, 0, text_stays())
 
 ROW(rpcrdma_log, 1, -EINVAL, 0, rpcrdma_log(NULL, NULL, 1))
 ROW(rpcrdma_log, 2, -EBUSY, 0, rpcrdma_log(count_line, NULL, 1))
+ROW(rpcrdma_log, 3, -EINVAL, 0, rpcrdma_log(count_line, NULL, 5))
+ROW(rpcrdma_log, 4, -EINVAL, 0, rpcrdma_log(count_line, NULL, -1))
 
 ROW(rpcrdma_free, 1, 0, 0, rpcrdma_free(NULL))
 ROW(rpcrdma_free, 2, -EBADF, 1, rpcrdma_free(S.freed))
@@ -44,6 +46,10 @@ ROW(rpcrdma_config_set, 20, -EINVAL, 0, rpcrdma_config_set(S.config, "server.wor
 ROW(rpcrdma_config_set, 21, -EINVAL, 0, rpcrdma_config_set(S.config, "accept.setup", "0s"))
 ROW(rpcrdma_config_set, 22, -EINVAL, 0, rpcrdma_config_set(S.config, "connect.timeout", "0s"))
 ROW(rpcrdma_config_set, 23, 0, 0, rpcrdma_config_set(S.config, "connect.timeout", "5s"))
+ROW(rpcrdma_config_set, 24, -EINVAL, 0, rpcrdma_config_set(S.config, "poll.core", "1024"))
+ROW(rpcrdma_config_set, 25, -EINVAL, 0, rpcrdma_config_set(S.config, "memory.budget", "256TiB"))
+ROW(rpcrdma_config_set, 26, -EINVAL, 0,
+    rpcrdma_config_set(S.config, "memory.bulk_buffers", "[[1073741824, 16777216]]"))
 
 ROW(rpcrdma_config_load, 1, -EINVAL, 0, rpcrdma_config_load(NULL, "/dev/null"))
 ROW(rpcrdma_config_load, 2, -EINVAL, 0, rpcrdma_config_load(S.config, NULL))
@@ -88,10 +94,17 @@ ROW(rpcrdma_services_add, 18, -EINVAL, 0,
 ROW(rpcrdma_services_add, 19, -EEXIST, 0, rpcrdma_services_add(S.services, PROGRAM, 1, TABLE + 1, 1, sizeof *TABLE))
 ROW(rpcrdma_services_add, 20, -EEXIST, 0,
     rpcrdma_services_add(S.services2, 1, 1, (rpcrdma_procedure[]){TABLE[0], TABLE[0]}, 2, sizeof *TABLE))
+// The first of the two was added.
+ROW(rpcrdma_services_add, 28, -EEXIST, 0, rpcrdma_services_add(S.services2, 1, 1, TABLE, 1, sizeof *TABLE))
 ROW(rpcrdma_services_add, 21, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .read_chunks = 1}))
 ROW(rpcrdma_services_add, 22, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .max_read = 1}))
 ROW(rpcrdma_services_add, 23, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .write_chunks = 1}))
 ROW(rpcrdma_services_add, 24, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .max_write = 1}))
+ROW(rpcrdma_services_add, 25, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .max_reply = SIZE_MAX}))
+ROW(rpcrdma_services_add, 26, -EINVAL, 0,
+    add((rpcrdma_procedure){.handler = empty, .read_chunks = 1, .max_read = SIZE_MAX}))
+ROW(rpcrdma_services_add, 27, -EINVAL, 0,
+    add((rpcrdma_procedure){.handler = empty, .write_chunks = 1, .max_write = SIZE_MAX}))
 
 ROW(rpcrdma_services_task, 1, -EINVAL, 0, rpcrdma_services_task(NULL, no_work, NULL, NULL))
 ROW(rpcrdma_services_task, 2, -EINVAL, 0, rpcrdma_services_task(S.services, NULL, NULL, NULL))
@@ -112,6 +125,7 @@ ROW(rpcrdma_server_start, 8, -EADDRINUSE, 0, start_server(ADDRESS, "limits.credi
 ROW(rpcrdma_server_start, 9, -ENOENT, 0, start_server("soft:b", "server.stats", "/nowhere/at.all"))
 ROW(rpcrdma_server_start, 10, -EINVAL, 0, start_server("soft:a,soft:b", "server.shards", "1"))
 ROW(rpcrdma_server_start, 11, -EINVAL, 0, start_server("soft:a,soft:b", "server.cores", "0"))
+ROW(rpcrdma_server_start, 12, -EINVAL, 0, start_server("soft:a", "memory.numa_node", "1023"))
 
 ROW(rpcrdma_server_call_back, 1, 0, 0, rpcrdma_server_call_back(NULL, S.call, 1, 1, NULL))
 ROW(rpcrdma_server_call_back, 2, 0, 0, rpcrdma_server_call_back(S.server, NULL, 1, 1, NULL))
@@ -206,6 +220,8 @@ ROW(rpcrdma_call_is_disconnected, 2, 0, 0, rpcrdma_call_is_disconnected(S.call))
 ROW(rpcrdma_alloc, 1, 0, 0, rpcrdma_alloc(NULL, 1))
 ROW(rpcrdma_alloc, 2, 0, 0, rpcrdma_alloc(S.client, SIZE_MAX))
 ROW(rpcrdma_alloc, 3, 0, 1, rpcrdma_alloc(S.server, 1))
+ROW(rpcrdma_alloc, 4, -EINVAL, 0, rpcrdma_alloc(S.client, 0) ? 0 : -errno)
+ROW(rpcrdma_alloc, 5, -EINVAL, 0, rpcrdma_alloc(S.local_client, 0) ? 0 : -errno)
 
 ROW(rpcrdma_buffer_data, 1, 0, 0, rpcrdma_buffer_data(NULL, NULL))
 ROW(rpcrdma_buffer_data, 2, 0, 1, rpcrdma_buffer_data((rpcrdma_buffer *)S.freed, NULL))
@@ -214,6 +230,7 @@ ROW(rpcrdma_buffer_window, 1, -EINVAL, 0, rpcrdma_buffer_window(NULL, 0, 1))
 ROW(rpcrdma_buffer_window, 2, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, 1, SIZE_MAX))
 ROW(rpcrdma_buffer_window, 3, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, SIZE_MAX, 1))
 ROW(rpcrdma_buffer_window, 4, -EINVAL, 0, rpcrdma_buffer_window(S.part, 0, 5))
+ROW(rpcrdma_buffer_window, 5, -EINVAL, 0, calls_with_empty_window())
 
 ROW(rpcrdma_arena_new, 1, 0, 0, rpcrdma_arena_new(NULL, 4096, NULL, NULL))
 ROW(rpcrdma_arena_new, 2, 0, 0, rpcrdma_arena_new((char *)S.memory + 8, 4096, NULL, NULL))
@@ -225,6 +242,7 @@ ROW(rpcrdma_arena_part, 1, 0, 0, rpcrdma_arena_part(NULL, 0, 1, NULL, NULL))
 ROW(rpcrdma_arena_part, 2, 0, 0, rpcrdma_arena_part(S.arena, 0, SIZE_MAX, NULL, NULL))
 ROW(rpcrdma_arena_part, 3, 0, 0, rpcrdma_arena_part(S.arena, SIZE_MAX, 1, NULL, NULL))
 ROW(rpcrdma_arena_part, 4, 0, 0, rpcrdma_arena_part(S.for_reads, 0, 1, NULL, NULL))
+ROW(rpcrdma_arena_part, 5, 0, 0, rpcrdma_free(rpcrdma_arena_part(S.arena, 1 << 20, 0, NULL, NULL)))
 
 ROW(rpcrdma_client_connect, 1, 0, 0, rpcrdma_client_connect(NULL, 1, 1, NULL))
 ROW(rpcrdma_client_connect, 2, 0, 0, rpcrdma_client_connect("soft:nobody-is-here", 1, 1, S.config))

@@ -3,6 +3,7 @@
 //   starts ADDRESS ADDRESS
 #define _GNU_SOURCE
 #include <errno.h>
+#include <malloc.h>
 #include <rpcrdma.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -338,6 +339,91 @@ static void starts_without_descriptors(const char *address, rpcrdma_services *se
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
+// Under valgrind or a sanitizer, whose own memory is below a limit of address space, too.
+static int is_watched(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return 1;
+#else
+    const char *preloaded = getenv("LD_PRELOAD");
+    return preloaded && strstr(preloaded, "valgrind");
+#endif
+}
+
+// Bytes that the process has mapped.
+static size_t mapped(void) {
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file && fscanf(file, "%lu", &pages) == 1 && !fclose(file));
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+// Lets the process map so many bytes more.
+static void allow_memory(size_t more, const struct rlimit *before) {
+    const struct rlimit limit = {.rlim_cur = mapped() + more, .rlim_max = before->rlim_max};
+    CHECK(!setrlimit(RLIMIT_AS, &limit));
+}
+
+// A start has failed for lack of memory, or of a thread, and says so.
+static int lacks(int code, const char *limit, const char *other) {
+    const char *text = rpcrdma_error();
+    int says_so = errno == code && strstr(text, limit) && strstr(text, other);
+    if (!says_so)
+        fprintf(stderr, "%d: %s\n", errno, text);
+    return says_so;
+}
+
+// Servers and clients below a limit of address space: no thread, no buffers, no rings.
+static void starts_without_memory(const char *address, rpcrdma_services *services) {
+    struct rlimit before;
+    CHECK(!getrlimit(RLIMIT_AS, &before));
+    rpcrdma_config *config = new_config();
+    rpcrdma_server *server = rpcrdma_server_start(address, services, config);
+    CHECK(server);
+    // The heap has room: only mappings fail. Without arenas of threads it is one.
+    enum { BLOCKS = 256, BLOCK = 1 << 16 };
+    void *blocks[BLOCKS];
+    CHECK(mallopt(M_ARENA_MAX, 1) && mallopt(M_MMAP_THRESHOLD, 1 << 30) && mallopt(M_TRIM_THRESHOLD, 1 << 30));
+    for (int i = 0; i < BLOCKS; i++)
+        CHECK(blocks[i] = malloc(BLOCK));
+    for (int i = 0; i < BLOCKS; i++)
+        free(blocks[i]);
+    allow_memory(1 << 20, &before);
+    CHECK(!rpcrdma_server_start("soft:starts-memory", services, config));
+    CHECK(lacks(EAGAIN, "RLIMIT_NPROC is ", "RLIMIT_AS is "));
+    CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config) && lacks(EAGAIN, "RLIMIT_NPROC is ", "RLIMIT_AS is "));
+    CHECK(!rpcrdma_local_server_start("soft:starts-memory", services, config));
+    CHECK(lacks(ENOMEM, "RLIMIT_AS is ", "memory.receives"));
+    // The buffers, then what the connection has beside them.
+    int no_buffers = 0, no_rings = 0;
+    for (size_t more = 1 << 20; !no_rings && more < 1 << 25; more += 1 << 17) {
+        allow_memory(more, &before);
+        rpcrdma_local_client *client = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
+        if (strncmp(address, "soft:", 5) && client) {
+            // Its sockets are memory of the kernel.
+            CHECK(!rpcrdma_free(client));
+            no_rings = 1;
+            continue;
+        }
+        CHECK(!client && lacks(ENOMEM, "RLIMIT_AS is ", "mmap of "));
+        no_buffers += strstr(rpcrdma_error(), "memory.receives") != NULL;
+        no_rings = strstr(rpcrdma_error(), "rpcrdma-ring: mmap of ") != NULL;
+        CHECK(!no_rings || strstr(rpcrdma_error(), "wire.receive_size"));
+    }
+    CHECK(no_buffers && no_rings && !setrlimit(RLIMIT_AS, &before));
+    // Chunk memory of both kinds of clients.
+    for (int is_polled = 0; is_polled < 2; is_polled++) {
+        rpcrdma_config *large = new_config();
+        CHECK(!rpcrdma_config_set(large, "memory.bulk_buffers", "[[67108864, 1]]"));
+        void *client = is_polled ? (void *)rpcrdma_local_client_connect(address, PROGRAM, 1, large)
+                                 : (void *)rpcrdma_client_connect(address, PROGRAM, 1, large);
+        CHECK(client);
+        allow_memory(1 << 24, &before);
+        CHECK(!rpcrdma_alloc(client, 1) && lacks(ENOMEM, "RLIMIT_AS", "memory.bulk_buffers"));
+        CHECK(!setrlimit(RLIMIT_AS, &before) && !rpcrdma_free(client) && !rpcrdma_free(large));
+    }
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
+}
+
 // Chunk memory that the system refuses, to both kinds of clients, and then grants.
 static void allocates_beyond_limits(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
@@ -352,6 +438,14 @@ static void allocates_beyond_limits(const char *address, rpcrdma_services *servi
         const struct rlimit low = {.rlim_cur = 4096, .rlim_max = before.rlim_max};
         CHECK(!setrlimit(RLIMIT_FSIZE, &low));
         CHECK(!rpcrdma_alloc(client, 1) && errno == EFBIG && strstr(rpcrdma_error(), "`ulimit -f`"));
+        rpcrdma_read_chunk read = {.data = "read", .len = 4};
+        rpcrdma_write_chunk room = {.len = 4};
+        if (is_polled) {
+            refuses(client, REQUEST(.procedure = 1, .write_chunks = &room, .write_count = 1), -EFBIG, "`ulimit -f`");
+            refuses(client, REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1), -EFBIG, "`ulimit -f`");
+        } else {
+            CHECK(rpcrdma_client_start(client, &REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1)) == -EFBIG);
+        }
         CHECK(!setrlimit(RLIMIT_FSIZE, &before) && !getrlimit(RLIMIT_NOFILE, &before));
         allow_descriptors(0);
         CHECK(!rpcrdma_alloc(client, 1) && errno == EMFILE && strstr(rpcrdma_error(), "`ulimit -n`"));
@@ -398,6 +492,9 @@ int main(int argc, char **argv) {
     rpcrdma_config *config = new_config();
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
+    // First: the C library keeps the stacks of threads that have ended.
+    if (!is_watched())
+        starts_without_memory(argv[2], services);
     rpcrdma_server *server = rpcrdma_server_start(argv[1], services, NULL);
     CHECK(server);
     rpcrdma_local_client *client = rpcrdma_local_client_connect(argv[1], PROGRAM, 1, config);

@@ -1,6 +1,7 @@
 //! Knobs by name.
 #![forbid(unsafe_code)]
 
+use std::fmt::Display;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -65,6 +66,10 @@ impl Own {
                 cores.ok_or_else(wrong).map(|cores| self.cores = Some(cores.into_iter().flatten().collect()))
             }
             "server.workers" => within(name, text, 0..=MOST_THREADS).map(|count| self.workers = count),
+            "server.stats" if text.len() > LONGEST_SOCKET => Err(Failure::argument(format_args!(
+                "{name} is a path of {} bytes: names of Unix sockets have at most {LONGEST_SOCKET}",
+                text.len()
+            ))),
             "server.stats" => {
                 self.stats = (!text.is_empty()).then(|| text.into());
                 Ok(())
@@ -156,8 +161,8 @@ impl Knobs {
                                   many cores as shards"
             ));
         }
-        if services.needs_workers() && workers.is_none() {
-            return wrong("a procedure has RPCRDMA_ON_WORKERS, and server.workers is 0".to_owned());
+        if let (Some(name), None) = (services.on_workers(), workers) {
+            return wrong(format!("{name} has RPCRDMA_ON_WORKERS, and server.workers is 0"));
         }
         if services.has_task() && workers.is_some() {
             return wrong("server.workers is set, and the services have a task (rpcrdma_services_task)".to_owned());
@@ -252,10 +257,14 @@ fn named(name: &str) -> Vec<String> {
     knobs_named(name).into_iter().chain(own.map(str::to_owned)).collect()
 }
 
-fn number<T: FromStr>(name: &str, text: &str) -> Result<T, Failure> {
-    let wrong = |_| Failure::argument(format_args!("{name} = {text}: wanted a whole number"));
+/// A number. `most` is the highest one of its knob, for the error.
+fn number<T: FromStr>(name: &str, text: &str, most: impl Display) -> Result<T, Failure> {
+    let wrong = |_| Failure::argument(format_args!("{name} = {text}: wanted a whole number, at most {most}"));
     text.trim().parse().map_err(wrong)
 }
+
+/// Bytes of the longest path of a Unix socket.
+const LONGEST_SOCKET: usize = 107;
 
 /// Most shards, or workers, of a server.
 const MOST_THREADS: usize = 1024;
@@ -264,7 +273,7 @@ const HIGHEST_CORE: usize = 1023;
 
 /// A number in this range.
 fn within(name: &str, text: &str, range: RangeInclusive<usize>) -> Result<usize, Failure> {
-    let value = number(name, text)?;
+    let value = number(name, text, range.end())?;
     match range.contains(&value) {
         true => Ok(value),
         false => Err(Failure::argument(format_args!("{name} is {value}: {} to {}", range.start(), range.end()))),
@@ -279,8 +288,9 @@ fn core_range(text: &str) -> Option<RangeInclusive<usize>> {
     (!range.is_empty()).then_some(range)
 }
 
-fn numbers<T: FromStr>(name: &str, text: &str) -> Result<Vec<T>, Failure> {
-    text.split(',').map(|part| number(name, part)).collect()
+/// The number of a user or a group.
+fn id(name: &str, text: &str) -> Result<u32, Failure> {
+    number(name, text, u32::MAX)
 }
 
 /// A user of `AUTH_SYS` (RFC 5531 §14): `UID:GID[:GID,…]`.
@@ -295,12 +305,13 @@ impl User {
     fn of(name: &str, text: &str) -> Result<Self, Failure> {
         let wrong = || Failure::argument(format_args!("{name} = {text}: wanted UID:GID or UID:GID:GID,GID"));
         let mut parts = text.splitn(3, ':');
-        let uid = number(name, parts.next().ok_or_else(wrong)?)?;
-        let gid = number(name, parts.next().ok_or_else(wrong)?)?;
-        let gids: Vec<u32> = parts.next().map_or(Ok(Vec::new()), |text| numbers(name, text))?;
+        let uid = id(name, parts.next().ok_or_else(wrong)?)?;
+        let gid = id(name, parts.next().ok_or_else(wrong)?)?;
+        let gids = parts.next().into_iter().flat_map(|gids| gids.split(','));
+        let gids = gids.map(|gid| id(name, gid)).collect::<Result<Vec<_>, _>>()?;
         match gids.len() {
             ..=AuthSys::MAX_GIDS => Ok(Self { uid, gid, gids }),
-            _ => Err(Failure::argument(format_args!("{name}: more than {} groups", AuthSys::MAX_GIDS))),
+            many => Err(Failure::argument(format_args!("{name} has {many} groups: at most {}", AuthSys::MAX_GIDS))),
         }
     }
 
@@ -330,6 +341,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::services::Program;
 
     fn refused(name: &str, value: &str) -> String {
         let failure = Knobs::default().set(name, value).expect_err(name);
@@ -344,6 +356,84 @@ mod tests {
             assert!(text.contains(&format!("no knob {name} (in C: {in_c})")), "{text}");
         }
         assert!(refused("wire.colour", "1").contains("no knob wire.colour: wire has "));
+    }
+
+    #[test]
+    fn a_value_that_no_host_permits_is_refused_when_it_is_set() {
+        let (many, long) = (format!("0:0:{}", ["1"; 17].join(",")), "/".repeat(108));
+        for (name, value, text) in [
+            ("memory.budget", "256TiB", "memory.budget is 281474976710656: 0 to 140737488355328"),
+            (
+                "memory.bulk_buffers",
+                "[[1073741824, 16777216]]",
+                "memory.bulk_buffers is 18014398509481984 bytes in all",
+            ),
+            ("memory.receives", "99999999999999999999", "memory.receives is 99999999999999999999: 256 to 1048576"),
+            ("memory.numa_node", "1024", "memory.numa_node is 1024: 0 to 1023"),
+            ("limits.credits", "5000000000", "limits.credits is 5000000000: 4 to 32767"),
+            ("limits.credits", "-1", "limits.credits is -1: 4 to 32767"),
+            ("limits.max_deferred", "4294967296", "wanted a whole number, 0 to 4294967295"),
+            ("poll.core", "1024", "poll.core is 1024: 0 to 1023"),
+            ("device.gid_index", "256", "device.gid_index is 256: 0 to 255"),
+            (
+                "server.workers",
+                "99999999999999999999",
+                "server.workers = 99999999999999999999: wanted a whole number, at",
+            ),
+            (
+                "client.auth_sys",
+                "4294967296:0",
+                "client.auth_sys = 4294967296: wanted a whole number, at most 4294967295",
+            ),
+            ("client.auth_sys", &many, "client.auth_sys has 17 groups: at most 16"),
+            ("server.stats", &long, "server.stats is a path of 108 bytes: names of Unix sockets have at most 107"),
+        ] {
+            assert!(refused(name, value).contains(text), "{name}: {}", refused(name, value));
+        }
+        assert!(Knobs::default().set("server.stats", &long[1..]).is_ok());
+    }
+
+    #[test]
+    fn a_budget_that_is_lifted_again_leaves_the_defaults() {
+        let mut knobs = Knobs::default();
+        for (name, value) in [("limits.max_calls", "64"), ("memory.budget", "64MiB"), ("memory.budget", "0")] {
+            assert!(knobs.set(name, value).is_ok(), "{name}");
+        }
+        let (memory, usual) = (&knobs.applied.0.memory, Config::default().memory);
+        assert_eq!((memory.receives, &memory.bulk_buffers), (usual.receives, &usual.bulk_buffers));
+        assert_eq!((memory.message_buffers, &memory.long_buffers), (usual.message_buffers, &usual.long_buffers));
+    }
+
+    #[test]
+    fn a_procedure_for_workers_is_named_if_there_are_none() {
+        extern "C-unwind" fn never(
+            _: *mut std::ffi::c_void,
+            _: *mut crate::types::rpcrdma_call,
+            _: *const std::ffi::c_void,
+            _: usize,
+            _: *mut std::ffi::c_void,
+            _: *mut usize,
+        ) -> std::ffi::c_int {
+            0
+        }
+        let entry = crate::services::rpcrdma_procedure {
+            number: 7,
+            flags: crate::services::RPCRDMA_ON_WORKERS,
+            handler: Some(never),
+            deferred: None,
+            context: std::ptr::null_mut(),
+            max_reply: 0,
+            read_chunks: 0,
+            write_chunks: 0,
+            max_read: 0,
+            max_write: 0,
+            reads_into: std::ptr::null_mut(),
+        };
+        let mut services = Table::default();
+        assert!(services.add(Program { program: 0x2000_0001, version: 3 }, &entry).is_ok());
+        let failure = Knobs::default().server(1, &services).expect_err("no workers");
+        let text = "procedure 7 of program 0x20000001, version 3 has RPCRDMA_ON_WORKERS, and server.workers is 0";
+        assert_eq!(failure.text(), text);
     }
 
     #[test]
@@ -375,7 +465,7 @@ mod tests {
     #[test]
     fn a_wrong_value_is_named_with_its_file() {
         for (file, cause) in [
-            (&b"[server]\nworkers = \"two\"\n"[..], "server.workers = two: wanted a whole number"),
+            (&b"[server]\nworkers = \"two\"\n"[..], "server.workers = two: wanted a whole number, at most 1024"),
             (b"[server]\nshards = 0\n", "server.shards is 0: 1 to 1024"),
             (b"[wire]\nhost_key = \"me\"\n", "wire.host_key: wanted ID:KEY, the key in hexadecimal digits"),
             (b"[limits]\n# \xff\n", "line 2: not UTF-8"),

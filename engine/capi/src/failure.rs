@@ -38,6 +38,13 @@ impl Failure {
         Self::new(Errno::INVAL, text)
     }
 
+    /// Puts its subject in front of the text.
+    #[cold]
+    pub(crate) fn of(self, what: impl Display) -> Self {
+        let (code, text) = *self.0;
+        Self::as_is(code, format!("{what}: {text}"))
+    }
+
     /// Its code.
     pub(crate) fn code(&self) -> Errno {
         self.0.0
@@ -129,7 +136,10 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
         CallError::Closed => Errno::NOTCONN,
         CallError::TooManyCalls { .. } => Errno::AGAIN,
         CallError::NoMemory { .. } | CallError::NoReplyBuffer { .. } => Errno::NOBUFS,
-        CallError::OutOfMemory { os_error, .. } => limit_of_process(*os_error).unwrap_or(Errno::NOMEM),
+        // EAGAIN is that of `TooManyCalls`.
+        CallError::OutOfMemory { os_error, .. } => {
+            limit_of_process(*os_error).filter(|code| *code != Errno::AGAIN).unwrap_or(Errno::NOMEM)
+        }
         CallError::TooLong { .. } => Errno::MSGSIZE,
         CallError::NoReverse => Errno::OPNOTSUPP,
         error if error.is_busy() => Errno::BUSY,
@@ -140,10 +150,14 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
     }
 }
 
-/// The system's error of this number, if it tells of a limit that the caller can raise.
+/// The system's error of this number, if it tells of a limit that the caller can raise. A system call without memory
+/// for a socket has another code than one without memory for a mapping: callers get one for both.
 fn limit_of_process(os_error: Option<i32>) -> Option<Errno> {
-    let limits = [Errno::FBIG, Errno::MFILE, Errno::NFILE];
-    os_error.map(Errno::from_raw_os_error).filter(|code| limits.contains(code))
+    let limits = [Errno::AGAIN, Errno::FBIG, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOSPC];
+    match os_error.map(Errno::from_raw_os_error)? {
+        Errno::NOBUFS => Some(Errno::NOMEM),
+        code => limits.contains(&code).then_some(code),
+    }
 }
 
 /// An error with its causes.
@@ -215,4 +229,23 @@ fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> c_int {
     let text = format!("{name}: panic: {}", text.unwrap_or("without a text"));
     log::error!("{text}");
     Failure::new(Errno::IO, text).report()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_memory_threads_or_descriptors_has_the_code_of_the_system_call() {
+        let code = |errno: Errno| limit_of_process(Some(errno.raw_os_error()));
+        for errno in [Errno::AGAIN, Errno::NOMEM, Errno::FBIG, Errno::MFILE, Errno::NFILE, Errno::NOSPC] {
+            assert_eq!(code(errno), Some(errno));
+        }
+        assert_eq!(code(Errno::NOBUFS), Some(Errno::NOMEM));
+        let of_call = |os_error| code_of(&CallError::OutOfMemory { answered: false, os_error });
+        let number = |errno: Errno| Some(errno.raw_os_error());
+        assert_eq!([of_call(None), of_call(number(Errno::AGAIN))], [Errno::NOMEM; 2]);
+        assert_eq!(of_call(number(Errno::MFILE)), Errno::MFILE);
+        assert_eq!((code(Errno::CONNREFUSED), limit_of_process(None)), (None, None));
+    }
 }

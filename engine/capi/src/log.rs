@@ -54,12 +54,12 @@ static SINK: OnceLock<Sink> = OnceLock::new();
 /// Makes it the log of the process.
 pub(crate) fn install(sink: Sink, most: c_int) -> Result<(), Failure> {
     let most = match most {
-        ..=0 => LevelFilter::Off,
+        0 => LevelFilter::Off,
         1 => LevelFilter::Error,
         2 => LevelFilter::Warn,
         3 => LevelFilter::Info,
         4 => LevelFilter::Debug,
-        _ => LevelFilter::Trace,
+        _ => return Err(Failure::argument(format_args!("most is {most}: 0 (no lines) to 4 (debug)"))),
     };
     SINK.set(sink).map_err(|_| Failure::new(Errno::BUSY, "rpcrdma_log was called before"))?;
     let sink = SINK.get().ok_or_else(|| Failure::new(Errno::BUSY, "no log"))?;

@@ -3,6 +3,8 @@
 
 /// Names of Rust, and what a program in C has instead. Longer names come before their beginnings.
 const NAMES: &[(&str, &str)] = &[
+    ("`read_chunks` needs", "`max_read` needs"),
+    ("`write_chunks` needs", "`max_write` needs"),
     ("Procedure::max_reply", "max_reply of rpcrdma_procedure"),
     ("Procedure::read_chunks", "read_chunks and max_read of rpcrdma_procedure"),
     ("Procedure::write_chunks", "write_chunks and max_write of rpcrdma_procedure"),
@@ -67,6 +69,7 @@ mod tests {
         let text = "no reply (Procedure::max_reply); use ServerCall::set_result (memory.arenas)";
         let c = "no reply (max_reply of rpcrdma_procedure); use rpcrdma_call_result (rpcrdma_config_arena)";
         assert_eq!(in_c(text.to_owned()), c);
+        assert_eq!(in_c("`read_chunks` needs buffers".to_owned()), "`max_read` needs buffers");
     }
 
     /// The texts between double quotes of a source file, without those of its tests.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rpcrdma::FailedCall;
 use rpcrdma::client::{CallId, ClientConfig, Connection, Done, LocalClient};
 use rpcrdma::server::{CallBacks, LocalServer};
 use rpcrdma::service::Caller;
+use rpcrdma::{CallError, FailedCall};
 use rpcrdma_mempool::current_thread;
 use rustix::io::Errno;
 
@@ -118,6 +118,7 @@ impl Polled {
     #[inline(never)]
     pub(crate) fn not_started(&mut self) -> Option<FailedCall> {
         let is_returned = |done: &mut Done| match &done.result {
+            Err(FailedCall { error: CallError::OutOfMemory { answered: false, .. }, .. }) => true,
             Err(failed) => matches!(code_of(&failed.error), Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL),
             Ok(_) => false,
         };

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -93,15 +94,15 @@ pub struct rpcrdma_procedure {
     pub deferred: rpcrdma_deferred_handler,
     /// First argument of both. Any thread may use it.
     pub context: *mut c_void,
-    /// Bytes of inline results that there is at least room for; 0: 256.
+    /// Bytes of inline results that there is at least room for, at most 1 GiB; 0: 256.
     pub max_reply: usize,
-    /// Most Read chunks of a call: eligible arguments (RFC 8166 §6).
+    /// Most Read chunks of a call, at most 4: eligible arguments (RFC 8166 §6).
     pub read_chunks: u32,
-    /// Most Write chunks of a call: eligible results.
+    /// Most Write chunks of a call, at most 4: eligible results.
     pub write_chunks: u32,
-    /// Most bytes of a Read chunk.
+    /// Most bytes of a Read chunk: at most 1 GiB, and with `reads_into` 4 GiB less 1.
     pub max_read: usize,
-    /// Most bytes of a Write chunk.
+    /// Most bytes of a Write chunk: at most 1 GiB, and with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
     pub max_write: usize,
     /// Memory that Read chunks arrive in, or NULL for the library's. It has a place for each `max_read` bytes, rounded
     /// up to 4096. A place is free again once its chunk's call is answered, and the buffer freed that took the chunk.
@@ -134,14 +135,49 @@ impl Context {
     }
 }
 
+/// Bytes of the longest buffer of `memory.bulk_buffers` and `memory.long_buffers`.
+const LONGEST_BUFFER: usize = 1 << 30;
+/// Most bytes of a chunk: its length is an XDR integer.
+const LONGEST_CHUNK: usize = u32::MAX as usize;
+
+/// A version of a program, as errors name it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Program {
+    pub(crate) program: u32,
+    pub(crate) version: u32,
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { program, version } = *self;
+        // Registered numbers are decimal, as in the texts of the engine.
+        match program {
+            ..0x2000_0000 => write!(f, "program {program}, version {version}"),
+            _ => write!(f, "program {program:#x}, version {version}"),
+        }
+    }
+}
+
+/// A procedure, as errors name it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Name {
+    of: Program,
+    number: u32,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "procedure {} of {}", self.number, self.of)
+    }
+}
+
 /// Procedures, a task of each shard, and what hears of connections.
 #[derive(Default)]
 pub(crate) struct Table {
     services: Services,
-    /// Program, version and number of each.
-    known: HashSet<(u32, u32, u32)>,
-    /// One of them runs on workers.
-    needs_workers: bool,
+    known: HashSet<Name>,
+    /// The first one that runs on workers.
+    on_workers: Option<Name>,
     cache: Option<Arc<DuplicateRequestCache>>,
     task: Option<Task>,
     peers: Option<PeerHook>,
@@ -161,8 +197,9 @@ impl Table {
         self.services.clone()
     }
 
-    pub(crate) fn needs_workers(&self) -> bool {
-        self.needs_workers
+    /// A procedure that runs on workers.
+    pub(crate) fn on_workers(&self) -> Option<Name> {
+        self.on_workers
     }
 
     pub(crate) fn has_task(&self) -> bool {
@@ -179,12 +216,27 @@ impl Table {
     }
 
     /// Adds a procedure.
-    pub(crate) fn add(&mut self, program: u32, version: u32, of: &rpcrdma_procedure) -> Result<(), Failure> {
-        let number = of.number;
-        let wrong = |text: &str| Err(Failure::argument(format_args!("procedure {number}: {text}")));
-        if self.known.contains(&(program, version, number)) {
-            return Err(Failure::new(Errno::EXIST, format_args!("procedure {number}: it was added before")));
+    ///
+    /// # Errors
+    /// EEXIST: it was added before. EINVAL, EBADF or EBUSY: its declaration, or its arena. The text names it.
+    pub(crate) fn add(&mut self, program: Program, of: &rpcrdma_procedure) -> Result<(), Failure> {
+        let name = Name { of: program, number: of.number };
+        if self.known.contains(&name) {
+            return Err(Failure::new(Errno::EXIST, "it was added before").of(name));
         }
+        let procedure = self.procedure(of).map_err(|failure| failure.of(name))?;
+        self.services.add(program.program, program.version, of.number, procedure);
+        if of.flags & RPCRDMA_ON_WORKERS != 0 {
+            self.on_workers.get_or_insert(name);
+        }
+        self.known.insert(name);
+        Ok(())
+    }
+
+    /// The procedure of an entry.
+    fn procedure(&mut self, of: &rpcrdma_procedure) -> Result<Procedure, Failure> {
+        let number = of.number;
+        let wrong = |text: &str| Err(Failure::argument(text));
         let context = Context(of.context);
         let procedure: Procedure = match (of.handler, of.deferred) {
             (Some(handler), None) => Procedure::new(move |call| {
@@ -217,32 +269,29 @@ impl Table {
         if number > MAX_PROCEDURE {
             return wrong(&format!("the highest number is {MAX_PROCEDURE}"));
         }
-        if of.read_chunks.max(of.write_chunks) as usize > MAX_CHUNKS {
-            return wrong(&format!("at most {MAX_CHUNKS} Read chunks and {MAX_CHUNKS} Write chunks"));
+        for (field, count) in [("read_chunks", of.read_chunks), ("write_chunks", of.write_chunks)] {
+            if count as usize > MAX_CHUNKS {
+                return wrong(&format!("{field} is {count}: at most {MAX_CHUNKS}"));
+            }
         }
         let has = |flag: u32| of.flags & flag != 0;
-        if of.flags >= 2 * RPCRDMA_UNCOUNTED {
-            return wrong("unknown flags");
+        let unknown = of.flags & !(2 * RPCRDMA_UNCOUNTED - 1);
+        if unknown != 0 {
+            return wrong(&format!("flags has {unknown:#x}, which is no flag of a procedure"));
         }
         if (of.read_chunks > 0) != (of.max_read > 0) {
-            return wrong("read_chunks and max_read go together");
+            return wrong(&format!("read_chunks is {}, and max_read {}: both or none", of.read_chunks, of.max_read));
         }
         if (of.write_chunks > 0) != (of.max_write > 0) && !has(RPCRDMA_OWN_RESULTS) {
-            return wrong("write_chunks and max_write go together");
+            return wrong(&format!(
+                "write_chunks is {}, and max_write {}: both or none",
+                of.write_chunks, of.max_write
+            ));
         }
+        check_sizes(of)?;
         let mut procedure = procedure.max_reply(if of.max_reply == 0 { 256 } else { of.max_reply });
         if of.read_chunks > 0 {
             procedure = procedure.read_chunks(of.read_chunks as usize, of.max_read);
-        }
-        if !of.reads_into.is_null() {
-            if of.read_chunks == 0 {
-                return wrong("reads_into without read_chunks");
-            }
-            // SAFETY: the table's author promises that it is an arena.
-            let adopted = unsafe { share(of.reads_into) }?;
-            let places = Places::new(adopted.arena.clone(), of.max_read)?;
-            self.arenas.push(adopted.for_reads()?);
-            procedure = procedure.place_reads_in(move |_, _, _| places.choose());
         }
         if of.write_chunks > 0 {
             procedure = procedure.write_chunks(of.write_chunks as usize, of.max_write);
@@ -269,10 +318,18 @@ impl Table {
             }
             procedure = procedure.on_workers();
         }
-        self.services.add(program, version, number, procedure);
-        self.needs_workers |= has(RPCRDMA_ON_WORKERS);
-        self.known.insert((program, version, number));
-        Ok(())
+        // Last: a refused entry leaves the arena as it was.
+        if !of.reads_into.is_null() {
+            if of.read_chunks == 0 {
+                return wrong("reads_into without read_chunks");
+            }
+            // SAFETY: the table's author promises that it is an arena.
+            let adopted = unsafe { share(of.reads_into) }?;
+            let places = Places::new(adopted.arena.clone(), of.max_read)?;
+            self.arenas.push(adopted.for_reads()?);
+            procedure = procedure.place_reads_in(move |_, _, _| places.choose());
+        }
+        Ok(procedure)
     }
 
     /// Gives each shard a task.
@@ -306,6 +363,27 @@ impl Table {
             let task = OfShard { task, shard: setup.index as c_uint, was_told: Cell::new(false) };
             Application { services: services.to_local(), task: Some(Box::new(task)) }
         })
+    }
+}
+
+/// Refuses sizes that no server can have, whatever its configuration is.
+fn check_sizes(of: &rpcrdma_procedure) -> Result<(), Failure> {
+    let has = |flag: u32| of.flags & flag != 0;
+    let chunk = |is_own: bool| match is_own {
+        true => (LONGEST_CHUNK, "the protocol has no longer chunks"),
+        false => (LONGEST_BUFFER, "memory.bulk_buffers has no longer buffers"),
+    };
+    let reply = (LONGEST_BUFFER, "memory.long_buffers has no longer buffers");
+    let sizes = [
+        ("max_reply", of.max_reply, reply),
+        ("max_read", of.max_read, chunk(!of.reads_into.is_null())),
+        ("max_write", of.max_write, chunk(has(RPCRDMA_OWN_RESULTS))),
+    ];
+    match sizes.into_iter().find(|(_, size, (most, _))| size > most) {
+        Some((field, size, (most, why))) => {
+            Err(Failure::argument(format_args!("{field} is {size}: at most {most} bytes, as {why}")))
+        }
+        None => Ok(()),
     }
 }
 
@@ -405,3 +483,119 @@ pub const RPCRDMA_SYSTEM_ERR: c_int = 5;
 pub const RPCRDMA_NO_REPLY: c_int = 6;
 /// `AUTH_ERROR`: add the `auth_stat` of RFC 5531 §9, 0 to 255. A larger sum is SYSTEM_ERR.
 pub const RPCRDMA_AUTH_ERROR: c_int = 256;
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::memory::Adopted;
+
+    const PROGRAM: Program = Program { program: 0x2000_0001, version: 3 };
+
+    extern "C-unwind" fn nothing(
+        _: *mut c_void,
+        _: *mut rpcrdma_call,
+        _: *const c_void,
+        _: usize,
+        _: *mut c_void,
+        _: *mut usize,
+    ) -> c_int {
+        0
+    }
+
+    fn entry() -> rpcrdma_procedure {
+        rpcrdma_procedure {
+            number: 7,
+            flags: 0,
+            handler: Some(nothing),
+            deferred: None,
+            context: ptr::null_mut(),
+            max_reply: 0,
+            read_chunks: 0,
+            write_chunks: 0,
+            max_read: 0,
+            max_write: 0,
+            reads_into: ptr::null_mut(),
+        }
+    }
+
+    /// An arena of one page, which stays.
+    fn adopted() -> Adopted {
+        #[repr(align(4096))]
+        struct Page([u8; 4096]);
+        let page = Box::leak(Box::new(Page([0; 4096])));
+        // SAFETY: the page stays as long as the process, and nobody else has it.
+        unsafe { Adopted::new(page.0.as_mut_ptr().cast(), 4096, None) }.ok().expect("a page")
+    }
+
+    /// Code and text of a refused entry.
+    fn refused(entry: rpcrdma_procedure) -> (Errno, String) {
+        let failure = Table::default().add(PROGRAM, &entry).expect_err("an invalid entry");
+        (failure.code(), failure.text().to_owned())
+    }
+
+    #[test]
+    fn a_refused_procedure_is_named_with_its_program_and_version() {
+        let arena: *mut rpcrdma_arena = hold(adopted());
+        let entries: [fn(*mut rpcrdma_arena) -> rpcrdma_procedure; 10] = [
+            |_| rpcrdma_procedure { handler: None, ..entry() },
+            |_| rpcrdma_procedure { flags: 1 << 31, ..entry() },
+            |_| rpcrdma_procedure { read_chunks: 5, max_read: 1, ..entry() },
+            |_| rpcrdma_procedure { write_chunks: 5, max_write: 1, ..entry() },
+            |_| rpcrdma_procedure { read_chunks: 1, ..entry() },
+            |_| rpcrdma_procedure { write_chunks: 1, ..entry() },
+            |_| rpcrdma_procedure { flags: RPCRDMA_CACHED, write_chunks: 1, max_write: 1, ..entry() },
+            |arena| rpcrdma_procedure { reads_into: arena, ..entry() },
+            |arena| rpcrdma_procedure { read_chunks: 1, max_read: 4097, reads_into: arena, ..entry() },
+            |_| rpcrdma_procedure { max_reply: usize::MAX, ..entry() },
+        ];
+        for entry in entries {
+            let (code, text) = refused(entry(arena));
+            assert_eq!(code, Errno::INVAL, "{text}");
+            assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
+        }
+        let mut table = Table::default();
+        assert!(table.add(PROGRAM, &entry()).is_ok());
+        let twice = table.add(PROGRAM, &entry()).expect_err("it was added before");
+        assert_eq!(twice.code(), Errno::EXIST);
+        assert_eq!(twice.text(), "procedure 7 of program 0x20000001, version 3: it was added before");
+        let nfs = Program { program: 100003, version: 3 };
+        assert_eq!(Name { of: nfs, number: 6 }.to_string(), "procedure 6 of program 100003, version 3");
+        // SAFETY: it came from `hold`.
+        assert!(unsafe { crate::handle::take(arena) }.is_ok());
+    }
+
+    #[test]
+    fn sizes_that_no_configuration_permits_are_refused_at_once() {
+        let arena: *mut rpcrdma_arena = hold(adopted());
+        let (buffer, chunk) = (LONGEST_BUFFER + 1, LONGEST_CHUNK + 1);
+        let reads = |max_read| rpcrdma_procedure { read_chunks: 1, max_read, ..entry() };
+        let writes = |max_write| rpcrdma_procedure { write_chunks: 1, max_write, ..entry() };
+        for (entry, text) in [
+            (rpcrdma_procedure { max_reply: buffer, ..entry() }, "max_reply is 1073741825: at most 1073741824 bytes"),
+            (reads(buffer), "max_read is 1073741825: at most 1073741824 bytes, as memory.bulk_buffers"),
+            (writes(buffer), "max_write is 1073741825: at most 1073741824 bytes, as memory.bulk_buffers"),
+            (rpcrdma_procedure { reads_into: arena, ..reads(chunk) }, "max_read is 4294967296: at most 4294967295"),
+            (
+                rpcrdma_procedure { flags: RPCRDMA_OWN_RESULTS, ..writes(chunk) },
+                "max_write is 4294967296: at most 4294967295",
+            ),
+        ] {
+            assert!(refused(entry).1.contains(text), "{text}");
+        }
+        let own = rpcrdma_procedure { flags: RPCRDMA_OWN_RESULTS, ..writes(LONGEST_CHUNK) };
+        for possible in [reads(LONGEST_BUFFER), writes(LONGEST_BUFFER), own] {
+            assert!(Table::default().add(PROGRAM, &possible).is_ok());
+        }
+        // SAFETY: it came from `hold`.
+        assert!(unsafe { crate::handle::take(arena) }.is_ok());
+        // The limit is that of the knobs.
+        for (size, is_possible) in [(LONGEST_BUFFER, true), (LONGEST_BUFFER + 1, false)] {
+            let mut config = rpcrdma::Config::default();
+            config.memory.bulk_buffers = vec![(size, 1)];
+            config.memory.long_buffers = vec![(size, 1)];
+            assert_eq!(config.validate().is_ok(), is_possible, "{size}");
+        }
+    }
+}

@@ -45,7 +45,8 @@ pub struct rpcrdma_call_info {
     pub connection: u64,
 }
 
-/// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code.
+/// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code of the
+/// handle.
 ///
 /// # Safety
 /// `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
@@ -83,7 +84,7 @@ pub unsafe extern "C" fn rpcrdma_call_header(
 /// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len`
 /// bytes, with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
 ///
-/// Returns the length of the whole, or a negative code.
+/// Returns the length of the whole, or a negative code of the handle. `room` may be NULL, or `len` 0.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`; `room` has `len` bytes.
@@ -151,9 +152,9 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
 /// Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
 /// keeps what was written: it returns the same address.
 ///
-/// There is room for at least `max_reply` bytes of the procedure. NULL with EMSGSIZE if they exceed the room, and with
-/// EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler may then write other results.
-/// Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+/// There is room for at least `max_reply` bytes of the procedure. 0 bytes have an address, too. NULL with EMSGSIZE if
+/// they exceed the room, and with EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler
+/// may then write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`.
@@ -177,8 +178,8 @@ pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize)
 
 /// Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
 ///
-/// Returns 0, -EMSGSIZE if they exceed the room, or -EINVAL if `len` is not a multiple of 4: then as for
-/// `rpcrdma_call_reply`.
+/// Returns 0, -EMSGSIZE if they exceed the room, or -EINVAL if `len` is not a multiple of 4, or `results` is NULL for
+/// more than 0 bytes: then as for `rpcrdma_call_reply`.
 ///
 /// # Safety
 /// As for `rpcrdma_call_header`; `results` has `len` bytes.
@@ -239,7 +240,7 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     })
 }
 
-/// Sends the first `len` bytes of Write chunk `index`.
+/// Sends the first `len` bytes of Write chunk `index`: with 0, an empty result.
 ///
 /// Returns 0, -ENOENT or -EINVAL as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler
 /// may return that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2,

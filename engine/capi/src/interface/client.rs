@@ -31,7 +31,8 @@ use crate::types::*;
 ///   executed, and a retry fails in the same way;
 /// - EPROTO: the peer broke the protocol;
 /// - EINVAL: an argument or a knob;
-/// - EADDRNOTAVAIL, ENOMEM, EFBIG, EMFILE, ENFILE, ENODEV and EIO as for `rpcrdma_server_start`.
+/// - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV and EIO as for `rpcrdma_server_start`; the
+///   text tells which EAGAIN it is.
 ///
 /// # Safety
 /// `address` ends with a zero byte; `config` as for `rpcrdma_free`.
@@ -127,14 +128,15 @@ pub unsafe extern "C" fn rpcrdma_client_call(
     })
 }
 
-/// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once.
+/// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once. A Read chunk that is to be copied waits
+/// for the connection's thread to allocate its memory.
 ///
 /// Also on the thread that runs the connection: in handlers of a server that calls back, and where a server is polled.
 /// There a Read chunk cannot be copied (EDEADLK).
 ///
 /// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-/// `debug.reverse_credits`), ENOTCONN (the thread of the connection has stopped), EINVAL, EMSGSIZE. Then the buffers of
-/// its chunks stay with the caller.
+/// `debug.reverse_credits`), ENOTCONN (the thread of the connection has stopped), EINVAL, EMSGSIZE; and for a Read
+/// chunk to be copied those of `rpcrdma_alloc`. Then the buffers of its chunks stay with the caller.
 ///
 /// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
 /// ENOTCONN without a connection, or EINVAL for the position of a chunk, a buffer of another client, or a one-way call
@@ -168,7 +170,7 @@ pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, reque
 /// start calls, whose ends are for later polls, and end the client. The calls that this poll has found are reported all
 /// the same. Calls of a client that ends are not reported any more.
 ///
-/// Returns 1 if a call has ended, 0 if not, or a negative code.
+/// Returns 1 if a call has ended, 0 if not, or a negative code of the handle.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`; `done` may be called with `context`.
@@ -197,7 +199,7 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
 /// Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
 ///
 /// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open, and
-/// while the client reconnects.
+/// while the client reconnects; or a negative code of the handle. `room` may be NULL, or `len` 0.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`; `room` has `len` bytes.

@@ -11,7 +11,7 @@ use crate::failure::entry;
 use crate::handle::{hold, lend, share};
 use crate::types::{rpcrdma_arena, rpcrdma_config, rpcrdma_services};
 
-/// A configuration with the defaults of all knobs. NULL without memory. `rpcrdma_free` ends it.
+/// A configuration with the defaults of all knobs. `rpcrdma_free` ends it.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
     entry("rpcrdma_config_new", || Ok(hold(Knobs::default())))
@@ -26,9 +26,9 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// set again has its last value. `memory.budget` determines receives and all buffers that are not set.
 ///
 /// Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
-/// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. What depends on the host,
-/// such as the number of its cores, is checked at the start. A client has smaller defaults, such as 1024 receives: its
-/// connect checks with those, and may fail.
+/// it. It takes some microseconds. A file of `rpcrdma_config_load` is checked at its end. A value that no host can have
+/// is refused. What depends on the host, such as the number of its cores, is checked at the start. A client has smaller
+/// defaults, such as 1024 receives: its connect checks with those, and may fail.
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, the key in hexadecimal digits (`openssl rand -hex 32`). Both
 /// ends need the same: peers without it are refused, and so is version 1. Such a client's connect fails with
@@ -37,8 +37,8 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// whose `wire.version_1` is false end with the same error. ID names the key, not the host: `rpcrdma_call_peer` says
 /// it. All hosts with one key have one name; that of `blockstore` is `blockstore`.
 ///
-/// Returns 0, or -EINVAL: the text names the knob, and what it takes. For a name of an earlier version it gives the
-/// present one.
+/// Returns 0, or -EINVAL: the text names the knob, the value, and what it takes, with the other knob if that is a
+/// limit. For a name of an earlier version it gives the present one.
 ///
 /// # Safety
 /// `config` as for `rpcrdma_free`; `name` and `value` end with a zero byte.
@@ -79,9 +79,10 @@ pub unsafe extern "C" fn rpcrdma_config_load(config: *mut rpcrdma_config, path: 
     })
 }
 
-/// Has a client take calls from its server, in the reverse direction (RFC 8167). The services are copied.
+/// Has a client take calls from its server, in the reverse direction (RFC 8167). The services are copied. Their
+/// procedures run on the thread of the client's connection, those of `RPCRDMA_ON_WORKERS`, too.
 ///
-/// Returns 0 or a negative code.
+/// Returns 0 or a negative code of a handle.
 ///
 /// # Safety
 /// As for `rpcrdma_config_set`.
@@ -102,7 +103,7 @@ pub unsafe extern "C" fn rpcrdma_config_callbacks(
 
 /// Registers the application's memory with the devices of servers and clients. An arena that it has already is ignored.
 ///
-/// Returns 0 or a negative code.
+/// Returns 0 or a negative code of a handle.
 ///
 /// # Safety
 /// As for `rpcrdma_config_set`.

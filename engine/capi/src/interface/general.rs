@@ -30,13 +30,13 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 
 /// Passes each line of the log to `function`, from any thread, as soon as it is written.
 ///
-/// `level` is 1 (error) to 4 (debug); lines above `most` are not written. Once per process. `context` is its first
-/// argument.
+/// `level` is 1 (error) to 4 (debug); lines above `most`, 0 to 4, are not written. Once per process. `context` is its
+/// first argument.
 ///
 /// It runs within functions of this library while they use their handles, and on the threads of servers and clients: it
 /// must not call this library, nor block.
 ///
-/// Returns 0, or -EBUSY if the process has a log already.
+/// Returns 0; -EINVAL if `function` is NULL, or `most` not 0 to 4; or -EBUSY if the process has a log already.
 ///
 /// # Safety
 /// `function` may be called with `context` on any thread, until the process ends.

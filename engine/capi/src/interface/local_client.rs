@@ -128,9 +128,10 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 /// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 ///
 /// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
-/// for the call, its chunks or its reply (the text names the knob); EINVAL; and ENOTCONN for a Read chunk that it would
-/// copy. The poll reports no end of such a call, and the buffers of its chunks stay with the caller. `xid`, unless it
-/// is NULL, gets the call's number, for `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+/// for the call, its chunks or its reply (the text names the knob); ENOMEM, EMFILE, ENFILE and EFBIG as for
+/// `rpcrdma_alloc`; EINVAL; and ENOTCONN for a Read chunk that it would copy. The poll reports no end of such a call,
+/// and the buffers of its chunks stay with the caller. `xid`, unless it is NULL, gets the call's number, for
+/// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
 ///
 /// The poll reports other causes, and this function returns 0: ENOTCONN, EAGAIN (`limits.max_calls`), and what a call
 /// meets that waits for a reconnect. The buffers are in that reply.
@@ -163,7 +164,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
 
 /// Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
 ///
-/// Returns 0, also if there is no such call, or a negative code. The call keeps its credit, as after a time-out.
+/// Returns 0, also if there is no such call, or a negative code of the handle. The call keeps its credit, as after a
+/// time-out.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`.
@@ -182,7 +184,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
 ///
 /// All functions of a poll together are the time between two polls: a loop polls at least 20 times a second.
 ///
-/// Returns 1 if there was work or a call has ended, 0 if not, or a negative code.
+/// Returns 1 if there was work or a call has ended, 0 if not, or a negative code of the handle.
 ///
 /// # Safety
 /// `client` as for `rpcrdma_free`; `done` may be called with `context`.

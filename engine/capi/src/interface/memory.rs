@@ -16,6 +16,7 @@ use crate::types::*;
 /// server. `rpcrdma_free` ends it, or the call that it is lent to.
 ///
 /// NULL after a failure:
+/// - EINVAL: `len` is 0, as for mmap: no chunk is empty;
 /// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`);
 /// - EMSGSIZE: it never has one so long;
 /// - ENOMEM, EMFILE, ENFILE or EFBIG: the system refuses the memory of all its buffers, by the limit that the text
@@ -29,7 +30,11 @@ use crate::types::*;
 pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut rpcrdma_buffer {
     entry("rpcrdma_alloc", || {
         // SAFETY: the caller's promise.
-        let buffer = match unsafe { any(client) }? {
+        let client = unsafe { any(client) }?;
+        if len == 0 {
+            return Err(Failure::argument("len is 0: a chunk has at least one byte"));
+        }
+        let buffer = match client {
             Any::Client(mut client) => client.waiting()?.alloc(len)?,
             Any::LocalClient(mut local) => {
                 let connection = local.connection();
@@ -41,8 +46,8 @@ pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut 
     })
 }
 
-/// The bytes of a buffer; their number in `len`. NULL after a failure. Those of `rpcrdma_call_take_read_chunk` and of
-/// `rpcrdma_arena_part` are only read.
+/// The bytes of a buffer; their number in `len`. NULL with a code of the handle. Those of
+/// `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are only read. 0 bytes have an address, too.
 ///
 /// # Safety
 /// `buffer` as for `rpcrdma_free`.
@@ -58,7 +63,7 @@ pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *
 }
 
 /// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only
-/// read.
+/// read. A buffer of 0 bytes is an empty result (`rpcrdma_call_result`), and no chunk of a request.
 ///
 /// Returns 0, or -EINVAL if it has fewer.
 ///
@@ -79,8 +84,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, star
 /// any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
 /// their procedures have it.
 ///
-/// NULL after a failure, such as EINVAL for a `len` with which the memory would end beyond the address space; `release`
-/// is called then, too.
+/// NULL with EINVAL if `base` is NULL, if one of them is not such a multiple, if `len` is 0, or if the memory would end
+/// beyond the address space; `release` is called then, too.
 ///
 /// # Safety
 /// The memory stays mapped until `release` is called, and no part of it changes while it is lent.
@@ -99,7 +104,8 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
     })
 }
 
-/// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap.
+/// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap. One of 0 bytes is an empty
+/// result.
 ///
 /// `release` is called once when nobody uses the part any more, with `context`; it may be NULL. The part's bytes may
 /// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A

@@ -9,7 +9,8 @@ use crate::handle::{hold, lend};
 use crate::memory::Memory;
 use crate::types::{rpcrdma_buffer, rpcrdma_reply};
 
-/// The inline results, in place; their bytes in `len`. NULL for a call that has failed.
+/// The inline results, in place; their bytes in `len`. NULL for a call that has failed, with its code, as
+/// `rpcrdma_client_call` returns it.
 ///
 /// # Safety
 /// `reply` as for `rpcrdma_free`.
@@ -43,7 +44,7 @@ pub unsafe extern "C" fn rpcrdma_reply_status(reply: *mut rpcrdma_reply) -> c_in
 /// Takes the buffer of Write chunk `index`, as long as its data. Also of a failed call, where the server can no longer
 /// reach it.
 ///
-/// NULL if there is none; so after a time-out or a cancel, while the server may still answer.
+/// NULL with EINVAL if there is none; so after a time-out or a cancel, while the server may still answer.
 ///
 /// # Safety
 /// `reply` as for `rpcrdma_free`.
@@ -75,7 +76,8 @@ pub unsafe extern "C" fn rpcrdma_reply_take_read_chunk(
     })
 }
 
-/// Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it.
+/// Keeps the reply that a callback got, beyond the callback. `rpcrdma_free` ends it. NULL with EINVAL if it was kept
+/// already.
 ///
 /// It holds a buffer of the client, which has at least `memory.receives`. While none is left, no reply arrives: the
 /// calls time out, and the server ends the connection. Copy results to keep them long.

@@ -27,11 +27,20 @@ use crate::types::*;
 /// An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
 /// `server.shards` says how many there are, by default one for each address. `config` may be NULL.
 ///
-/// NULL after a failure: the text names the call, the limit and the remedy. EINVAL (an argument or a knob), EADDRINUSE,
-/// EADDRNOTAVAIL (an address that this host cannot serve), ENOENT (no folder for `server.stats`), ENOMEM, EFBIG (memory
-/// of the library is a file to the kernel, and exceeds RLIMIT_FSIZE, `ulimit -f`), EMFILE (the process has no
-/// descriptor left: RLIMIT_NOFILE, `ulimit -n`), ENFILE (the host has none left: `sysctl fs.file-max`), ENODEV (the
-/// device), EIO (another system call).
+/// NULL after a failure: the text names the call, the limit and the remedy.
+///
+/// - EINVAL: an argument, or a knob, such as a core or a NUMA node that this process may not use;
+/// - EADDRINUSE: another server has the address, or `server.stats`;
+/// - EADDRNOTAVAIL: this host cannot serve the address;
+/// - ENOENT: no folder for `server.stats`;
+/// - ENOMEM: memory exceeds what the host has left, the control group, RLIMIT_AS (`ulimit -v`), RLIMIT_MEMLOCK
+///   (`ulimit -l`, for devices) or `vm.max_map_count`;
+/// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the control group;
+/// - EFBIG: memory of the library, which is a file to the kernel, exceeds RLIMIT_FSIZE (`ulimit -f`);
+/// - EMFILE, ENFILE: the process has no descriptor left (RLIMIT_NOFILE, `ulimit -n`), or the host (`fs.file-max`);
+/// - ENOSPC: too many watched sockets (`fs.epoll.max_user_watches`), or objects of the device;
+/// - ENODEV: the device lacks something, or there is none;
+/// - EIO: another system call.
 ///
 /// # Safety
 /// `address` ends with a zero byte; the handles as for `rpcrdma_free`.
@@ -94,8 +103,8 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 /// have nine tenths of it, and all but a second of a longer time. The server ends, and is freed, unless the result is
 /// -EDEADLK. Its handlers may use it until then, and may call back the clients whose calls they have not answered yet.
 ///
-/// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open: the text says which; -EDEADLK as
-/// for `rpcrdma_free`.
+/// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open, as 0 milliseconds do: the text
+/// says which; -EDEADLK as for `rpcrdma_free`.
 ///
 /// After -ETIMEDOUT, handlers that still run return later, on the server's threads. Then the hook of
 /// `rpcrdma_services_peers` hears of the end of their connections, and the server gives up arenas. What these functions
@@ -185,7 +194,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_call_back(
 
 /// Turns a polled server once, with bounded work. Never blocks.
 ///
-/// Returns 1 if there was work, 0 if there was none, or a negative code.
+/// Returns 1 if there was work, 0 if there was none, or a negative code of the handle.
 ///
 /// # Safety
 /// `server` as for `rpcrdma_free`.
@@ -219,6 +228,8 @@ pub unsafe extern "C" fn rpcrdma_local_server_drain(server: *mut rpcrdma_local_s
 /// The descriptor of a polled server or client, for epoll: readable while it is armed and has work. It closes with the
 /// handle.
 ///
+/// Returns the descriptor, or -EINVAL for a server or client with threads.
+///
 /// # Safety
 /// `handle` as for `rpcrdma_free`.
 #[unsafe(no_mangle)]
@@ -236,7 +247,8 @@ pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
 /// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll. Negative: no limit of the caller.
 ///
 /// Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
-/// `rpcrdma_disarm` follows. Work that arrives after `rpcrdma_arm` makes the descriptor readable.
+/// `rpcrdma_disarm` follows. Work that arrives after `rpcrdma_arm` makes the descriptor readable. -EINVAL as for
+/// `rpcrdma_fd`.
 ///
 /// # Safety
 /// `handle` as for `rpcrdma_free`.
@@ -255,7 +267,7 @@ pub unsafe extern "C" fn rpcrdma_arm(handle: *mut c_void, milliseconds: c_int) -
     })
 }
 
-/// Ends what `rpcrdma_arm` has prepared. Returns 0 or a negative code.
+/// Ends what `rpcrdma_arm` has prepared. Returns 0, or -EINVAL as for `rpcrdma_fd`.
 ///
 /// # Safety
 /// `handle` as for `rpcrdma_free`.
@@ -282,7 +294,8 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
 /// returns -EBUSY: call it between polls.
 ///
-/// Returns the length of the whole, or a negative code. `room` may be NULL if `len` is 0.
+/// Returns the length of the whole, or a negative code. `room` may be NULL, or `len` 0: then only the length is
+/// returned. Of a client whose server or thread has ended, the array is empty.
 ///
 /// # Safety
 /// `handle` as for `rpcrdma_free`; `room` has `len` bytes.

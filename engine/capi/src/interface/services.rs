@@ -6,10 +6,10 @@ use std::ffi::{c_int, c_void};
 use crate::failure::entry;
 use crate::handle::{hold, lend};
 use crate::peers::rpcrdma_peer_hook;
-use crate::services::{Table, rpcrdma_procedure, rpcrdma_task};
+use crate::services::{Program, Table, rpcrdma_procedure, rpcrdma_task};
 use crate::types::rpcrdma_services;
 
-/// Services without procedures. NULL without memory. `rpcrdma_free` ends them.
+/// Services without procedures. `rpcrdma_free` ends them.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
     entry("rpcrdma_services_new", || Ok(hold(Table::default())))
@@ -18,8 +18,9 @@ pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
 /// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
 /// without results if no table has it.
 ///
-/// Returns 0; -EEXIST for a procedure that was added before; -EINVAL, and the text names the procedure and the cause.
-/// The procedures before it are added.
+/// Returns 0; -EEXIST for a procedure that was added before; -EINVAL for an entry that no server can have, or for no
+/// entry; -EBUSY for a `reads_into` with parts (`rpcrdma_arena_part`), -EBADF for one that is no arena. The text names
+/// procedure, program, version and cause. The procedures before it are added.
 ///
 /// # Safety
 /// `services` and arenas as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their
@@ -36,9 +37,11 @@ pub unsafe extern "C" fn rpcrdma_services_add(
     entry("rpcrdma_services_add", || {
         // SAFETY: the caller's promise.
         let mut services = unsafe { lend(services) }?;
+        let program = Program { program, version };
         // SAFETY: the caller's promise.
-        let procedures = unsafe { crate::arguments::table(table, count, size) }?;
-        procedures.iter().try_for_each(|procedure| services.add(program, version, procedure)).map(|()| 0)
+        let procedures =
+            unsafe { crate::arguments::table(table, count, size) }.map_err(|failure| failure.of(program))?;
+        procedures.iter().try_for_each(|procedure| services.add(program, procedure)).map(|()| 0)
     })
 }
 
@@ -51,7 +54,7 @@ pub unsafe extern "C" fn rpcrdma_services_add(
 /// descriptor, and that of a file or directory, and the log says so. A server with a task has no workers. A client's
 /// task does not run.
 ///
-/// Returns 0 or a negative code.
+/// Returns 0, or -EINVAL if `poll` is NULL. A second call replaces the task.
 ///
 /// # Safety
 /// As for `rpcrdma_services_add`.
