@@ -441,7 +441,7 @@ impl Settings {
 /// budget.
 fn keep_to_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     let (mut needs, all) = (config.memory.clone(), defaults.memory.budget == 0);
-    if needs.budget == 0 {
+    if needs.budget == 0 && numbers(&mut config.memory).any(|(_, number)| *number == 0) {
         // An earlier budget may have determined these.
         let (memory, usual) = (&mut config.memory, &defaults.memory);
         restore(&mut memory.receives, &usual.receives, is_set("memory.receives"));
