@@ -1,10 +1,15 @@
 //! Calls of a client on the test's thread, each in one step.
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
 use rpcrdma::client::{CallId, Client, ClientCall, Connection, Done, LocalClient, Pending};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::{Address, Buf, CallError, CallResult};
 
-use crate::balance::settles;
+use crate::balance::{eventually, settles};
 use crate::data::pattern;
 use crate::services::ECHO;
 
@@ -100,6 +105,9 @@ pub trait Calls {
 
     /// Polls until `holds`; no call may end meanwhile. Panics after the time limit.
     fn quiet_until(&mut self, holds: impl FnMut(&mut Self) -> bool);
+
+    /// Polls until this call has ended. Others may end meanwhile.
+    fn end_of(&mut self, token: u64) -> Outcome;
 
     /// Polls until a call has ended.
     fn end(&mut self) -> (u64, Outcome) {
@@ -217,12 +225,46 @@ impl<F: Fabric> Calls for LocalClient<F> {
     }
 
     #[track_caller]
+    fn end_of(&mut self, token: u64) -> Outcome {
+        eventually(|| {
+            let mut end = None;
+            self.poll(|done| {
+                if done.token == token {
+                    end = Some(outcome_of(done.result));
+                }
+            });
+            end
+        })
+    }
+
+    #[track_caller]
     fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
         let mut ends = Vec::new();
         self.each_end(count, |done| {
             ends.push((done.token, outcome_of(done.result)));
         });
         ends
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on this thread, which sleeps meanwhile.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
     }
 }
 

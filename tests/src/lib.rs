@@ -13,6 +13,7 @@ pub mod document;
 mod held;
 mod lists;
 pub mod place;
+mod polled;
 pub mod prelude;
 mod raw;
 mod raw_server;
@@ -28,18 +29,19 @@ mod world;
 
 pub use balance::{eventually, open_descriptors, settles, shard_leak};
 pub use cable::Cable;
-pub use calls::{Calls, Outcome, ThreadCalls, connect_polling, goes_on, outcome_of, plain};
+pub use calls::{Calls, Outcome, ThreadCalls, block_on, connect_polling, goes_on, outcome_of, plain};
 pub use child::{CHILD_TEST, Child, child_role};
 pub use data::{Random, data_of, filled, pattern, patterned, put_pattern};
 pub use held::{GATED, Gate, HELD, Held, Way, answer, elsewhere};
 pub use lists::{Cut, Lists, reads, segment};
+pub use polled::{polled_client, polled_server, simulated_client, simulated_server};
 pub use raw::{
-    ARGS_AT, Message, RawListener, RawPeer, UNTOUCHED, XID, be, call_bytes, call_bytes_as, contents, remote,
-    reply_bytes, with_word,
+    ARGS_AT, Message, RPC_CALL, RPC_REPLY, RawListener, RawPeer, UNTOUCHED, XID, be, call_bytes, call_bytes_as,
+    contents, remote, reply_bytes, with_word,
 };
 pub use raw_server::{Place, RawServer};
-pub use reverse::{HELLO, both_ways, call_back, called_back, serving_client, telling_services};
-pub use rows::{Row, for_each, pairs, row, says, with_raw, with_raw_of};
+pub use reverse::{HELLO, both_ways, both_ways_with, call_back, called_back, serving_client, telling_services};
+pub use rows::{Row, chain, for_each, pairs, row, says, with_raw, with_raw_of};
 pub use script::Step;
 pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
@@ -48,8 +50,8 @@ pub use services::{
 };
 pub use timed::TimedServer;
 pub use world::{
-    OfClient, OfServer, With, World, echo, in_mode, load, local_and, mirror, reconnecting, scarce, served_or_lost,
-    small, small_client, small_server, store,
+    Draining, OfClient, OfServer, With, World, echo, few_credits, in_mode, load, local_and, mirror, own_pool,
+    reconnecting, scarce, served_or_lost, small, small_client, small_server, store, unharmed,
 };
 
 /// Compiles the examples in documents outside the crates, and runs those that can run.

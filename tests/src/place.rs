@@ -44,6 +44,11 @@ pub fn new_address(name: &str) -> Address {
     text.parse().unwrap_or_else(|error| panic!("{FABRIC} is set: {error}"))
 }
 
+/// A free address over TCP, where hosts have addresses.
+pub fn tcp_address() -> Address {
+    format!("iwarp:{}", loopback_address().0).parse().expect("an address")
+}
+
 #[cfg(feature = "verbs")]
 fn device_address(number: u16) -> String {
     let all = rpcrdma::fabric::verbs::local_addresses();

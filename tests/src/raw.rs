@@ -35,6 +35,10 @@ const RECEIVES: usize = 128;
 pub const XID: u32 = 0x0102_0304;
 /// Bytes of the RPC header of such a call: the offset of its arguments.
 pub const ARGS_AT: u32 = 40;
+/// Bytes of an RPC call header with `AUTH_NONE`.
+pub const RPC_CALL: usize = ARGS_AT as usize;
+/// Bytes of an RPC reply header with `AUTH_NONE`.
+pub const RPC_REPLY: usize = 24;
 /// Bytes of an exposed buffer, unless more are needed.
 const EXPOSED: usize = 1 << 16;
 
@@ -777,6 +781,15 @@ impl<F: Fabric> RawPeer<F> {
     #[track_caller]
     pub fn next_call(&mut self) -> Message {
         self.next_message().expect("a call")
+    }
+
+    /// Takes `count` messages other than bare grants, and checks that no more arrive.
+    #[track_caller]
+    pub fn expect_only(&mut self, count: usize) -> Vec<Message> {
+        let messages: Vec<_> = (0..count).map(|_| self.next_call()).collect();
+        let more = self.linger();
+        assert!(more.is_empty(), "beyond {count} messages: {}", more[0]);
+        messages
     }
 
     /// Answers a call with these results.

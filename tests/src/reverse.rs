@@ -8,7 +8,7 @@ use rpcrdma::service::Caller;
 use rpcrdma::{Config, Procedure, Refusal, Services};
 
 use crate::services::{standard_and, standard_services};
-use crate::world::{World, small, small_client};
+use crate::world::{OfServer, World, small, small_client};
 
 /// Number of a procedure that tells the test its caller.
 pub const HELLO: u32 = 100;
@@ -43,7 +43,17 @@ pub fn called_back(world: &World, told: &Receiver<Caller>) -> Client {
 
 /// A world with a server, a client with services, and the server's handle to call it.
 pub fn both_ways(name: &'static str, server: Config, client: Config) -> (World, Client, Client) {
-    let (services, told) = telling_services();
+    both_ways_with(name, server, telling_services(), client)
+}
+
+/// A world with a server of these [services](telling_services), a client with services, and the server's handle to call
+/// it.
+pub fn both_ways_with(
+    name: &'static str,
+    server: impl OfServer,
+    (services, told): (Services, Receiver<Caller>),
+    client: Config,
+) -> (World, Client, Client) {
     let (world, address) = World::serving(name, server, services);
     let mut forward = Client::connect(&address, serving_client(client)).expect("a connection");
     let reverse = call_back(&world, &mut forward, &told);

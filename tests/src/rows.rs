@@ -73,6 +73,11 @@ pub fn says(text: impl Display, parts: &[&str]) {
     }
 }
 
+/// An error with all its sources, as programs print it.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// Checks that a value matches a pattern.
 #[macro_export]
 macro_rules! assert_matches {

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use rpcrdma::typed::{Answer, CallInfo, Deferred, Sent, Signature};
+use rpcrdma::client::Client;
+use rpcrdma::typed::{Answer, CallInfo, Deferred, Error, Response, Sent, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, Refusal, Services};
 
@@ -134,4 +135,56 @@ pub fn services() -> (Services, Arc<Blobs>) {
     let (mut services, blobs) = (Services::new(), Arc::new(Blobs::default()));
     typed_v1::add(&mut services, &Arc::new(Arc::clone(&blobs)));
     (services, blobs)
+}
+
+/// The value of a reply.
+pub fn value<P, T>(response: Result<Response<P>, Error>) -> T
+where
+    P: for<'a> Signature<Results<'a> = T>,
+{
+    response.expect("a reply").results().expect("results")
+}
+
+/// A server whose procedures return their argument and their number.
+pub struct Names;
+
+macro_rules! names {
+    ($($method:ident: $signature:ident),*) => {
+        impl typed_names::Server for Names {
+            $(fn $method(
+                &self,
+                _: CallInfo<'_>,
+                arg: i32,
+                answer: Answer<'_, typed_names::$signature>,
+            ) -> Result<Sent, Refusal> {
+                answer.send(&(arg + typed_names::$signature::NUMBER as i32))
+            })*
+
+            fn into_(&self, call: Deferred<typed_names::Into>) {
+                let sum = call.args() + typed_names::Into::NUMBER as i32;
+                call.send(&sum);
+            }
+
+            fn clone_(&self, call: Deferred<typed_names::Clone>) -> impl Future<Output = ()> + 'static {
+                let sum = call.args() + typed_names::Clone::NUMBER as i32;
+                async move { call.send(&sum) }
+            }
+
+            fn future(&self, call: Deferred<typed_names::Future>) -> impl Future<Output = ()> + 'static {
+                let sum = call.args() + typed_names::Future::NUMBER as i32;
+                async move { call.send(&sum) }
+            }
+        }
+
+        /// Calls each procedure, and returns the results less the argument.
+        pub fn call_names(of: &mut typed_names::Client<Client>) -> Vec<i32> {
+            let mut numbers = vec![$(value(of.$method(&100)) - 100),*];
+            numbers.extend([value(of.into_(&100)), value(of.clone_(&100)), value(of.future(&100))].map(|sum| sum - 100));
+            numbers
+        }
+    };
+}
+names! {
+    send: Send, sync: Sync, sized: Sized, to_owned_: ToOwned, as_ref: AsRef, drop: Drop, s: S_, t: T_, f: F_,
+    r#fn: Fn, copy: Copy, run: Run, add: Add
 }

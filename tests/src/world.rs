@@ -1,15 +1,16 @@
 //! Servers and clients of one test, checked for leaks at its end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
-use rpcrdma::server::{ServerConfig, WorkerConfig};
+use rpcrdma::server::{ServerConfig, Undrained, WorkerConfig};
 use rpcrdma::service::{Application, LocalProcedure, LocalServices, ShardSetup, ShardTask};
 use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, CallError, CallResult, Config, CreditMode, FailedCall, Server, Services};
-use rpcrdma_mempool::{Buf, PagePolicy};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 
 use crate::balance::{open_descriptors, settles, shard_leak};
 use crate::data::{pattern, patterned};
@@ -21,6 +22,9 @@ use crate::timed::TimedServer;
 
 /// Worlds run one at a time: the process' descriptors are counted, and two cores serve one world well.
 static TURN: Mutex<()> = Mutex::new(());
+
+/// The drain of a server, on a thread.
+pub type Draining = JoinHandle<Result<Vec<ShardStats>, Undrained>>;
 
 /// Servers of one test. The drop checks that each server and this process' descriptors are back at their initial state.
 /// Drop clients first.
@@ -68,6 +72,14 @@ impl World {
         (world, address, server)
     }
 
+    /// A world with a server of these services with a simulated clock.
+    pub fn timed_with(name: &'static str, config: impl OfServer, services: Services) -> (Self, Address, TimedServer) {
+        let world = Self::new(name);
+        let address = world.address();
+        let server = TimedServer::start(&address, config, services);
+        (world, address, server)
+    }
+
     /// A world with a server of the standard services and its client.
     pub fn pair(name: &'static str, server: impl OfServer, client: impl OfClient) -> (Self, LocalClient) {
         let (world, address) = Self::standard(name, server);
@@ -104,6 +116,14 @@ impl World {
     pub fn raw_with(name: &'static str, scheme: CreditMode, services: Services) -> (Self, RawPeer) {
         let (world, address) = Self::serving(name, scheme, services);
         (world, RawPeer::connect_in(&address, scheme))
+    }
+
+    /// A world with a server of the standard services in this credit mode, and a client that must remain
+    /// [unharmed].
+    pub fn witnessed(name: &'static str, scheme: CreditMode) -> (Self, Address, LocalClient) {
+        let (world, address) = Self::standard(name, scheme);
+        let witness = world.client(&address, scheme);
+        (world, address, witness)
     }
 
     /// A unique address.
@@ -167,6 +187,12 @@ impl World {
     /// Removes the latest server, to end it.
     pub fn take_server(&mut self) -> Server {
         self.servers.pop().expect("a server was started")
+    }
+
+    /// Drains the latest server on a thread.
+    pub fn drain(&mut self, time: Duration) -> Draining {
+        let server = self.take_server();
+        std::thread::spawn(move || server.drain(time))
     }
 
     /// A client on this thread.
@@ -234,6 +260,17 @@ pub fn scarce(bulk: usize, long: usize) -> Config {
 /// A [small] shard with a credit mode.
 pub fn in_mode(scheme: CreditMode) -> Config {
     small().with(|c| c.wire.credit_mode = scheme)
+}
+
+/// A [small] shard in a credit mode whose connections have so many credits, under any load.
+pub fn few_credits(scheme: CreditMode, credits: u32) -> Config {
+    in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_credits) = (credits, credits))
+}
+
+/// An application's own memory, which an engine may use if it is given the arena.
+pub fn own_pool(size: usize, count: usize) -> Pool {
+    let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };
+    Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
 /// Changes to a configuration.
@@ -430,4 +467,12 @@ pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize])
     }
     let chunks: Vec<_> = lens.iter().map(|&len| (len, len)).collect();
     loaded(client.call(call), seed, &chunks)
+}
+
+/// Checks that a client is served while others misbehave.
+pub fn unharmed<F: Fabric>(witness: &mut LocalClient<F>) {
+    for seed in 0..5 {
+        echo(witness, &[seed as u8; 50]).expect("the witness is unharmed");
+        mirror(witness, seed, &[777]).expect("the witness is unharmed");
+    }
 }

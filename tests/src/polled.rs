@@ -1,0 +1,40 @@
+//! Servers and clients that a test polls on its own thread.
+
+use std::sync::Arc;
+
+use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::Fabric;
+use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::shard::{Shard, SimulatedTime};
+use rpcrdma::{Address, Config, Services};
+
+use crate::place;
+use crate::world::OfClient;
+
+/// A shard with these services that listens on an open device.
+pub fn polled_server<F: Fabric>(fabric: F, listener: &F::Listener, config: Config, services: Services) -> Shard<F> {
+    let mut server = Shard::open(fabric, config, Some(Arc::new(services))).expect("a shard");
+    server.listen(listener).expect("listening");
+    server
+}
+
+/// A client without a connection.
+pub fn polled_client(address: &Address, config: impl OfClient) -> LocalClient {
+    LocalClient::open(place::open(address), config.of_client()).expect("a client")
+}
+
+/// A client without a connection, in simulated time.
+pub fn simulated_client(address: &Address, config: impl OfClient, time: &SimulatedTime) -> LocalClient<AnyFabric> {
+    let mut client = polled_client(address, config);
+    client.simulate(time);
+    client
+}
+
+/// A client in simulated time that serves these procedures at an address.
+pub fn simulated_server(address: &Address, config: Config, services: Services, time: &SimulatedTime) -> LocalClient {
+    let mut config = config.of_client();
+    config.services = Some(Arc::new(services));
+    let mut server = simulated_client(address, config, time);
+    server.shard_mut().listen(&address.bind().expect("a free address")).expect("listening");
+    server
+}
