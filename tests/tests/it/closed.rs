@@ -3,19 +3,12 @@
 
 use rpcrdma_tests::prelude::*;
 
-use super::parked::{add_held, ends};
+use super::parked::add_held;
 
 /// Host that reconnects. The others are at 127.0.0.1.
 const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Calls of each of its connections.
 const CALLS: u64 = 32;
-
-/// Serves over TCP, whose hosts have addresses.
-fn serve(world: &mut World, config: ServerConfig, services: Services) -> Address {
-    let address = format!("iwarp:{}", loopback_address().0).parse().expect("an address");
-    world.serve_at(&address, config, services);
-    address
-}
 
 /// One more connection of the greedy host, with its calls under way.
 fn greedy(address: &Address, procedure: u32) -> (Cable, LocalClient) {
@@ -29,7 +22,8 @@ fn greedy(address: &Address, procedure: u32) -> (Cable, LocalClient) {
 fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     let (mut world, held, mut services) = (World::new("reconnects"), Held::default(), standard_services());
     add_held(&mut services, &held);
-    let address = serve(&mut world, small_server(), services);
+    let address = place::tcp_address();
+    world.serve_at(&address, small(), services);
     let mut victim = world.client(&address, small());
     echo(&mut victim, b"four").expect("it is served");
     let most = small().memory.receives / 2;
@@ -47,7 +41,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
         client.send(HELD, b"", 0);
         client.poll_until(|_| held.len() > before);
         held.last().answer(Ok(()));
-        assert_eq!(ends(client, 0), Some(Ok(())));
+        assert!(client.end_of(0).is_ok());
     }
     // The greedy host waits for its own calls.
     let waited = world.stats().backpressure;
@@ -65,7 +59,9 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
 /// A server with one worker, which waits at this gate.
 fn serve_gated(world: &mut World, gate: &Gate) -> Address {
     let services = standard_and([(GATED, gate.procedure().on_workers().max_reply(0))]);
-    serve(world, ServerConfig { workers: Some(WorkerConfig::default()), ..small_server() }, services)
+    let address = place::tcp_address();
+    world.serve_at(&address, small().with_workers(1), services);
+    address
 }
 
 #[test]
@@ -82,7 +78,7 @@ fn workers_skip_the_calls_of_closed_connections() {
     victim.send(GATED, b"", 0);
     victim.poll_until(|_| world.stats().worker_queue_depth == 3 * CALLS + 1);
     gate.open();
-    assert_eq!(ends(&mut victim, 0), Some(Ok(())));
+    assert!(victim.end_of(0).is_ok());
     assert_eq!(gate.came(), 2, "nobody awaits the others");
 }
 

@@ -6,24 +6,14 @@ use rpcrdma_tests::prelude::*;
 /// Approximate duration of a turn of a busy shard.
 const TURN: Duration = Duration::from_micros(1);
 
-/// A shard in simulated time, polled by its caller.
-fn polled(address: &Address, time: &SimulatedTime, config: ClientConfig) -> LocalClient {
-    let fabric = address.open(&config.shard).expect("a device");
-    let mut client = LocalClient::open(fabric, config).expect("a shard");
-    client.simulate(time);
-    client
-}
-
 /// The simulated time to make `connections` connections in sequence. The shards poll the control plane about every
 /// hundredth of a control interval, and less often only where a poll finds nothing.
 fn time_for(connections: u32, shard: &Config) -> Duration {
     let time = SimulatedTime::new();
     let world = World::new("connects");
     let address = world.address();
-    let services = Some(Arc::new(standard_services()));
-    let mut server = polled(&address, &time, ClientConfig { services, ..small_client(shard.clone()) });
-    server.shard_mut().listen(&address.bind().expect("an address")).expect("listening");
-    let mut client = polled(&address, &time, small_client(shard.clone()));
+    let mut server = simulated_server(&address, shard.clone(), standard_services(), &time);
+    let mut client = simulated_client(&address, shard.clone(), &time);
     for _ in 0..connections {
         let connection = client.begin_connect(&address).expect("it begins");
         while !client.is_established(connection) {
@@ -138,7 +128,6 @@ fn one_server_has_addresses_of_several_fabrics() {
     let now = held();
     assert_eq!((now[1], now[0] + now[2]), (1, 2), "{now:?}");
     drop((firsts, second, server));
-    // The server has released both addresses.
     for address in &addresses {
         drop(Server::start(address, standard_services(), &shard.clone().of_server()).expect("a free address"));
     }

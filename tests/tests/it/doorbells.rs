@@ -13,18 +13,9 @@ const ROUNDS: u64 = 100;
 fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: impl Fn() -> F) -> [Since; 2] {
     let scheme = config.wire.credit_mode;
     let listener = F::bind(bind).expect("a free address");
-    let mut server = Shard::open(open(), config.clone(), Some(Arc::new(standard_services()))).expect("a shard");
-    server.listen(&listener).expect("it listens");
-    let shard = ClientConfig { shard: config.clone(), ..ClientConfig::new(PROGRAM, VERSION) };
-    let mut client = LocalClient::open(open(), shard).expect("a shard");
-    let connection = client.begin_connect(at).expect("it begins");
-    let is_open = settles(|| {
-        server.poll_control();
-        server.poll_once();
-        client.poll(|_| ());
-        client.is_established(connection)
-    });
-    assert!(is_open, "{scheme:?}: {:?}", client.close_reason(connection));
+    let mut server = polled_server(open(), &listener, config.clone(), standard_services());
+    let mut client = LocalClient::open(open(), small_client(config.clone())).expect("a shard");
+    let connection = connect_polling(&mut client, at, || _ = server.poll_once());
     let mut rounds = |count: u64| {
         for _ in 0..count {
             for token in 0..AT_A_TIME {

@@ -7,40 +7,6 @@ fn device(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> 
     Chaos::new(address.open(config).expect("a device"), ChaosConfig { seed, ..chaos })
 }
 
-/// A server of the standard services on a faulty device.
-struct BadServer {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<ShardStats>,
-}
-
-impl BadServer {
-    fn start(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> Self {
-        let listener = address.bind().expect("a free address");
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = {
-            let (stop, address, config) = (Arc::clone(&stop), address.clone(), config.clone());
-            std::thread::spawn(move || {
-                let services = Some(Arc::new(standard_services()));
-                let mut shard = Shard::open(device(&address, &config, chaos, seed), config, services).expect("a shard");
-                shard.listen(&listener).expect("listening");
-                while !stop.load(Ordering::Acquire) {
-                    if !shard.poll_once() {
-                        std::thread::yield_now();
-                    }
-                }
-                shard.abort();
-                shard.stats()
-            })
-        };
-        Self { stop, thread }
-    }
-
-    fn stop(self) -> ShardStats {
-        self.stop.store(true, Ordering::Release);
-        self.thread.join().expect("the shard lives")
-    }
-}
-
 /// If the device refuses to invalidate exposed memory, the client closes the connection. It ends the call once the peer
 /// can no longer reach the memory.
 #[test]
@@ -97,14 +63,28 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
     let devices = [(ChaosConfig::default(), true), (refused, false), (lost, false)];
     for_each(pairs(devices, [good, bad]), |((chaos, answered), message)| {
         let world = World::new("not-sent");
-        let address = world.address();
-        let server = BadServer::start(&address, &in_mode(CreditMode::V1), chaos, 1);
-        let mut peer = RawPeer::connect_as(&address, Version::V1);
+        let (address, config) = (world.address(), in_mode(CreditMode::V1));
+        let listener = address.bind().expect("a free address");
+        let fabric = device(&address, &config, chaos, 1);
+        let mut server = polled_server(fabric, &listener, config, standard_services());
+        let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
+        let mut until = |peer: &mut RawPeer, holds: &dyn Fn(&mut RawPeer, &ShardStats) -> bool| {
+            assert!(settles(|| {
+                server.poll_once();
+                peer.turn();
+                holds(peer, &server.stats())
+            }));
+        };
+        until(&mut peer, &|peer, _| peer.is_up());
+        peer.version = Version::V1;
         peer.send(&message);
-        assert_eq!(peer.receive().is_some(), answered);
-        // The connection is closed at the server as well.
-        assert_eq!(peer.is_over(), !answered);
-        drop(peer);
-        assert_eq!(server.stop().connections, 0);
+        if answered {
+            until(&mut peer, &|peer, _| peer.take_message().is_some());
+            assert!(!peer.is_over());
+        } else {
+            // The connection is closed at the server as well.
+            until(&mut peer, &|peer, stats| peer.is_over() && stats.connections == 0);
+            assert!(peer.take_message().is_none());
+        }
     });
 }

@@ -3,7 +3,6 @@
 use rpcrdma::fabric::Status;
 use rpcrdma_tests::prelude::*;
 
-/// Runs a child's role until the child is killed.
 pub(crate) fn child(role: &str, address: &Address) {
     match role {
         "client" => busy_client(address),
@@ -48,7 +47,7 @@ fn busy_client(address: &Address) {
 #[test]
 fn clients_killed_at_random_harm_nobody() {
     // `tests/README.md` describes longer runs.
-    let kills = std::env::var("KILLS").map_or(50, |n| n.parse().expect("a number"));
+    let kills = std::env::var("KILLS").map_or(25, |n| n.parse().expect("a number"));
     // Memory for all outstanding calls of three clients, so that the server never refuses the witness.
     let (world, address) =
         World::standard("killed-clients", small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 120)]));
@@ -69,7 +68,6 @@ fn clients_killed_at_random_harm_nobody() {
         children.push(Child::start("client", &address.to_string()));
         let mut child = children.remove(0);
         child.wait_for("ready");
-        // The child dies at a random point of random work.
         verify(&mut witness, random.below(30));
         child.kill();
         verify(&mut witness, 3);

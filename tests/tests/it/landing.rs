@@ -6,7 +6,6 @@ use rpcrdma::fabric::testing::trace::{self, Trace};
 use rpcrdma_mempool::{ArenaId, Buf};
 use rpcrdma_tests::prelude::*;
 
-use super::calls::workers;
 use super::own_memory::{PAGE, own_arena};
 
 /// Store a page; the argument is its seed. In order: in the handler, on a worker, deferred, and in the default memory.
@@ -22,7 +21,6 @@ thread_local! {
     static CACHE: OnceCell<Pool> = const { OnceCell::new() };
 }
 
-/// Allocates a page of the shard's own.
 pub(super) fn page_of(arena: &Arena) -> Option<Buf> {
     CACHE.with(|cache| {
         let pages = || Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES }).expect("room for it");
@@ -32,7 +30,6 @@ pub(super) fn page_of(arena: &Arena) -> Option<Buf> {
     })
 }
 
-/// Checks a received page and keeps it.
 fn keep(call: &mut ServerCall, ours: ArenaId, latest: &Mutex<Option<rpcrdma_mempool::Frozen>>) -> Result<(), Refusal> {
     let seed = call.args().try_into().map(u32::from_be_bytes).or(Err(Refusal::GarbageArguments))?;
     let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
@@ -50,7 +47,6 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     let land = |procedure: Procedure| {
         let (arena, asked) = (arena.clone(), Arc::clone(asked));
         let choose = move |call: &ServerCall, chunk: usize, len: usize| {
-            // The arguments are known.
             assert_eq!((call.args().len(), chunk, call.read_chunk_at(chunk)), (4, 0, Some(4)));
             assert!(len <= PAGE);
             asked.fetch_add(1, Ordering::SeqCst);
@@ -88,7 +84,7 @@ fn caching(world: &mut World, shard: Config, shards: usize) -> (Address, Arc<Ato
     let asked = Arc::new(AtomicUsize::new(0));
     let services = services(&arena, &asked);
     let shard = shard.with(|c| c.memory.arenas = vec![arena]);
-    (world.serve_with(ServerConfig { shard, shards, ..workers() }, services), asked)
+    (world.serve_with(ServerConfig { shards, ..shard.with_workers(2) }, services), asked)
 }
 
 #[test]
@@ -208,11 +204,8 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
     let shard = small().with(|c| c.memory.arenas = vec![arena]);
     let mut server = Shard::open_local(fabric, shard, Some(services)).expect("a shard");
     server.listen(&listener).expect("listening");
-    let mut client = LocalClient::open(place::open(&address), small_client(small())).expect("a client");
-    connect_polling(&mut client, &address, || {
-        server.poll_control();
-        server.poll_once();
-    });
+    let mut client = polled_client(&address, small());
+    connect_polling(&mut client, &address, || _ = server.poll_once());
     for (what, wanted) in [(0, 0), (1, 0), (0, 0), (1, 0), (2, 2), (2, 4)] {
         let [one, two] = [10, 11].map(|seed| client.pattern_buf(seed, PAGE));
         client.send_call(0, |client| client.prepared(BOTH, &be(&[what])).read_chunk(4, one).read_chunk(4 + PAGE, two));

@@ -3,7 +3,7 @@
 
 use rpcrdma_tests::prelude::*;
 
-use super::private_data::{RPC_CALL, RPC_REPLY, assert_longest, seen};
+use super::private_data::{assert_longest, seen};
 
 /// Large messages, and no continuation where a chunk is possible.
 fn large() -> Config {
@@ -211,17 +211,7 @@ fn the_answer_to_the_first_message_selects_the_version() {
 #[test]
 fn err_vers_without_a_version_of_ours_names_its_range() {
     // The error, and whether the client has version 1. A server with the client's own version contradicts itself.
-    let cases = [
-        ([2, 0, 0], true),
-        ([2, 1, 1], false),
-        ([2, 2, 2], false),
-        ([2, 3, 3], true),
-        ([2, 3, 4], true),
-        ([2, 8, 9], true),
-        ([2, 10, 11], true),
-        ([3, 3, 4], true),
-        ([9, 5, 9], true),
-    ];
+    let cases = [([2, 0, 0], true), ([2, 1, 1], false), ([2, 2, 2], false), ([2, 3, 4], true), ([9, 5, 9], true)];
     for_each(pairs([Revision::Ietf00, Revision::Cel09], cases), |(revision, (err_vers, version_1))| {
         let server = RawServer::script("range", revision, &[Step::Hello, Step::ErrVers(err_vers), Step::UntilOver]);
         let config = small_client(small().with(|c| (c.debug.revision, c.wire.version_1) = (revision, version_1)));

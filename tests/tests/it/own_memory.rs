@@ -12,8 +12,6 @@ use rpcrdma_tests::prelude::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use super::calls::workers;
-
 pub(super) const PAGE: usize = 4096;
 /// Bytes of an arena, one hugetlb page.
 const LEN: usize = 2 << 20;
@@ -75,7 +73,6 @@ pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
     Mapping::anonymous(bytes, MapFlags::empty()).expect("memory").into_arena()
 }
 
-/// Starts a call for a page.
 fn get(client: &mut LocalClient, token: u64) {
     client.send_call(token, |client| client.chunked(PAGE_OF, b"", &[], &[PAGE]));
 }
@@ -120,7 +117,7 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     let give = Procedure::new(give).write_chunks(1, PAGE).results_from_handler();
     let services = standard_and([(PAGE_OF, give.on_workers())]);
     let shard = small().with(|c| c.memory.arenas = vec![arena]);
-    let address = world.serve_with(ServerConfig { shards: 2, shard, ..workers() }, services);
+    let address = world.serve_with(ServerConfig { shards: 2, ..shard.with_workers(2) }, services);
     let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
     for client in &mut clients {
         get(client, 0);

@@ -3,8 +3,6 @@
 use rpcrdma::server::{PeerEvent, PeerHook};
 use rpcrdma_tests::prelude::*;
 
-use super::calls::workers;
-
 /// What happened to a peer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Told {
@@ -19,7 +17,6 @@ enum Told {
 }
 use Told::{Begins, Ends, Established, Left, Stopped};
 
-/// Events so far, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(Told, Caller)>>>);
 
@@ -32,13 +29,11 @@ impl Log {
         self.0.lock().expect("no panic").clone()
     }
 
-    /// Waits for `count` events.
     fn wait_for(&self, count: usize) -> Vec<(Told, Caller)> {
         assert!(settles(|| self.all().len() >= count), "{:?}", self.all());
         self.all()
     }
 
-    /// Number of such events.
     fn count(&self, of: (Told, Caller)) -> usize {
         self.all().iter().filter(|&&told| told == of).count()
     }
@@ -80,7 +75,7 @@ fn begin_call(client: &mut LocalClient) {
 #[test]
 fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let (mut world, log) = (World::new("leaves"), Log::default());
-    let (address, open) = log.serve(&mut world, workers());
+    let (address, open) = log.serve(&mut world, small().with_workers(2));
     open.send(()).expect("it is there");
     let mut client = world.client(&address, small());
     client.run(ECHO, b"").expect("it is served");
@@ -98,7 +93,7 @@ fn the_peer_hook_gets_the_close_reason_of_a_client() {
 #[test]
 fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     let (mut world, log) = (World::new("vanishes"), Log::default());
-    let (address, open) = log.serve(&mut world, workers());
+    let (address, open) = log.serve(&mut world, small().with_workers(2));
     let mut child = Child::start("client-of-echo", &address.to_string());
     child.wait_for("ready");
     // The connection is established, each of two workers runs a call, and a third call waits.
@@ -120,7 +115,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for_each([256, 1], |ring_capacity| {
         let (mut world, log) = (World::new("stops"), Log::default());
         let pool = WorkerConfig { count: 2, ring_capacity, ..Default::default() };
-        let (address, open) = log.serve(&mut world, ServerConfig { workers: Some(pool), ..workers() });
+        let (address, open) = log.serve(&mut world, ServerConfig { workers: Some(pool), ..small().with_workers(2) });
         let mut client = world.client(&address, small());
         open.send(()).expect("it is there");
         // Before the first reply there is credit for one call only.
@@ -152,7 +147,6 @@ const CALLS: usize = 3;
 /// Those that the two workers run.
 const RUNNING: usize = 2;
 
-/// Starts calls, and waits to be killed.
 pub(crate) fn child(address: &Address) {
     let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
     (0..CALLS).for_each(|_| begin_call(&mut client));

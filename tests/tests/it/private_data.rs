@@ -3,9 +3,6 @@
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma_tests::prelude::*;
 
-/// Bytes of the headers of an RPC call and of an RPC reply.
-pub(super) const RPC_CALL: usize = 40;
-pub(super) const RPC_REPLY: usize = 24;
 /// Bytes of the transport header and the RPC header of a message without chunks.
 const CALL_HEADERS: usize = 28 + RPC_CALL;
 const REPLY_HEADERS: usize = 28 + RPC_REPLY;

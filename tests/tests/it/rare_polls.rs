@@ -16,18 +16,10 @@ struct Ends {
 }
 
 impl Ends {
-    /// Two ends with a connection.
     fn connected(world: &World) -> Self {
         let (address, time) = (world.address(), SimulatedTime::new());
-        let end = |config: ClientConfig| {
-            let mut end = LocalClient::open(place::open(&address), config).expect("a shard");
-            end.simulate(&time);
-            end
-        };
-        let services = Some(Arc::new(standard_services()));
-        let mut server = end(ClientConfig { services, ..small_client(small()) });
-        let mut client = end(small_client(small()));
-        listen(&mut server, &address);
+        let server = simulated_server(&address, small(), standard_services(), &time);
+        let mut client = simulated_client(&address, small(), &time);
         let connection = client.begin_connect(&address).expect("it begins");
         let mut ends = Self { time, server, client, connection };
         ends.poll_until(SOON, |ends, _| ends.client.is_established(connection));
@@ -45,10 +37,6 @@ impl Ends {
         });
         assert!(held, "after {polls} polls");
     }
-}
-
-fn listen(server: &mut LocalClient, address: &Address) {
-    server.shard_mut().listen(&address.bind().expect("an address")).expect("listening");
 }
 
 #[test]

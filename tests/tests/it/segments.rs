@@ -3,9 +3,6 @@
 use rpcrdma::service::MAX_SEGMENTS;
 use rpcrdma_tests::prelude::*;
 
-use super::calls::workers;
-
-/// Bytes of each chunk.
 const CHUNK: usize = 1000;
 /// Segments in all lists of a call's header.
 const IN_HEADER: usize = (2 * MAX_CHUNKS + 2) * MAX_SEGMENTS;
@@ -223,8 +220,7 @@ fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() 
     for_each(SCHEMES_2, |scheme| {
         let gate = Gate::default();
         let services = standard_and([(GATED, gate.procedure().write_chunks(MAX_CHUNKS, CHUNK).on_workers())]);
-        let config = ServerConfig { shard: in_mode(scheme), ..workers() };
-        let (_world, address) = World::serving("fits-no-more", config, services);
+        let (_world, address) = World::serving("fits-no-more", scheme.with_workers(1), services);
         let _opens = gate.opens();
         let mut client = RawPeer::connect_offering(&address, |offers| offers.optional_type = true);
         client.receive().expect("the initial set");

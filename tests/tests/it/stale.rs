@@ -18,7 +18,7 @@ const SLOPPY: u32 = 500;
 /// Bytes of inline results: a short message, a long one, one in parts or in a Reply chunk, one in a Reply chunk.
 const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
 /// Bytes of results in Write chunks.
-const CHUNKS: [usize; 3] = [5000, 60_000, 1_000_000];
+const CHUNKS: [usize; 2] = [5000, 1_000_000];
 
 type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
 
@@ -148,7 +148,7 @@ fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCal
 /// the size for results of `len` bytes.
 fn fill_with_secrets(client: &mut LocalClient, len: usize) {
     let sizes =
-        [(60, 0, 40), (3000, 0, 40), (8000, 0, 4), (19_000, 0, 4), (64, 5000, 4), (64, 60_000, 4), (64, 1 << 20, 2)];
+        [(60, 0, 16), (3000, 0, 16), (8000, 0, 4), (19_000, 0, 4), (64, 5000, 4), (64, 60_000, 4), (64, 1 << 20, 2)];
     // The largest calls take as long as all others, and most results are far shorter.
     for (args, chunk, calls) in sizes.into_iter().filter(|&(_, chunk, _)| chunk <= 60_000 || len > 60_000) {
         client.launch_each(0..calls as u64, |client, _| secret_call(client, args, chunk));
@@ -172,7 +172,6 @@ fn two_clients(name: &'static str, scheme: CreditMode, services: Services) -> (W
     (world, address, clients)
 }
 
-/// Room for a result, untouched.
 fn room(client: &mut LocalClient, len: usize) -> Buf {
     let mut room = client.alloc(client.first(), len).unwrap();
     room.fill(UNTOUCHED);
@@ -183,7 +182,11 @@ fn room(client: &mut LocalClient, len: usize) -> Buf {
 fn results_that_nobody_wrote_are_zero() {
     for_each(SCHEMES, |scheme| {
         let (_world, _, [mut victim, mut other]) = two_clients("unwritten-results", scheme, services());
-        for one in sloppy() {
+        // In the other modes the forms of replies differ, but not the threads of handlers.
+        let ways = if scheme == CreditMode::V2Windowed { WAYS.len() } else { 1 };
+        let all = sloppy();
+        let count = ways * all.len() / WAYS.len();
+        for one in all.into_iter().take(count) {
             let _row = row((one.number, one.len));
             fill_with_secrets(&mut victim, one.len);
             let call = other.prepared(one.number, b"");
@@ -337,32 +340,30 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
 
 #[test]
 fn reverse_replies_that_nobody_wrote_are_zero() {
-    for_each(SCHEMES_2, |scheme| {
-        let mut world = World::new("unwritten-reverse");
-        let one = world.serve_with(scheme.with_workers(1), services());
-        let (telling, told) = telling_services();
-        let other = world.serve_with(scheme, telling);
-        // The client has no workers, so their procedures run on its shard, too.
-        let config = ClientConfig { services: Some(Arc::new(services())), ..scheme.of_client() };
-        let mut client = LocalClient::connect(&one, config.with(|c| c.shard.limits.max_calls = 200)).unwrap();
-        let second = client.add_connection(&other).unwrap();
-        let hello = client.prepared(HELLO, b"");
-        client.call_on(second, hello).unwrap();
-        let mut back = called_back(&world, &told);
-        for one in sloppy() {
-            let _row = row((one.number, one.len));
-            fill_with_secrets(&mut client, one.len);
-            let call = ClientCall::new(one.number);
-            let call = if one.chunk { call.write_chunk(one.len as u32) } else { call.expect_reply(one.len) };
-            let mut pending = back.start(call).unwrap();
-            let reply = eventually(|| {
-                client.poll(|_| {});
-                pending.try_take()
-            });
-            let reply = reply.unwrap();
-            let got = if one.chunk { reply.chunk(0).unwrap_or_default() } else { reply.results() };
-            assert!(got == one.expected());
-        }
-        drop(back);
-    });
+    let mut world = World::new("unwritten-reverse");
+    let one = world.serve_with(small().with_workers(1), services());
+    let (telling, told) = telling_services();
+    let other = world.serve_with(small(), telling);
+    // The client has no workers, so their procedures run on its shard, too.
+    let config = ClientConfig { services: Some(Arc::new(services())), ..small_client(small()) };
+    let mut client = LocalClient::connect(&one, config.with(|c| c.shard.limits.max_calls = 200)).unwrap();
+    let second = client.add_connection(&other).unwrap();
+    let hello = client.prepared(HELLO, b"");
+    client.call_on(second, hello).unwrap();
+    let mut back = called_back(&world, &told);
+    for one in sloppy() {
+        let _row = row((one.number, one.len));
+        fill_with_secrets(&mut client, one.len);
+        let call = ClientCall::new(one.number);
+        let call = if one.chunk { call.write_chunk(one.len as u32) } else { call.expect_reply(one.len) };
+        let mut pending = back.start(call).unwrap();
+        let reply = eventually(|| {
+            client.poll(|_| {});
+            pending.try_take()
+        });
+        let reply = reply.unwrap();
+        let got = if one.chunk { reply.chunk(0).unwrap_or_default() } else { reply.results() };
+        assert!(got == one.expected());
+    }
+    drop(back);
 }

@@ -2,14 +2,12 @@
 
 use rpcrdma::binding::Binding;
 use rpcrdma::service::MAX_PROCEDURE;
-use rpcrdma::typed::{
-    Answer, Cache, CallInfo, Deferred, Error, Request, Response, Sent, Signature, Transport, call, take,
-};
+use rpcrdma::typed::{Cache, Deferred, Error, Request, Response, Signature, Transport, call, take};
 use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace};
 use rpcrdma_tests::prelude::*;
 use rpcrdma_tests::typed::{
-    Blob, Fetch, FetchAsync, FetchLater, Found, PROGRAM, Pair, Store, VERSION, Wanted, services, serving, sum,
-    typed_names, typed_v1,
+    Blob, Fetch, FetchAsync, FetchLater, Found, Names, PROGRAM, Pair, Store, VERSION, Wanted, call_names, services,
+    serving, sum, typed_names, typed_v1, value,
 };
 
 /// Lengths of blobs: nothing, unpadded, about what fits a message, and longer than any message.
@@ -29,15 +27,6 @@ fn with_clients(name: &'static str, mut test: impl FnMut(&mut Typed<'_>)) {
     blobs.threads.lock().expect("no panic").drain(..).for_each(|thread| thread.join().expect("no panic"));
 }
 
-/// The value of a reply.
-fn value<P, T>(response: Result<Response<P>, Error>) -> T
-where
-    P: for<'a> Signature<Results<'a> = T>,
-{
-    response.expect("a reply").results().expect("results")
-}
-
-/// Memory of a client with this content.
 fn lent(client: &mut LocalClient, data: &[u8]) -> Buf {
     let mut lent = client.alloc(client.first(), data.len()).expect("a buffer");
     lent.copy_from_slice(data);
@@ -157,12 +146,10 @@ fn an_empty_write_chunk_of_a_typed_result_brings_it_inline() {
 fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
     with_clients("typed-errors", |of| {
         assert_eq!(value(of.add(&(i32::MAX, 1))), i32::MIN);
-        // Unimplemented.
         let absent = of.absent().expect_err("no such procedure");
         assert!(matches!(absent, Error::Refused(Refusal::ProcedureUnavailable)));
         let untyped = of.0.call(ClientCall::new(typed_v1::Absent::NUMBER)).expect_err("no such procedure");
         assert_eq!(absent.to_string(), untyped.to_string(), "both forms have one text");
-        // The handler refuses.
         let wrong = Blob { checksum: 0, ..blob(b"n", b"data") };
         assert!(matches!(of.store(&wrong), Err(Error::Refused(Refusal::GarbageArguments))));
         // A client of another program is not used.
@@ -181,7 +168,6 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         // A chunk where no item is.
         let misplaced = ClientCall::new(Store::NUMBER).args(be(&[0, 64, 0])).read_chunk(0, lent(of.0.0, &[0; 64]));
         assert!(of.0.call(misplaced).is_err());
-        // Results of another type.
         let reply = of.0.call(ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 8])).expect("a reply");
         assert!(matches!(Response::<Fetch>::of(reply).results(), Err(Error::Decode(_))));
         // The engine's own.
@@ -264,7 +250,7 @@ fn unwritten_arguments_are_sent_as_zeroes() {
 
 #[test]
 fn one_way_procedures_run_and_have_no_reply() {
-    let (_world, address, blobs) = serving("typed-one-way");
+    let (world, address, blobs) = serving("typed-one-way");
     let [mut v1, mut v2] =
         configs().map(|config| typed_v1::Client(Client::connect(&address, config).expect("a connection")));
     let responses = [v2.note(&1).expect("sent").into_reply(), v2.note_later(&2).expect("sent").into_reply()];
@@ -275,6 +261,7 @@ fn one_way_procedures_run_and_have_no_reply() {
     let mut notes = blobs.notes.lock().expect("no panic").clone();
     notes.sort_unstable();
     assert_eq!(notes, [1, 2]);
+    assert_eq!(world.stats().calls_dropped, 0, "the drop of a one-way call is its end");
     let Err(Error::Call(failed)) = v1.note(&1) else { panic!("version 1 has no one-way calls") };
     assert_eq!(failed.error, Defect::NotOneWay.into());
 }
@@ -297,20 +284,6 @@ fn store_and_fetch(of: &mut typed_v1::Client<Client>, data: &[u8], chunks: bool)
 }
 
 #[test]
-fn a_client_of_threads_makes_the_same_calls() {
-    let (_world, address, _) = serving("typed-threads");
-    for_each(configs(), |config| {
-        let mut of = typed_v1::Client(Client::connect(&address, config).expect("a connection"));
-        let data = data_of(3, 20_000);
-        store_and_fetch(&mut of, &data, true);
-        // A call may also be started, and end later.
-        let call = Request::<Store>::new().into_call(&mut of.0, &blob(b"later", &data)).expect("a call");
-        let reply = of.0.start(call).expect("a start").join().expect("a reply");
-        assert_eq!(Response::<Store>::of(reply).results().expect("a checksum"), sum(&data));
-    });
-}
-
-#[test]
 fn a_server_calls_its_client_by_the_same_types() {
     let mut world = World::new("typed-reverse");
     for_each(configs(), |config| {
@@ -324,54 +297,14 @@ fn a_server_calls_its_client_by_the_same_types() {
         let has_chunks = config.shard.wire.credit_mode != CreditMode::V1;
         let mut of = typed_v1::Client(world.server().call_back(caller, config).expect("a client of this server"));
         assert_eq!(value(of.add(&(2, 3))), 5);
+        // A call may also be started, and end later.
+        let call = Request::<Store>::new().into_call(&mut of.0, &blob(b"later", b"data")).expect("a call");
+        let reply = of.0.start(call).expect("a start").join().expect("a reply");
+        assert_eq!(Response::<Store>::of(reply).results().expect("a checksum"), sum(b"data"));
         assert!(matches!(of.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
         // Version 1 has no chunks in this direction.
         store_and_fetch(&mut of, &data_of(4, if has_chunks { 30_000 } else { 500 }), has_chunks);
     });
-}
-
-/// A server whose procedures return their argument and their number.
-struct Names;
-
-macro_rules! names {
-    ($($method:ident: $signature:ident),*) => {
-        impl typed_names::Server for Names {
-            $(fn $method(
-                &self,
-                _: CallInfo<'_>,
-                arg: i32,
-                answer: Answer<'_, typed_names::$signature>,
-            ) -> Result<Sent, Refusal> {
-                answer.send(&(arg + typed_names::$signature::NUMBER as i32))
-            })*
-
-            fn into_(&self, call: Deferred<typed_names::Into>) {
-                let sum = call.args() + typed_names::Into::NUMBER as i32;
-                call.send(&sum);
-            }
-
-            fn clone_(&self, call: Deferred<typed_names::Clone>) -> impl Future<Output = ()> + 'static {
-                let sum = call.args() + typed_names::Clone::NUMBER as i32;
-                async move { call.send(&sum) }
-            }
-
-            fn future(&self, call: Deferred<typed_names::Future>) -> impl Future<Output = ()> + 'static {
-                let sum = call.args() + typed_names::Future::NUMBER as i32;
-                async move { call.send(&sum) }
-            }
-        }
-
-        /// Calls each procedure, and returns the results less the argument.
-        fn call_names(of: &mut typed_names::Client<Client>) -> Vec<i32> {
-            let mut numbers = vec![$(value(of.$method(&100)) - 100),*];
-            numbers.extend([value(of.into_(&100)), value(of.clone_(&100)), value(of.future(&100))].map(|sum| sum - 100));
-            numbers
-        }
-    };
-}
-names! {
-    send: Send, sync: Sync, sized: Sized, to_owned_: ToOwned, as_ref: AsRef, drop: Drop, s: S_, t: T_, f: F_,
-    r#fn: Fn, copy: Copy, run: Run, add: Add
 }
 
 #[test]

@@ -3,157 +3,95 @@
 use rpcrdma::wire::xdr::padded;
 use rpcrdma_tests::prelude::*;
 
-/// A client with more calls than credits and a raw server, in turns on one thread. A message that has not arrived after
-/// [`LONG_ENOUGH`] turns of both will not arrive.
-struct Bench {
-    client: LocalClient,
-    server: RawPeer,
-    /// Received, unanswered calls.
-    open: Vec<u32>,
-    answered: usize,
-    ended: usize,
-    _world: World,
-}
-
-/// Turns of each side.
-const LONG_ENOUGH: usize = 300;
 const CREDITS: u32 = 8;
 
-impl Bench {
-    fn new(name: &'static str, calls: u64) -> Self {
-        let world = World::new(name);
-        let address = world.address();
-        let config = in_mode(CreditMode::V1).with(|c| (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS));
-        let mut listener = Some(Box::new(RawListener::bind(&address)));
-        let fabric = address.open(&config).expect("a device");
-        let mut client = LocalClient::open(fabric, small_client(config)).expect("a client");
-        let connection = client.begin_connect(&address).expect("an address");
-        let mut server = None;
-        assert!(settles(|| {
-            client.poll(|_| {});
-            match listener.take().map(RawListener::try_accept) {
-                Some(Ok(peer)) => server = Some(peer),
-                Some(Err(still)) => listener = Some(still),
-                None => {}
-            }
-            server.as_mut().is_some_and(|peer| {
-                peer.turn();
-                peer.is_up() && client.is_established(connection)
-            })
-        }));
-        let mut server = server.expect("it is connected");
-        server.version = Version::V1;
-        for token in 0..calls {
-            let call = client.prepare(ECHO, 4).expect("a buffer");
-            client.start(connection, call, token).expect("a slot");
-        }
-        Self { client, server, open: Vec::new(), answered: 0, ended: 0, _world: world }
-    }
+/// Runs the script of a raw server whose client makes so many calls at once.
+fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester<'_>) + Send + 'static) {
+    let server = RawServer::start_in(CreditMode::V1, name, |peer| {
+        let mut requester = Requester { peer, open: Vec::new() };
+        script(&mut requester);
+        // All calls that are still unanswered are answered.
+        requester.answer(requester.open.len(), CREDITS);
+        assert_eq!(peer.failures, [], "a reply met no Receive");
+    });
+    let mut client = server.client(few_credits(CreditMode::V1, CREDITS));
+    client.launch_each(0..calls, |client, _| client.prepared(ECHO, &[0; 4]));
+    assert!(client.ends(calls as usize).iter().all(|(_, end)| end.is_ok()));
+}
 
-    fn turn(&mut self) {
-        self.client.poll(|done| {
-            done.result.expect("a reply");
-            self.ended += 1;
-        });
-        self.server.turn();
-        while let Some(message) = self.server.take_message() {
-            let view = message.view();
-            assert_eq!((view.version(), view.htype()), (Version::V1, HeaderType::Msg));
-            assert_eq!(view.credit(), CREDITS, "what the client asks for");
-            self.open.push(view.xid());
-        }
-    }
+/// A client with more calls than credits, as its server sees it.
+struct Requester<'a> {
+    peer: &'a mut RawPeer,
+    /// Received, unanswered calls.
+    open: Vec<u32>,
+}
 
-    /// Checks that `open` calls stay unanswered, and that no more arrive.
+impl Requester<'_> {
+    /// Takes calls until so many are unanswered, and checks that no more arrive.
     #[track_caller]
     fn stays_at(&mut self, open: usize) {
-        assert!(settles(|| {
-            self.turn();
-            self.open.len() >= open
-        }));
-        for _ in 0..LONG_ENOUGH {
-            self.turn();
+        for call in self.peer.expect_only(open.saturating_sub(self.open.len())) {
+            assert_eq!((call.version(), call.htype(), call.credit()), (Version::V1, HeaderType::Msg, CREDITS));
+            self.open.push(call.xid());
         }
         assert_eq!(self.open.len(), open);
-        assert_eq!(self.server.failures, [], "a reply met no Receive");
     }
 
     /// Answers `calls` calls, the latest first.
     fn answer(&mut self, calls: usize, grant: u32) {
-        self.server.credit = grant;
-        for _ in 0..calls {
-            let xid = self.open.pop().expect("a call");
-            self.say(xid);
-            self.answered += 1;
+        self.peer.credit = grant;
+        for xid in self.open.split_off(self.open.len() - calls).into_iter().rev() {
+            self.peer.reply(xid, b"");
         }
-    }
-
-    fn say(&mut self, xid: u32) {
-        let body = Body::Msg(Chunks::NONE);
-        self.server.say(xid, Flags::NONE, body, &reply_bytes(xid, &[0; 4]));
     }
 }
 
 #[test]
 fn the_first_call_of_version_1_is_alone_until_its_reply_grants_credits() {
-    let mut bench = Bench::new("v1-first", 30);
-    bench.stays_at(1);
-    // Messages that answer no call grant no credits: a reply and an error for an unknown XID.
-    bench.server.credit = CREDITS;
-    let stranger = bench.open[0] ^ 0x8000_0000;
-    bench.say(stranger);
-    bench.server.send(&be(&[stranger, 1, CREDITS, 4, 2]));
-    bench.stays_at(1);
-    bench.answer(1, 5);
-    bench.stays_at(5);
+    with_calls("v1-first", 30, |requester| {
+        requester.stays_at(1);
+        // Messages that answer no call grant no credits: a reply and an error for an unknown XID.
+        let stranger = requester.open[0] ^ 0x8000_0000;
+        requester.peer.credit = CREDITS;
+        requester.peer.reply(stranger, b"");
+        requester.peer.send(&be(&[stranger, 1, CREDITS, 4, 2]));
+        requester.stays_at(1);
+        requester.answer(1, 5);
+        requester.stays_at(5);
+    });
 }
 
 #[test]
 fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
-    let mut bench = Bench::new("v1-grants", 60);
-    bench.stays_at(1);
-    // The calls that are answered, the grant, and the calls that are unanswered then.
-    let steps = [
-        (1, 3, 3),
-        (1, 4, 4),
-        // All at once: each of these replies has a Receive.
-        (4, 7, 7),
-        // The grant is below the number of unanswered calls: the client sends none until fewer are unanswered.
-        (1, 2, 6),
-        (3, 2, 3),
-        (2, 2, 2),
-        (2, 1, 1),
-    ];
-    for (calls, grant, open) in steps {
-        bench.answer(calls, grant);
-        bench.stays_at(open);
-    }
-    // The grant exceeds the request: the request is the limit.
-    for grant in [CREDITS + 1, 30_000, u32::MAX] {
-        bench.answer(1, grant);
-        bench.stays_at(CREDITS as usize);
-    }
-    while bench.answered < 60 {
-        bench.answer(1, CREDITS);
-        bench.turn();
-        let most = CREDITS as usize;
-        assert!(bench.open.len() <= most);
-        assert!(settles(|| {
-            bench.turn();
-            !bench.open.is_empty() || bench.answered == 60
-        }));
-    }
-    assert!(settles(|| {
-        bench.turn();
-        bench.ended == 60
-    }));
+    with_calls("v1-grants", 60, |requester| {
+        requester.stays_at(1);
+        // The calls that are answered, the grant, and the calls that are unanswered then.
+        let steps = [
+            (1, 3, 3),
+            (1, 4, 4),
+            // All at once: each of these replies has a Receive.
+            (4, 7, 7),
+            // The grant is below the number of unanswered calls: the client sends none until fewer are unanswered.
+            (1, 2, 6),
+            (3, 2, 3),
+            (2, 2, 2),
+            (2, 1, 1),
+            // The grant exceeds the request: the request is the limit.
+            (1, CREDITS + 1, 8),
+            (1, 30_000, 8),
+            (1, u32::MAX, 8),
+        ];
+        for_each(steps, |(calls, grant, open)| {
+            requester.answer(calls, grant);
+            requester.stays_at(open);
+        });
+    });
 }
 
 /// A client that uses each grant in full at once finds a Receive for every call, while the server's grants grow.
 #[test]
 fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
-    let shard =
-        in_mode(CreditMode::V1).with(|c| (c.limits.credits, c.limits.max_credits, c.memory.receives) = (4, 64, 1024));
+    let shard = few_credits(CreditMode::V1, 4).with(|c| (c.limits.max_credits, c.memory.receives) = (64, 1024));
     // The server reviews each credit limit once in that time.
     let looks = 8 * shard.poll.control_interval;
     let (_world, address, server) = World::timed("v1-receives", shard);
