@@ -424,6 +424,14 @@ mod tests {
         // On the wire it is 1.
         says(CallError::Transport(error), text);
         says(CallError::TimedOut { sent: false }, "call timed out (not sent)");
+        let too_many = CallError::TooManyCalls { limit: 8 }.to_string();
+        assert!(too_many.starts_with("8 calls") && too_many.contains("limits.max_calls"), "{too_many}");
+        let closed = CallError::Closed.to_string();
+        assert!(closed.starts_with("not connected") && closed.contains("`close_reason`"), "{closed}");
+        let hint = CallError::Transport(ErrorBody::System).to_string();
+        assert!(hint.contains("peer lacks memory") && hint.contains("see its log"), "{hint}");
+        let hint = CallError::Transport(ErrorBody::ReplyResource { length_needed: 77 }).to_string();
+        assert!(hint.contains("(reply needs 77 bytes)"), "{hint}");
         for (oldest, abandoned) in
             [(None, ""), (Some(Duration::from_secs(7)), ", the first of them abandoned by its caller 7.0s ago")]
         {

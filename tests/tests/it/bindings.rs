@@ -150,20 +150,25 @@ fn read_chunks_lose_their_padding_by_the_count_in_front() {
     });
 }
 
+/// The exact replies of RFC 5531 §9.
 #[test]
 fn refusals_return_write_chunks_unused() {
     with_raw("refused-chunks", SCHEMES, |client| {
         let ((one, memory), (two, _other)) = (client.room(600), client.room(8));
         let lists = Lists::new().write(one.cut(&[300, 300])).write([two]);
-        // Garbage arguments, an unknown version, an unknown procedure.
-        for (version, procedure, stat) in [
-            (VERSION, LOAD, AcceptStat::GarbageArgs),
-            (9, LOAD, AcceptStat::ProgMismatch { low: VERSION, high: 5 }),
-            (VERSION, 999, AcceptStat::ProcUnavail),
+        let mismatch = AcceptStat::ProgMismatch { low: VERSION, high: 5 };
+        for (program, version, procedure, stat) in [
+            (PROGRAM, VERSION, LOAD, AcceptStat::GarbageArgs),
+            (PROGRAM + 1, VERSION, LOAD, AcceptStat::ProgUnavail),
+            (PROGRAM, 4, LOAD, mismatch),
+            (PROGRAM, 9, LOAD, mismatch),
+            (PROGRAM, VERSION, 999, AcceptStat::ProcUnavail),
         ] {
-            client.msg(XID, &lists, &call_bytes(XID, PROGRAM, version, procedure, b""));
+            client.msg(XID, &lists, &call_bytes(XID, program, version, procedure, b""));
             let answer = client.answer();
-            assert_eq!((answer.htype(), answer.reply_body()), (HeaderType::Msg, ReplyBody::accepted(stat)));
+            let (reply, end) = ReplyHeader::parse(answer.payload()).expect("an RPC reply");
+            assert_eq!((answer.htype(), reply.xid, reply.body), (HeaderType::Msg, XID, ReplyBody::accepted(stat)));
+            assert_eq!(answer.payload().len(), end, "nothing follows the refusal");
             let unused = |segment: Segment| Segment { length: 0, ..segment };
             let expected = [vec![unused(one), unused(one.part(300, 0))], vec![unused(two)]];
             assert_eq!(answer.write_chunks(), expected, "{stat:?}");
@@ -274,7 +279,6 @@ fn an_inline_result_of_an_empty_write_chunk_may_be_long() {
     });
 }
 
-/// Authentication flavor.
 const GSS: u32 = 6;
 const DATA: u32 = 0;
 

@@ -7,9 +7,6 @@ use rpcrdma_tests::prelude::*;
 /// Credit modes, and the bytes of their transport headers without chunks.
 const HEADERS: [(CreditMode, usize); 3] =
     [(CreditMode::V2Windowed, 40), (CreditMode::V2Incremental, 36), (CreditMode::V1, 28)];
-/// Bytes of an RPC call header and of a reply header, both with `AUTH_NONE`.
-const CALL_HEADER: usize = 40;
-const REPLY_HEADER: usize = 24;
 
 fn refused(refusal: Refusal) -> Outcome {
     Err(CallError::Refused(refusal))
@@ -23,11 +20,11 @@ fn a_message_of_any_length_passes() {
             echo(&mut client, &data_of(len as u32, len)).unwrap();
         }
         // In one message; then continued, or long.
-        let longest = 4096 - header - CALL_HEADER;
+        let longest = 4096 - header - RPC_CALL;
         for len in [longest, longest + 1] {
             assert_eq!(client.run(REFUSE, &vec![0; len]), refused(Refusal::GarbageArguments), "{len}");
         }
-        let longest = (4096 - header - REPLY_HEADER) as u32;
+        let longest = (4096 - header - RPC_REPLY) as u32;
         for (len, fits) in [(longest, true), (longest + 1, scheme != CreditMode::V1)] {
             // The call expected a shorter reply; version 1 has one error for all cases.
             let too_long = Err(CallError::Transport(ErrorBody::BadXdr));
@@ -117,57 +114,12 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
             let errors: Vec<_> = client.ends(128).into_iter().filter_map(|(_, end)| end.err()).collect();
             assert_eq!(errors, vec![CallError::Transport(ErrorBody::WriteChunks { max: 1 }); 20]);
         }
-        many_calls(&mut client, 300, 40);
+        let call = |client: &mut LocalClient, token| Some(client.prepared(ECHO, &data_of(token as u32, 64)));
+        client.keep_busy(40, 300, call, |done| {
+            assert_eq!(done.result.unwrap().results(), data_of(done.token as u32, 64));
+        });
         mirror(&mut client, 1, &[5000]).unwrap();
     });
-}
-
-#[test]
-fn no_more_than_max_calls_are_under_way() {
-    let (_world, mut client) = World::pair("too-many", small(), small().with(|c| c.limits.max_calls = 8));
-    client.launch_each(0..10, |client, _| client.prepared(ECHO, &[0; 8]));
-    for (token, result) in client.ends(10) {
-        let expected = if token < 8 { Ok(vec![0; 8]) } else { Err(CallError::TooManyCalls { limit: 8 }) };
-        assert_eq!(result, expected, "{token}");
-    }
-}
-
-#[test]
-fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
-    let gate = Gate::default();
-    let (_world, mut client) = World::pair_with("deadline", workers(), gate.services(true), small());
-    let _opens = gate.opens();
-    let start = |client: &mut LocalClient, deadline| {
-        client.send_call(7, |client| client.prepared(GATED, b"").timeout(deadline));
-    };
-    start(&mut client, Duration::from_millis(1));
-    assert_eq!(client.end(), (7, Err(CallError::TimedOut { sent: true })));
-    gate.open();
-    client.quiet_until(|client| client.stats().messages.rejected_late == 1);
-    start(&mut client, Duration::from_secs(60));
-    assert_eq!(client.end(), (7, Ok(Vec::new())), "in time");
-}
-
-#[test]
-fn a_cancelled_call_ends_once() {
-    let server = small().with(|c| c.limits.credits = 4).with_workers(2);
-    let (_world, mut client) = World::pair("cancel", server, small());
-    let first = client.first();
-    echo(&mut client, b"all credits are here").unwrap();
-    // Without a poll no grant arrives, so the last calls wait.
-    let calls: Vec<_> = (0..10).map(|token| client.begin(WORKER_ECHO, &be(&[20_000]), token).unwrap()).collect();
-    let (sent, queued) = (calls[0], calls[9]);
-    client.flush();
-    for call in [queued, sent, queued, sent] {
-        client.cancel(first, call);
-    }
-    let ends = client.ends(10);
-    client.quiet_until(|client| client.stats().messages.rejected_late == 1);
-    let cancelled = |sent| Err(CallError::Cancelled { sent });
-    assert_eq!(ends[..2], [(9, cancelled(false)), (0, cancelled(true))]);
-    assert!(ends[2..].iter().all(|(_, end)| end.is_ok()), "{ends:?}");
-    client.cancel(first, sent);
-    client.poll(|_| panic!("it has ended"));
 }
 
 #[test]
@@ -182,32 +134,11 @@ fn a_connection_of_another_client_is_closed_here() {
 }
 
 #[test]
-fn an_empty_pool_is_an_error_and_recovers() {
-    let config = small().with(|c| {
-        (c.memory.small_buffers, c.memory.message_buffers, c.memory.receives) = (16, 8, 256);
-    });
-    let (_world, mut client) = World::pair("full-pool", small(), config);
-    // Held replies exhaust the buffers for calls.
-    let mut held = Vec::new();
-    let error = loop {
-        let made = client.prepare(ECHO, 8).map_err(FailedCall::from);
-        match made.and_then(|call| client.call(call.timeout(Duration::from_millis(200)))) {
-            Ok(reply) => held.push(reply),
-            Err(failed) => break failed.error,
-        }
-        assert!(held.len() < 1000, "there is no end");
-    };
-    assert!(matches!(error, CallError::NoMemory { .. } | CallError::TimedOut { .. }), "{error}");
-    held.clear();
-    (0..300).for_each(|_| echo(&mut client, b"all is well again").unwrap());
-}
-
-#[test]
 fn a_server_recovers_from_a_shortage_of_memory() {
     // No other buffers can hold data that exceeds the bulk buffers. Three results do not fit into two buffers.
     let rich = small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 30)]);
     let (_world, mut client) = World::pair("server-pool", scarce(2, 2), rich);
-    for _ in 0..20 {
+    for _ in 0..5 {
         client.launch_each(0..8, |client, _| client.chunked(LOAD, &[0; 20], &[], &[50_000; 3]));
         let system = Err(CallError::Transport(ErrorBody::System));
         client.ends(8).into_iter().for_each(|(_, end)| assert_eq!(end, system));
@@ -215,7 +146,6 @@ fn a_server_recovers_from_a_shortage_of_memory() {
     }
 }
 
-/// The error of a server that does not start, as text.
 fn unstarted(address: &Address, config: ServerConfig) -> String {
     Server::start(address, standard_services(), &config).expect_err("it cannot start").to_string()
 }
@@ -250,21 +180,12 @@ fn a_busy_address_and_wrong_addresses_are_explained() {
 fn configurations_that_cannot_work_are_explained() {
     let world = World::new("config");
     let address = world.address();
-    let of = |shard: fn(&mut Config)| small().with(shard).of_server();
     let workers = |count, cores| ServerConfig {
         workers: Some(WorkerConfig { count, cores, ..Default::default() }),
         ..small_server()
     };
     let cores = |shards, cores| ServerConfig { shards, cores: Some(cores), ..small_server() };
     for (config, start, part) in [
-        (of(|c| c.limits.credits = 3), "", "credits"),
-        (of(|c| c.wire.receive_size = 1000), "", "receive_size"),
-        (of(|c| c.wire.receive_size = 1026), "", "receive_size"),
-        (of(|c| c.memory.receives = 10), "", "receives"),
-        (of(|c| c.debug.signal_every = 0), "", "signal_every"),
-        (of(|c| c.limits.max_calls = 0), "", "max_calls"),
-        (of(|c| c.debug.sample_latency = 3), "", "sample_latency"),
-        (of(|c| c.memory.bulk_buffers = vec![(0, 1)]), "", "bulk_buffers"),
         (cores(2, vec![0]), "", ""),
         (cores(1, vec![0, 0]), "`ServerConfig::shards` is 1, `ServerConfig::cores` names 2 cores", ""),
         (workers(1, Some(vec![0, 0])), "`WorkerConfig::count` is 1, `WorkerConfig::cores` names 2 cores", ""),
@@ -288,30 +209,6 @@ fn configurations_that_cannot_work_are_explained() {
 }
 
 #[test]
-fn pages_that_cannot_be_had_are_explained() {
-    let world = World::new("pages");
-    let pages = PagePolicy::Require(rpcrdma_mempool::PageSize::Huge1G);
-    let config = small().with(|c| c.memory.pages = pages).of_server();
-    // Few machines have a free page of 1 GiB; where one is free, the server starts.
-    if let Err(error) = Server::start(&world.address(), standard_services(), &config) {
-        says(super::errors::chain(&error), &["1 GiB", "hugepages"]);
-    }
-}
-
-/// A small server with two workers.
-pub(crate) fn workers() -> ServerConfig {
-    small_server().with_workers(2)
-}
-
-/// Echoes `count` messages, `depth` of them outstanding, and checks each.
-pub(crate) fn many_calls(client: &mut LocalClient, count: u64, depth: u64) {
-    let call = |client: &mut LocalClient, token| Some(client.prepared(ECHO, &data_of(token as u32, 64)));
-    client.keep_busy(depth, count, call, |done| {
-        assert_eq!(done.result.unwrap().results(), data_of(done.token as u32, 64));
-    });
-}
-
-#[test]
 fn a_panic_costs_its_own_call_only() {
     fn panics(_: &mut ServerCall) -> Result<(), Refusal> {
         panic!("as the test wants")
@@ -322,14 +219,13 @@ fn a_panic_costs_its_own_call_only() {
         (22, Procedure::deferred(|_| panic!("as the test wants"))),
         (23, Procedure::new(|_| Ok(())).cached(request_cache(64), |_| panic!("as the test wants"))),
     ]);
-    let (world, address) = World::serving("panics", workers(), services);
+    let (world, address) = World::serving("panics", small().with_workers(2), services);
     let [mut client, mut other] = [0; 2].map(|_| world.client(&address, small()));
     for_each(pairs(0..2, 20..24), |(_, procedure)| {
         assert_eq!(client.run(procedure, b""), refused(Refusal::SystemError));
         echo(&mut client, b"on").unwrap();
         echo(&mut other, b"and the others").unwrap();
     });
-    // Calls beside it on the workers.
     client.launch_each(0..30, |client, token| client.prepared(if token % 3 == 0 { 21 } else { ECHO }, &[0; 4]));
     for (token, end) in client.ends(30) {
         assert_eq!(end, if token % 3 == 0 { refused(Refusal::SystemError) } else { Ok(vec![0; 4]) });

@@ -3,58 +3,36 @@
 use rpcrdma_tests::prelude::*;
 
 use super::negotiation::lengths;
-/// A client that waits for a second for the server's version, and reconnects so often.
-fn impatient(revision: Revision, attempts: u32) -> ClientConfig {
+/// A client that reconnects so often, and waits for the server's version for this time.
+fn impatient(revision: Revision, attempts: u32, negotiation: Duration) -> ClientConfig {
     small_client(small().with(|c| c.debug.revision = revision)).with(|c| {
-        c.connect.negotiation = Duration::from_secs(1);
+        c.connect.negotiation = negotiation;
         (c.connect.reconnect_attempts, c.connect.retransmit) = (attempts, true);
     })
 }
 
 #[test]
 fn an_error_to_the_first_message_does_not_lead_to_version_1() {
+    use Step::{Accept, BehaveIn2, Hello, Refuse, UntilOver};
     let errors = [ErrorBody::BadXdr, ErrorBody::System, ErrorBody::InvalFlag, ErrorBody::Unknown(99)];
-    for_each(pairs([Revision::Ietf00, Revision::Cel09], errors), |(revision, error)| {
-        let refuse = [Step::Hello, Step::Refuse(error), Step::UntilOver];
-        let server =
-            RawServer::script("first-error", revision, &[&refuse[..], &[Step::Accept, Step::BehaveIn2]].concat());
-        let mut client = server.client(impatient(revision, 3));
+    for_each([Revision::Ietf00, Revision::Cel09], |revision| {
+        let steps = [Hello, Refuse(ErrorBody::BadXdr), UntilOver, Accept, BehaveIn2];
+        let server = RawServer::script("first-error", revision, &steps);
+        let mut client = server.client(impatient(revision, 3, Duration::from_secs(1)));
         goes_on(&mut client, 1);
         assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(2));
         drop((client, server));
         // Without reconnects the cause is named.
-        let server = RawServer::script("first-error-2", revision, &refuse);
-        let refused = LocalClient::connect(server.address(), impatient(revision, 0)).expect_err("refused").to_string();
-        let name = match (revision, error) {
-            (Revision::Cel09, ErrorBody::InvalFlag) => ErrorBody::InvalHtype,
-            _ => error,
-        };
-        assert!(refused.contains(&format!("answered the first message with {name}")), "{refused}");
-    });
-}
-
-#[test]
-fn a_version_1_message_ends_a_version_2_connection_at_either_end() {
-    for_each(SCHEMES_2, |scheme| {
-        let server = RawServer::start_silently("other-version", move |peer| {
-            let hello = peer.receive().expect("a first message");
-            // Before the answer to its first message a client drops it.
-            peer.send(&be(&[hello.xid(), 1, 9, 0, 0, 0, 0, hello.xid(), 1]));
-            peer.send_properties();
-            peer.take_properties(&hello);
-            let xid = peer.next_call().xid();
-            peer.version = Version::V1;
-            peer.reply(xid, b"fine");
-            peer.wait_until_over();
+        for_each(errors, |error| {
+            let server = RawServer::script("first-error-2", revision, &[Hello, Refuse(error), UntilOver]);
+            let config = impatient(revision, 0, Duration::from_millis(400));
+            let refused = LocalClient::connect(server.address(), config).expect_err("refused");
+            let name = match (revision, error) {
+                (Revision::Cel09, ErrorBody::InvalFlag) => ErrorBody::InvalHtype,
+                _ => error,
+            };
+            says(refused, &[&format!("answered the first message with {name}")]);
         });
-        let mut client = server.client(scheme);
-        assert_eq!(plain(&mut client), Err(CallError::ConnectionLost { sent: true }));
-        says(client.close_reason(client.first()).expect("it has ended"), &["changed to protocol version 1"]);
-    });
-    with_raw("other-version-2", SCHEMES_2, |client| {
-        client.version = Version::V1;
-        client.call(ECHO, Chunks::NONE, b"four");
-        client.wait_until_over();
     });
 }
 
@@ -156,23 +134,6 @@ fn a_continued_call_without_chunks_invalidates_nothing() {
         client.msg(XID, &Lists::new().offer(other.handle), &call[40..]);
         let answer = client.answer();
         assert_eq!((answer.payload(), answer.invalidated), (&reply_bytes(XID, &[7; 8])[..], None));
-    });
-}
-
-#[test]
-fn a_window_beyond_the_range_of_increments_ends_the_connection() {
-    let windows = [(32_767, true), (65_534, true), (65_535, false), (1 << 31, false), (u32::MAX, false)];
-    for_each(windows, |(window, good)| {
-        with_raw("wide", [CreditMode::V2Windowed], |client| {
-            client.credit = window;
-            client.call(ECHO, Chunks::NONE, b"four");
-            if good {
-                assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
-                client.ping();
-            } else {
-                client.wait_until_over();
-            }
-        });
     });
 }
 

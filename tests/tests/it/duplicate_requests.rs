@@ -8,7 +8,7 @@ use rpcrdma_tests::prelude::*;
 /// Results: the number of earlier runs, then the arguments. On the shard, and on a worker.
 const COUNT: u32 = 50;
 const WORKER_COUNT: u32 = 51;
-/// Reports its start and waits for a go-ahead; results as [`COUNT`]. On a worker.
+/// Waits at the gate; results as [`COUNT`]. On a worker.
 const WAIT: u32 = 52;
 /// Panics, on the shard and on a worker.
 const SHARD_PANIC: u32 = 53;
@@ -28,8 +28,7 @@ struct Scene {
     address: Address,
     cache: Arc<DuplicateRequestCache>,
     ran: Arc<AtomicU32>,
-    started: Receiver<()>,
-    go_on: Sender<()>,
+    gate: Gate,
 }
 
 /// A handler that counts its runs before it goes on with the number of earlier ones.
@@ -49,7 +48,6 @@ fn counts(call: &mut ServerCall, before: u32) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A server with a cache of so many entries.
 fn scene(name: &'static str, entries: usize) -> Scene {
     let world = World::new(name);
     let address = world.address();
@@ -58,12 +56,11 @@ fn scene(name: &'static str, entries: usize) -> Scene {
 
 fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -> Scene {
     let (cache, ran) = (request_cache(entries), Arc::new(AtomicU32::new(0)));
-    let ((start, started), (go_on, may_go_on)) = (channel(), channel::<()>());
-    let gates = Arc::new((Mutex::new(start), Mutex::new(may_go_on)));
+    let gate = Gate::default();
+    let waits_at = gate.clone();
     let once = |procedure: Procedure| run_once(procedure, &cache);
     let waits = counting(&ran, move |call, _| {
-        gates.0.lock().expect("whole").send(()).expect("the test waits");
-        gates.1.lock().expect("whole").recv_timeout(Duration::from_secs(20)).expect("the test says so");
+        waits_at.wait();
         counts(call, 0)
     });
     let panics = || counting(&ran, |_, _| panic!("as the test wants"));
@@ -84,7 +81,7 @@ fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -
     ]);
     let config = ServerConfig { shards: 2, ..shard.with_workers(2) };
     world.serve_at(&address, config, services);
-    Scene { world, address, cache, ran, started, go_on }
+    Scene { world, address, cache, ran, gate }
 }
 
 impl Scene {
@@ -186,7 +183,7 @@ fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
         let scene = scene("in-progress", 64);
         let mut peers = vec![RawPeer::connect(&scene.address), RawPeer::connect(&scene.address)];
         send(&mut peers[0], 1, WAIT, b"slow");
-        scene.started.recv().expect("it runs");
+        assert!(settles(|| scene.gate.came() == 1), "it runs");
         for peer in &mut peers {
             send(peer, 1, WAIT, b"slow");
             // Later calls are answered meanwhile.
@@ -196,7 +193,7 @@ fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
         if first_is_lost {
             peers.remove(0).vanish();
         }
-        scene.go_on.send(()).expect("it waits");
+        scene.gate.open();
         for peer in &mut peers {
             assert_eq!(next_reply(peer), counted(1, 0, b"slow"));
             assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 1, b"quick"), "and no second time");
@@ -205,22 +202,10 @@ fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
     });
 }
 
-#[test]
-fn evicted_calls_run_again() {
-    let scene = scene("evicted", 8);
-    let mut peer = RawPeer::connect(&scene.address);
-    // The last of nine calls is remembered, and the first is not.
-    for (xid, run) in (0..9).map(|xid| (xid, xid)).chain([(8, 8), (0, 9)]) {
-        assert_eq!(call(&mut peer, xid, COUNT, b""), counted(xid, run, b""));
-    }
-    assert!(scene.cache.stats().evictions >= 2);
-}
-
 /// Hosts have shares of the cache, whatever their connections, and whatever clients their calls name.
 #[test]
 fn a_host_with_many_calls_evicts_no_reply_to_another_host() {
-    let address: Address = format!("iwarp:{}", loopback_address().0).parse().expect("an address");
-    let scene = scene_at(World::new("hosts"), address, 8, small());
+    let scene = scene_at(World::new("hosts"), place::tcp_address(), 8, small());
     let mut victim = RawPeer::connect(&scene.address);
     let first = call(&mut victim, 1, COUNT, b"");
     assert_eq!(first, counted(1, 0, b""));
@@ -242,11 +227,11 @@ fn a_cache_full_of_running_calls_takes_no_more() {
     let scene = scene("full", 1);
     let mut peer = RawPeer::connect(&scene.address);
     send(&mut peer, 1, WAIT, b"");
-    scene.started.recv().expect("it runs");
+    assert!(settles(|| scene.gate.came() == 1), "it runs");
     send(&mut peer, 2, COUNT, b"");
     assert_eq!(peer.receive().expect("an answer").error(), (2, ErrorBody::System));
     assert_eq!(scene.ran(), 1);
-    scene.go_on.send(()).expect("it waits");
+    scene.gate.open();
     assert_eq!(next_reply(&mut peer), counted(1, 0, b""));
     assert_eq!(call(&mut peer, 2, COUNT, b""), counted(2, 1, b""));
 }

@@ -1,6 +1,5 @@
 //! Errors of users: one for each cause, with the knob and the limit.
 
-use rpcrdma::wire::rpc::ProgramNumber;
 use rpcrdma::{StartError, StartErrorKind};
 use rpcrdma_tests::prelude::*;
 
@@ -13,11 +12,6 @@ fn one(procedure: Procedure) -> Services {
 
 fn nothing() -> Procedure {
     Procedure::new(|_| Ok(()))
-}
-
-/// An error with all its sources, as programs print it.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[track_caller]
@@ -94,7 +88,6 @@ fn more_memory_than_the_host_has_is_refused() {
     let text = chain(&error);
     assert_eq!(error.kind(), StartErrorKind::Memory, "{text}");
     assert!(text.starts_with("buffers exceed") && text.contains("`memory.bulk_buffers`"), "{text}");
-    // A limit, and a command.
     assert!(text.contains(" bytes of memory that are available: ") && text.contains(" available: "), "{text}");
     // Clients allocate this memory for their first chunk, and still return the error at once.
     for error in unconnected(&address, &small_client(most)) {
@@ -104,21 +97,6 @@ fn more_memory_than_the_host_has_is_refused() {
     let half = small().with(|c| c.memory.message_buffers = available / 4 / 3 / 4096);
     let text = refused(&world, one(nothing()), ServerConfig { shards: 8, ..half.of_server() }).to_string();
     assert!(text.starts_with("buffers of 8 shards") && text.contains("`memory.message_buffers`"), "{text}");
-}
-
-#[test]
-fn credits_have_receives() {
-    let world = World::new("unbacked");
-    type Change = fn(&mut Config);
-    let cases: [(Change, &str); 2] = [
-        (|c| (c.memory.receives, c.limits.credits) = (256, 128), "limits.credits is 128: 4 to 127"),
-        (|c| (c.memory.receives, c.limits.max_credits) = (512, 513), "limits.max_credits is 513: 4 to 512"),
-    ];
-    for (change, knob) in cases {
-        let text = refused(&world, one(nothing()), small().with(change)).to_string();
-        assert!(text.starts_with(knob) && text.contains("memory.receives"), "{text}");
-    }
-    small().with(|c| (c.memory.receives, c.limits.credits) = (256, 127)).validate().unwrap();
 }
 
 #[test]
@@ -172,16 +150,6 @@ fn too_long_differs_from_no_free_buffer() {
     assert_eq!(error, CallError::TooLong { needed: 1, limit: 0, knob: Knob::BULK_BUFFERS });
 }
 
-#[test]
-fn call_errors_name_the_knob() {
-    let too_many = CallError::TooManyCalls { limit: 8 }.to_string();
-    assert!(too_many.starts_with("8 calls") && too_many.contains("limits.max_calls"), "{too_many}");
-    let closed = CallError::Closed.to_string();
-    assert!(closed.starts_with("not connected") && closed.contains("`close_reason`"), "{closed}");
-    says(CallError::Transport(ErrorBody::System), &["peer lacks memory", "see its log"]);
-    says(CallError::Transport(ErrorBody::ReplyResource { length_needed: 77 }), &["(reply needs 77 bytes)"]);
-}
-
 /// Otherwise its caller would wait forever.
 #[test]
 fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
@@ -214,12 +182,6 @@ fn a_file_that_is_no_socket_is_not_address_in_use() {
     let [error, _] = unconnected(&address, &small_client(small()));
     assert!(error.contains("there is a plain file, no socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
-}
-
-#[test]
-fn programs_of_nobody_in_particular_are_hexadecimal() {
-    let text = [100_003, 0x1FFF_FFFF, 0x2000_0000, 0x2000_0001].map(|number| ProgramNumber(number).to_string());
-    assert_eq!(text, ["100003", "536870911", "0x20000000", "0x20000001"]);
 }
 
 #[test]

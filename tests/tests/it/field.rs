@@ -48,22 +48,3 @@ fn the_results_are_behind_the_header_whatever_lists_it_has() {
         });
     });
 }
-
-/// The exact RFC 5531 replies for unknown programs, versions and procedures.
-#[test]
-fn refusals_of_rpc_have_their_words_and_no_others() {
-    with_raw("refusals", SCHEMES, |client| {
-        for (program, version, procedure, stat) in [
-            (PROGRAM + 1, VERSION, ECHO, AcceptStat::ProgUnavail),
-            (PROGRAM, 4, ECHO, AcceptStat::ProgMismatch { low: VERSION, high: 5 }),
-            (PROGRAM, 9, ECHO, AcceptStat::ProgMismatch { low: VERSION, high: 5 }),
-            (PROGRAM, VERSION, 999, AcceptStat::ProcUnavail),
-        ] {
-            client.msg(XID, Chunks::NONE, &call_bytes(XID, program, version, procedure, b""));
-            let answer = client.answer();
-            let (reply, end) = ReplyHeader::parse(answer.payload()).expect("an RPC reply");
-            assert_eq!((reply.xid, reply.body), (XID, ReplyBody::accepted(stat)));
-            assert_eq!(answer.payload().len(), end, "nothing is behind it");
-        }
-    });
-}

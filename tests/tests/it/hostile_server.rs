@@ -20,71 +20,83 @@ enum Then {
     Lost,
 }
 
+/// Some replies exist only in version 2, and some are written by hand in version 1, whose replies have no direction.
 #[test]
 fn bad_replies_end_their_call_with_a_cause() {
     use Then::{Lost, Malformed, Transport};
     type Script = fn(&mut RawPeer, &Message);
+    const LONG: Segment = Segment { handle: 0, length: 501, offset: 0 };
+    const HUGE: Segment = Segment { length: u32::MAX, ..LONG };
+    const ONE: &[CreditMode] = &[CreditMode::V1];
+    const TWO: &[CreditMode] = &[CreditMode::V2Windowed];
+    const BOTH: &[CreditMode] = &[CreditMode::V1, CreditMode::V2Windowed];
     fn with(peer: &mut RawPeer, call: &Message, lists: &Lists) {
         peer.reply_with(call.xid(), lists, &reply_bytes(call.xid(), b""), None);
     }
     fn payload(peer: &mut RawPeer, call: &Message, bytes: &[u8]) {
         peer.reply_with(call.xid(), Chunks::NONE, bytes, None);
     }
-    let cases: [(&str, Then, Script); 13] = [
-        ("a transport error", Transport, |peer, call| peer.refuse(call.xid(), ErrorBody::System)),
-        ("no RPC message", Malformed, |peer, call| payload(peer, call, b"")),
-        ("half an RPC header", Malformed, |peer, call| payload(peer, call, &reply_bytes(call.xid(), b"")[..13])),
-        ("an RPC call", Malformed, |peer, call| payload(peer, call, &call_bytes(call.xid(), 1, 1, 1, b""))),
-        ("two XIDs", Malformed, |peer, call| payload(peer, call, &reply_bytes(call.xid() ^ 1, b""))),
-        ("a Read list", Malformed, |peer, call| {
-            let reads: Vec<_> = call.reads().collect();
-            let reads = if reads.is_empty() { vec![ReadSegment::default()] } else { reads };
-            peer.reply_with(call.xid(), self::reads(&reads), &reply_bytes(call.xid(), b""), None);
+    fn words(peer: &mut RawPeer, call: &Message, words: &[u32]) {
+        peer.send(&be(&[&[call.xid(), 1, 9], words].concat()));
+    }
+    let cases: [(&str, &[CreditMode], Then, Script); 19] = [
+        ("a transport error", TWO, Transport, |peer, call| peer.refuse(call.xid(), ErrorBody::System)),
+        ("no RPC message", BOTH, Malformed, |peer, call| payload(peer, call, b"")),
+        ("half an RPC header", BOTH, Malformed, |peer, call| payload(peer, call, &reply_bytes(call.xid(), b"")[..13])),
+        ("an RPC call", TWO, Malformed, |peer, call| payload(peer, call, &call_bytes(call.xid(), 1, 1, 1, b""))),
+        ("two XIDs", BOTH, Malformed, |peer, call| payload(peer, call, &reply_bytes(call.xid() ^ 1, b""))),
+        ("a Read list", BOTH, Malformed, |peer, call| with(peer, call, &Lists::new().read(0, [LONG]))),
+        ("a Read chunk of an item", BOTH, Malformed, |peer, call| with(peer, call, &Lists::new().read(44, [LONG]))),
+        ("more Write chunks than were offered", BOTH, Malformed, |peer, call| {
+            with(peer, call, &Lists::new().write([]).write([]));
         }),
-        ("more Write chunks than were offered", Malformed, |peer, call| {
-            let one = [Segment::default()];
-            with(peer, call, &Lists::new().write(one).write(one).write(one));
+        ("more bytes than there is room for", BOTH, Malformed, |peer, call| {
+            with(peer, call, &Lists::new().write([LONG]))
         }),
-        ("more bytes than there is room for", Malformed, |peer, call| {
-            with(peer, call, &Lists::new().write([Segment { length: 501, ..Segment::default() }]));
+        ("8 GiB", BOTH, Malformed, |peer, call| with(peer, call, &Lists::new().write([HUGE; 2]))),
+        ("a Reply chunk that was not offered", BOTH, Malformed, |peer, call| {
+            with(peer, call, &Lists::new().reply([LONG]))
         }),
-        ("lengths that add up to 4 GiB and a bit", Malformed, |peer, call| {
-            with(peer, call, &Lists::new().write([Segment { length: u32::MAX, ..Segment::default() }; 2]));
+        ("a long reply without room for it", BOTH, Malformed, |peer, call| {
+            peer.say(call.xid(), Flags::RESPONSE, Body::Nomsg(Lists::new().reply([LONG]).chunks()), b"");
         }),
-        ("a Reply chunk that was not offered", Malformed, |peer, call| {
-            with(peer, call, &Lists::new().reply([Segment { length: 9, ..Segment::default() }]));
-        }),
-        ("a header that is cut off", Malformed, |peer, call| {
+        ("NOMSG without chunks", ONE, Malformed, |peer, call| words(peer, call, &[1, 0, 0, 0])),
+        ("a boolean of 2", ONE, Malformed, |peer, call| words(peer, call, &[0, 0, 2, 0])),
+        ("a list that is cut off", ONE, Malformed, |peer, call| words(peer, call, &[0, 0, 1, 1])),
+        ("a type of version 2", ONE, Malformed, |peer, call| words(peer, call, &[5, 0, 0, 0])),
+        ("a header that is cut off", TWO, Malformed, |peer, call| {
             // Credit for the next call, which the truncated header cannot grant.
             peer.grant();
             let bytes = peer.message(call.xid(), Flags::RESPONSE, Body::Msg(Chunks::NONE), b"");
             peer.send(&bytes[..30]);
         }),
-        ("a key invalidated that is not theirs", Lost, |peer, call| {
+        ("a key invalidated that is not theirs", TWO, Lost, |peer, call| {
             let key = call.inv_handle() ^ 0x55;
             peer.reply_with(call.xid(), Chunks::NONE, &reply_bytes(call.xid(), b""), Some(key));
         }),
-        ("an acknowledgement of what was never sent", Lost, |peer, call| {
+        ("an acknowledgement of what was never sent", TWO, Lost, |peer, call| {
             peer.received += 1000;
             peer.reply(call.xid(), b"");
             peer.received -= 1000;
         }),
     ];
-    for_each(cases.into_iter().flat_map(|case| [(case, false), (case, true)]), |((_, then, script), memory)| {
-        let server = RawServer::start("bad-replies", move |peer| {
-            let call = peer.next_call();
-            script(peer, &call);
-        });
-        let mut client = server.client(small());
-        let error = if memory { with_memory(&mut client) } else { plain(&mut client) }.expect_err("a bad reply");
-        let (is_right, next) = match then {
-            Transport => (error == CallError::Transport(ErrorBody::System), Ok(b"fine".to_vec())),
-            Malformed => (matches!(error, CallError::MalformedReply(_)), Ok(b"fine".to_vec())),
-            Lost => (error == CallError::ConnectionLost { sent: true }, Err(CallError::Closed)),
-        };
-        assert!(is_right, "{error}");
-        assert_eq!(client.stats().exposed_buffers, 0, "memory is home with the end of the call");
-        assert_eq!(plain(&mut client), next);
+    for_each(pairs(cases, [false, true]), |((_, schemes, then, script), memory)| {
+        for &scheme in schemes {
+            let server = RawServer::start_in(scheme, "bad-replies", move |peer| {
+                let call = peer.next_call();
+                script(peer, &call);
+            });
+            let mut client = server.client(scheme);
+            let error = if memory { with_memory(&mut client) } else { plain(&mut client) }.expect_err("a bad reply");
+            let (is_right, next) = match then {
+                Transport => (error == CallError::Transport(ErrorBody::System), Ok(b"fine".to_vec())),
+                Malformed => (matches!(error, CallError::MalformedReply(_)), Ok(b"fine".to_vec())),
+                Lost => (error == CallError::ConnectionLost { sent: true }, Err(CallError::Closed)),
+            };
+            assert!(is_right, "{scheme:?}: {error}");
+            assert_eq!(client.stats().exposed_buffers, 0, "the memory returns with the end of the call");
+            assert_eq!(plain(&mut client), next, "{scheme:?}");
+        }
     });
 }
 
@@ -99,7 +111,6 @@ fn replies_to_nobody_and_messages_of_no_use_are_dropped() {
         peer.msg(7, Chunks::NONE, &call_bytes(7, 1, 1, 1, b""));
         peer.send(b"short");
         peer.reply(call, b"fine");
-        // Two more replies to the same call.
         (0..2).for_each(|_| peer.reply(call, b"twice"));
     });
     let mut client = server.client(small());

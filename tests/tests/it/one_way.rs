@@ -65,7 +65,6 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut client = world.client(&address, small());
     let call = client.chunked(NOTE, b"", &[], &[100]).one_way();
     assert_eq!(client.outcome(call), Err(Defect::NotOneWay.into()));
-    // A client with a thread.
     let mut client = Client::connect(&address, small_client(small())).unwrap();
     for n in 0..100u8 {
         assert_eq!(outcome_of(client.call(ClientCall::new(NOTE).args([n; 8]).one_way())), Ok(Vec::new()));

@@ -8,7 +8,6 @@ use super::memory::store;
 const HELD_LONG: u32 = 401;
 /// Like [`HELD`], with a Read chunk.
 const HELD_BULK: u32 = 402;
-/// Takes arguments and has no results.
 const SINK: u32 = 403;
 const LONG: usize = 20_000;
 
@@ -21,7 +20,6 @@ pub(super) fn add_held(services: &mut Services, held: &Held) {
         .add(PROGRAM, VERSION, SINK, Procedure::new(|_: &mut ServerCall| Ok(())).max_reply(0));
 }
 
-/// A server with the held procedures.
 fn serving(name: &'static str, config: Config, mut services: Services) -> (World, Address, Held) {
     let held = Held::default();
     add_held(&mut services, &held);
@@ -29,30 +27,8 @@ fn serving(name: &'static str, config: Config, mut services: Services) -> (World
     (world, address, held)
 }
 
-/// Clients of a server with chunks of up to 64 KiB.
-fn clients<const N: usize>(name: &'static str, server: Config, config: &Config) -> (World, Held, [LocalClient; N]) {
-    let (world, address, held) = serving(name, server, services_with(4096, 64 << 10, false));
-    let mut clients = [0; N].map(|_| world.client(&address, config.clone()));
-    clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
-    (world, held, clients)
-}
-
 fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
     client.send_call(token, |client| client.prepared(procedure, &vec![1; len]).expect_reply(LONG));
-}
-
-/// The result of a call; `None` if it stays unanswered.
-pub(super) fn ends(client: &mut LocalClient, token: u64) -> Option<Result<(), CallError>> {
-    let mut end = None;
-    settles(|| {
-        client.poll(|done| {
-            if done.token == token {
-                end = Some(done.result.map(drop).map_err(CallError::from));
-            }
-        });
-        end.is_some()
-    });
-    end
 }
 
 /// All but one of a peer's calls are held. The last credit circulates, also for messages in parts.
@@ -62,7 +38,7 @@ fn a_single_credit_goes_round() {
     // Version 1 has no parts.
     let with_parts = SCHEMES_2.map(|scheme| (scheme, SINK, 7000));
     for_each(SCHEMES.map(|scheme| (scheme, ECHO, 4)).into_iter().chain(with_parts), |(scheme, procedure, len)| {
-        let shard = small().with(|c| (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS));
+        let shard = few_credits(CreditMode::V2Windowed, CREDITS);
         let (world, address, held) = serving("last-credit", shard, standard_services());
         let mut client = world.client(&address, in_mode(scheme).with(|c| c.limits.credits = CREDITS));
         echo(&mut client, b"four").unwrap();
@@ -70,10 +46,10 @@ fn a_single_credit_goes_round() {
         client.quiet_until(|_| held.len() as u32 == CREDITS - 1);
         for n in 0..10 {
             start(&mut client, procedure, len, n);
-            assert_eq!(ends(&mut client, n), Some(Ok(())), "call {n}");
+            assert!(client.end_of(n).is_ok(), "call {n}");
         }
         held.answer_all();
-        assert_eq!(ends(&mut client, 1000 + u64::from(CREDITS) - 1), Some(Ok(())));
+        assert!(client.end_of(1000 + u64::from(CREDITS) - 1).is_ok());
     });
 }
 
@@ -112,12 +88,12 @@ fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
 #[test]
 fn calls_that_wait_for_calls_the_other_way_are_answered() {
     for_each(SCHEMES, |scheme| {
-        let (services, told) = telling_services();
-        let shard = small().with(|c| (c.limits.credits, c.limits.max_credits) = (8, 8));
-        let (world, address, held) = serving("nested", shard, services);
+        let (mut services, told) = telling_services();
+        let held = Held::default();
+        add_held(&mut services, &held);
+        let server = few_credits(CreditMode::V2Windowed, 8);
         let client = in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_calls) = (8, 64));
-        let mut forward = Client::connect(&address, serving_client(client)).unwrap();
-        let mut reverse = call_back(&world, &mut forward, &told);
+        let (_world, mut forward, mut reverse) = both_ways_with("nested", server, (services, told), client);
         let mut pending = [0; 40].map(|_| forward.begin(HELD, b""));
         for _ in 0..pending.len() {
             let call = held.next_call();
@@ -132,7 +108,9 @@ fn calls_that_wait_for_calls_the_other_way_are_answered() {
 /// The call waits for a long buffer behind a call that waits for bulk memory, which stays held.
 #[test]
 fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
-    let (world, held, mut clients) = clients::<4>("past-bulk", scarce(1, 1), &small());
+    let (world, address, held) = serving("past-bulk", scarce(1, 1), services_with(4096, 64 << 10, false));
+    let mut clients = [0; 4].map(|_| world.client(&address, small()));
+    clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
     let waits = || world.stats().memory_waits;
     held_bulk(&mut clients[0], 0);
     settle(&mut clients, || held.len() == 1);
@@ -162,140 +140,70 @@ fn settle(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) {
     }));
 }
 
-/// A server with one bulk buffer and one long buffer, and three clients. `hold` occupies the bulk buffer. The last
-/// client's call with a chunk then waits for more than a second, and is answered.
-fn waits_while_held(max_deferred: u32, hold: impl Fn(&World, &Held, &mut [LocalClient])) {
-    for_each(SCHEMES, |scheme| {
-        let server = scarce(1, 1).with(|c| c.limits.max_deferred = max_deferred);
-        let (world, held, mut clients) = clients::<3>("waits-while-held", server, &in_mode(scheme));
-        hold(&world, &held, &mut clients);
-        store(&mut clients[2], 5);
-        let waiting = || world.stats().calls_waiting;
-        settle(&mut clients, || waiting() == 1);
-        let begun = Instant::now();
-        settle(&mut clients, || begun.elapsed() > Duration::from_millis(1200));
-        assert_eq!(waiting(), 1, "it is refused, though what it needs is not kept");
-        let mut ended = None;
-        assert!(settles(|| {
-            held.answer_all();
-            clients[..2].iter_mut().for_each(|client| _ = client.poll(drop));
-            clients[2].poll(|done| ended = Some(outcome_of(done.result).map(drop)));
-            ended.is_some()
-        }));
-        assert_eq!(ended, Some(Ok(())));
-    });
-}
-
-#[test]
-fn replies_in_bulk_memory_of_held_calls_are_waited_for() {
-    waits_while_held(8, |_, held, clients| {
-        for n in 0..2 {
-            start(&mut clients[n], HELD_LONG, 4, 0);
-            settle(clients, || held.len() == n + 1);
-        }
-    });
-}
-
-/// A call has its chunk, and its handler waits until another call is answered.
+/// A call has its chunk, and its handler waits until another call is answered. A call that needs this memory is neither
+/// served nor refused meanwhile.
 #[test]
 fn a_call_that_is_not_handed_over_yet_is_waited_for() {
-    waits_while_held(1, |world, held, clients| {
+    for_each(SCHEMES, |scheme| {
+        let (mut services, held) = (services_with(4096, 64 << 10, false), Held::default());
+        add_held(&mut services, &held);
+        let config = scarce(1, 1).with(|c| c.limits.max_deferred = 1);
+        let (world, address, server) = World::timed_with("not-handed-over", config, services);
+        let mut clients = [0; 2].map(|_| world.client(&address, in_mode(scheme)));
+        clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
         start(&mut clients[0], HELD, 4, 0);
-        settle(clients, || held.len() == 1);
-        held_bulk(&mut clients[0], 1);
-        settle(clients, || world.stats().backpressure > 0);
-    });
-}
-
-/// A call that needs all bulk buffers waits while one is kept. Calls that need one buffer pass it.
-#[test]
-fn a_call_that_needs_many_buffers_does_not_stop_others() {
-    for_each(SCHEMES, |scheme| {
-        let (world, held, mut clients) = clients::<3>("needs-many", scarce(4, 1), &in_mode(scheme));
-        held_bulk(&mut clients[0], 0);
         settle(&mut clients, || held.len() == 1);
-        let call = clients[1].chunked(STORE, &[0; 4], &[40_000; 4], &[]);
-        clients[1].launch(call, 7);
-        clients[1].flush();
-        settle(&mut clients, || world.stats().calls_waiting == 1);
-        for token in 0..3 {
-            store(&mut clients[2], token);
-            assert_eq!(ends(&mut clients[2], token), Some(Ok(())), "call {token}");
-        }
-        assert_eq!((held.len(), world.stats().calls_waiting), (1, 1));
-        held.answer_all();
-        assert!(ends(&mut clients[1], 7).is_some(), "it gets them in the end");
+        held_bulk(&mut clients[0], 1);
+        settle(&mut clients, || server.stats().backpressure > 0);
+        store(&mut clients[1], 5);
+        settle(&mut clients, || server.stats().calls_waiting == 1);
+        server.pass(Duration::from_millis(1200));
+        assert_eq!(server.stats().calls_waiting, 1, "it is refused, though the application does not keep the memory");
+        let mut ended = 0;
+        assert!(settles(|| {
+            held.answer_all();
+            clients.iter_mut().for_each(|client| _ = client.poll(|done| ended += u32::from(done.result.is_ok())));
+            ended == 3
+        }));
     });
 }
 
-/// With as many small buffers as Receives, held calls leave memory to others, for any number of clients.
-#[test]
-fn held_calls_of_many_clients_leave_memory_to_others() {
-    for_each(SCHEMES, |scheme| {
-        let shard = scarce(1, 1).with(|c| {
-            (c.limits.credits, c.limits.max_credits) = (24, 24);
-            (c.memory.receives, c.memory.small_buffers, c.memory.message_buffers) = (512, 512, 8);
-        });
-        let (world, address, held) = serving("all-parked", shard, services_with(0, 64 << 10, false));
-        let [mut witness, mut holders @ ..] = [0; 17].map(|_| {
-            let mut client = world.client(&address, in_mode(scheme).with(|c| c.limits.credits = 24));
-            start(&mut client, SINK, 4, 0);
-            assert_eq!(ends(&mut client, 0), Some(Ok(())));
-            client
-        });
-        holders.iter_mut().for_each(|holder| (1..=24).for_each(|token| start(holder, HELD, 4, token)));
-        // Not all calls arrive: later connections have fewer credits.
-        let mut before = usize::MAX;
-        while std::mem::replace(&mut before, held.len()) != held.len() {
-            for _ in 0..20 {
-                holders.iter_mut().for_each(|holder| _ = holder.poll(drop));
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        for token in 1..=20 {
-            start(&mut witness, SINK, 4, token);
-            assert_eq!(ends(&mut witness, token), Some(Ok(())), "call {token} beside {before} held");
-        }
-        store(&mut witness, 100);
-        assert_eq!(ends(&mut witness, 100), Some(Ok(())), "bulk beside {before} held");
-        // Those that wait for others of their host end with their connections.
-        drop(holders);
-        assert!(settles(|| world.stats().connections == 1));
-        held.answer_all();
-    });
-}
-
-/// A held call with a Read chunk.
 fn held_bulk(client: &mut LocalClient, token: u64) {
     client.send_call(token, |client| client.chunked(HELD_BULK, &[0; 4], &[40_000], &[]));
 }
 
-/// The server waits one second for bulk memory that the application keeps, even while held calls have none of it. Calls
-/// of one connection share that second.
+/// The server waits one second for bulk memory that the application keeps, even while held calls have none of it. Then
+/// it refuses the calls of a connection, one after another.
 #[test]
-fn buffers_kept_by_the_application_delay_parked_calls_by_one_second_at_most() {
-    let mut services = services_with(4096, 64 << 10, false);
-    let kept = Arc::new(Mutex::new(Vec::new()));
+fn calls_that_need_buffers_kept_by_the_application_are_refused_after_a_second() {
+    let (held, kept) = (Held::default(), Arc::new(Mutex::new(Vec::new())));
     let keeps = Arc::clone(&kept);
     let keep = Procedure::new(move |call| {
         let memory = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
         keeps.lock().map_err(|_| Refusal::SystemError)?.push(memory);
         Ok(())
     });
+    let mut services = services_with(4096, 64 << 10, false);
+    add_held(&mut services, &held);
     services.add(PROGRAM, VERSION, 404, keep.max_reply(0).read_chunks(1, 64 << 10).uncounted());
-    let (world, address, held) = serving("kept", scarce(1, 1), services);
-    let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 8)]));
-    let mut other = world.client(&address, small());
-    echo(&mut other, b"four").unwrap();
-    start(&mut other, HELD, 4, 100);
-    assert!(settles(|| held.len() == 1));
-    client.run_call(|client| client.chunked(404, &[0; 4], &[40_000], &[])).expect("it is kept");
-    let begun = Instant::now();
-    (1..=6).for_each(|token| store(&mut client, token));
-    assert!(client.ends(6).iter().all(|(_, end)| end.is_err()), "there is no memory for them");
-    assert!(begun.elapsed() >= Duration::from_millis(900), "not before it was waited for");
-    assert_eq!((world.stats().pool_empty, held.len()), (6, 1));
+    let (world, address, server) = World::timed_with("kept", scarce(1, 1), services);
+    let mut clients = [0; 2].map(|_| world.client(&address, small()));
+    clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
+    start(&mut clients[1], HELD, 4, 100);
+    settle(&mut clients, || held.len() == 1);
+    clients[0].run_call(|client| client.chunked(404, &[0; 4], &[40_000], &[])).expect("it is kept");
+    (1..=2).for_each(|token| store(&mut clients[0], token));
+    settle(&mut clients, || server.stats().calls_waiting == 2);
+    server.pass(Duration::from_millis(900));
+    assert_eq!(server.stats().pool_empty, 0, "they are refused too early");
+    let mut failed = 0;
+    assert!(settles(|| {
+        server.pass(Duration::from_millis(100));
+        clients[0].poll(|done| failed += u32::from(done.result.is_err()));
+        failed == 2
+    }));
+    assert_eq!((server.stats().pool_empty, held.len()), (2, 1));
     kept.lock().expect("nobody panics with it").clear();
     held.answer_all();
-    assert_eq!(ends(&mut other, 100), Some(Ok(())));
+    assert!(clients[1].end_of(100).is_ok());
 }

@@ -2,9 +2,6 @@
 
 use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::{scene, unharmed};
-use super::lifecycle::{Draining, draining};
-
 /// Echoes arguments of any length inline, and fills the Write chunk with a pattern.
 pub(super) const LONG: u32 = 70;
 
@@ -72,14 +69,10 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
         let short = Procedure::new(|_| Ok(())).max_reply(4300);
         let services = standard_and([(LONG, long.max_reply(LENGTH)), (SHORT, short)]);
         let listener = address.bind().expect("a free address");
-        let mut server = Shard::open(place::open(&address), config, Some(Arc::new(services))).expect("a shard");
-        server.listen(&listener).expect("listening");
+        let mut server = polled_server(place::open(&address), &listener, config, services);
         let patient = in_mode(scheme).with(|c| c.debug.continue_up_to = 64 << 10);
-        let mut client = LocalClient::open(place::open(&address), small_client(patient)).expect("a client");
-        connect_polling(&mut client, &address, || {
-            server.poll_control();
-            server.poll_once();
-        });
+        let mut client = polled_client(&address, patient);
+        connect_polling(&mut client, &address, || _ = server.poll_once());
         for token in 0..6 {
             let procedure = if token == 0 { LONG } else { SHORT };
             client.send_call(token, |client| client.prepared(procedure, b"").expect_reply(LENGTH));
@@ -148,44 +141,32 @@ fn drain_within(world: &mut World, address: &Address, client: &mut RawPeer) -> (
     client.ping();
     let rest = begin(client, 41);
     assert!(settles(|| world.stats().messages.continued_received == 1), "the first part arrives");
-    let drained = draining(world, Duration::from_secs(20));
+    let drained = world.drain(Duration::from_secs(20));
     assert!(settles(|| RawPeer::try_connect(address, &[]).is_err()), "it takes new connections");
     (rest, drained)
 }
 
-/// Without an error the client would not know whether its call ran.
+/// Without an error the client would not know whether its call ran. Then the drain listens for as long as after any
+/// other message, however late the rest arrived.
 #[test]
 fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
     for_each(SCHEMES_2, |scheme| {
-        let (mut world, address, mut client) = long_world("drain-rest", scheme, small());
+        let interval = Duration::from_millis(30);
+        let config = small().with(|c| c.poll.control_interval = interval);
+        let (mut world, address, mut client) = long_world("drain-rest", scheme, config);
         let (rest, drained) = drain_within(&mut world, &address, &mut client);
-        // Longer than the drain waits for calls.
-        std::thread::sleep(Duration::from_millis(200));
+        // Longer than a drain waits for calls, or listens to a client that continues to call.
+        std::thread::sleep(12 * interval);
         client.part(41, Flags::NONE, &rest);
-        // The drain does not wait for the rest of this message.
-        begin(&mut client, 42);
         assert_eq!(client.error(), (41, ErrorBody::System));
+        client.call_as(42, ECHO, Chunks::NONE, &[0; 40]);
+        assert_eq!(client.error(), (42, ErrorBody::System));
+        // The drain does not wait for the rest of this message.
+        begin(&mut client, 43);
         client.wait_until_over();
         let stats = drained.join().expect("no panic").expect("nothing is left");
-        assert_eq!((stats[0].calls, stats[0].calls_failed, stats[0].peers_stalled), (1, 1, 0));
+        assert_eq!((stats[0].calls, stats[0].calls_failed, stats[0].peers_stalled), (1, 2, 0));
     });
-}
-
-/// The drain listens for as long as after any other message, however late the rest arrives.
-#[test]
-fn a_drain_listens_behind_the_rest_of_a_message() {
-    let interval = Duration::from_millis(30);
-    let config = small().with(|c| c.poll.control_interval = interval);
-    let (mut world, address, mut client) = long_world("drain-behind", CreditMode::V2Windowed, config);
-    let (rest, drained) = drain_within(&mut world, &address, &mut client);
-    // Longer than a drain listens to a client that continues to call.
-    std::thread::sleep(12 * interval);
-    client.part(41, Flags::NONE, &rest);
-    assert_eq!(client.error(), (41, ErrorBody::System));
-    client.call_as(42, ECHO, Chunks::NONE, &[0; 40]);
-    assert_eq!(client.error(), (42, ErrorBody::System), "it is told, too");
-    client.wait_until_over();
-    drained.join().expect("no panic").expect("nothing is left");
 }
 
 #[test]
@@ -228,7 +209,6 @@ fn a_continued_message_has_its_chunks_in_the_last_part() {
         assert_eq!(payload, reply_bytes(XID, &[7; 9000]));
         assert_eq!(parts[parts.len() - 1].write_chunks(), [[write]]);
         assert_eq!(contents(&memory, 300), data_of(3, 300));
-        // An earlier part with lists gets INVAL_FLAG: see `malformed_messages_get_the_errors_of_the_protocol`.
     });
 }
 
@@ -355,30 +335,4 @@ fn replies_that_are_mixed_end_their_calls_alone() {
     assert!(ends[..2].iter().all(|end| matches!(end.1, Err(CallError::MalformedReply(_)))), "{ends:?}");
     assert_eq!(ends[2].1, Ok(b"fine".to_vec()));
     goes_on(&mut client, 1);
-}
-
-/// Parts without end use only the memory of their own connection. Others are unaffected.
-#[test]
-fn a_message_that_never_ends_is_the_senders_own_loss() {
-    let (_world, address, mut witness) = scene("endless", CreditMode::V2Windowed);
-    let mut peers = [0; 8].map(|_| RawPeer::connect(&address));
-    for round in 0..20 {
-        for peer in &mut peers {
-            peer.turn();
-            peer.part(5, Flags::MORE, &[0; 4000]);
-        }
-        if round % 5 == 0 {
-            unharmed(&mut witness);
-        }
-    }
-    // Zeros have another XID. There are fewer buffers of this length than senders.
-    let errors = peers.map(|mut peer| {
-        peer.part(5, Flags::NONE, b"");
-        let (_, error) = peer.error();
-        peer.ping();
-        error
-    });
-    assert!(errors.iter().all(|error| [ErrorBody::BadXdr, ErrorBody::System].contains(error)), "{errors:?}");
-    assert!(errors.contains(&ErrorBody::BadXdr));
-    unharmed(&mut witness);
 }

@@ -41,7 +41,6 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
     });
 }
 
-/// Calls [`TWO`] with Write chunks of these lengths.
 fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
     let call = client.chunked(TWO, b"", &[], &room);
     let reply = client.call(call)?;

@@ -2,9 +2,6 @@
 
 use rpcrdma_tests::prelude::*;
 
-use super::lifecycle::draining;
-use super::threads::block_on;
-
 /// No server has this procedure.
 const MISSING: u32 = 51;
 const LEN: usize = 3000;
@@ -14,7 +11,6 @@ fn holding(held: &Held) -> Services {
     standard_and([(HELD, held.procedure().read_chunks(1, LEN).uncounted().write_chunks(1, LEN))])
 }
 
-/// A server that holds calls, and its client.
 fn holding_pair(name: &'static str, client: impl OfClient) -> (World, LocalClient, Held) {
     let held = Held::default();
     let (world, client) = World::pair_with(name, small(), holding(&held), client);
@@ -27,7 +23,6 @@ fn ended(client: &mut LocalClient) -> CallResult {
     ended.expect("one call has ended")
 }
 
-/// A call that sends and receives [`LEN`] bytes.
 fn with_buffers(client: &mut LocalClient, procedure: u32, seed: u32) -> ClientCall {
     let data = client.pattern_buf(seed, LEN);
     client.chunked(procedure, b"", &[], &[LEN]).read_chunk(0, data)
@@ -63,10 +58,8 @@ fn a_call_that_is_refused_gives_its_buffers_back() {
     start(&mut client, MISSING, 1);
     let (error, sent, room) = whole(ended(&mut client), 1);
     assert_eq!(error, refused);
-    // The buffers are reusable.
     let call = client.prepared(MIRROR, &[0; 4]).read_chunk(4, sent).write_chunk_into(room.expect("what was offered"));
     assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
-    // A reply holds the buffers of its call.
     start(&mut client, HELD, 2);
     client.quiet_until(|_| held.len() == 1);
     held.answer_all();
@@ -250,7 +243,7 @@ fn calls_refused_by_a_draining_server_go_to_the_next_one() {
         let mut client = world.client(&address, reconnecting(scheme, 1000).with(|c| c.connect.retransmit = true));
         client.begin(HELD, b"", 0);
         client.quiet_until(|_| held.len() == 1);
-        let draining = draining(&mut world, Duration::from_secs(60));
+        let draining = world.drain(Duration::from_secs(60));
         // Refused calls are sent again on this connection, to be refused again. Before that, some may be served.
         let (mut started, mut ends) = (1, Vec::new());
         assert!(settles(|| {

@@ -132,53 +132,6 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
     });
 }
 
-/// Like `bad_replies_end_their_call_with_a_cause`, in the version whose replies carry no direction.
-#[test]
-fn bad_replies_of_version_1_end_their_call_with_a_cause() {
-    const LONG: Segment = Segment { handle: 0, length: 501, offset: 0 };
-    const HUGE: Segment = Segment { length: u32::MAX, ..LONG };
-    type Make = fn(&RawPeer, u32) -> Vec<u8>;
-    fn msg(peer: &RawPeer, xid: u32, lists: &Lists) -> Vec<u8> {
-        peer.message(xid, Flags::NONE, Body::Msg(lists.chunks()), &reply_bytes(xid, b""))
-    }
-    fn payload(peer: &RawPeer, xid: u32, payload: &[u8]) -> Vec<u8> {
-        peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), payload)
-    }
-    let cases: [(&str, Make); 14] = [
-        ("no RPC message", |_, xid| be(&[xid, 1, 9, 0, 0, 0, 0])),
-        ("half an RPC header", |peer, xid| payload(peer, xid, &reply_bytes(xid, b"")[..13])),
-        ("two XIDs", |peer, xid| payload(peer, xid, &reply_bytes(xid ^ 1, b""))),
-        ("a Read list", |peer, xid| msg(peer, xid, &Lists::new().read(0, [LONG]))),
-        ("more Write chunks than were offered", |peer, xid| msg(peer, xid, &Lists::new().write([]).write([]))),
-        ("more bytes than there is room for", |peer, xid| msg(peer, xid, &Lists::new().write([LONG]))),
-        ("8 GiB", |peer, xid| msg(peer, xid, &Lists::new().write([HUGE; 2]))),
-        ("a Reply chunk that was not offered", |peer, xid| msg(peer, xid, &Lists::new().reply([LONG]))),
-        ("a long reply without room for it", |peer, xid| {
-            peer.message(xid, Flags::NONE, Body::Nomsg(Lists::new().reply([LONG]).chunks()), b"")
-        }),
-        ("NOMSG without chunks", |_, xid| be(&[xid, 1, 9, 1, 0, 0, 0])),
-        ("a boolean of 2", |_, xid| be(&[xid, 1, 9, 0, 0, 2, 0])),
-        ("a list that is cut off", |_, xid| be(&[xid, 1, 9, 0, 0, 1, 1])),
-        ("an unknown type", |_, xid| be(&[xid, 1, 9, 77, 0, 0, 0])),
-        ("a type of version 2", |_, xid| be(&[xid, 1, 9, 5, 0, 0, 0])),
-    ];
-    let server = RawServer::start_in(CreditMode::V1, "bad-v1", move |peer| {
-        for (_, make) in cases {
-            let xid = peer.next_call().xid();
-            peer.send(&make(peer, xid));
-            let xid = peer.next_call().xid();
-            peer.reply(xid, b"fine");
-        }
-    });
-    let mut client = server.client(CreditMode::V1);
-    for_each(cases, |_| {
-        let error = client.run_call(|client| client.chunked(LOAD, &[0; 8], &[], &[500])).expect_err("a bad reply");
-        assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
-        assert_eq!(client.stats().exposed_buffers, 0);
-        goes_on(&mut client, 1);
-    });
-}
-
 /// A server fills the segments of a chunk in order. Lengths that contradict this imply bytes that the server did not
 /// write.
 #[test]

@@ -3,8 +3,6 @@
 
 use rpcrdma_tests::prelude::*;
 
-use super::hostile_client::unharmed;
-
 #[test]
 fn replies_repeat_xid_and_version_and_have_no_read_list() {
     with_raw("replies", SCHEMES, |client| {

@@ -45,7 +45,6 @@ fn answered(path: &Path) -> Snapshot {
     last.expect("it was asked")
 }
 
-/// Statistics of the only shard.
 fn shard(snapshot: &Snapshot) -> &ShardStats {
     snapshot.shards[0].stats.as_ref().expect("it answers")
 }
@@ -122,6 +121,8 @@ fn readers_change_nothing_that_others_see() {
     }
     let last = answered(&path);
     assert_eq!((shard(&last).calls, shard(&last).latency.len()), (30, 30));
+    let low_water = || shard(&answered(&path)).pool.classes.iter().map(|class| class.low_water).collect::<Vec<_>>();
+    assert_eq!(low_water(), low_water());
 }
 
 #[test]

@@ -197,3 +197,9 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn programs_that_users_define_are_hexadecimal() {
+    let text = [100_003, 0x1FFF_FFFF, 0x2000_0000, 0x2000_0001].map(|number| ProgramNumber(number).to_string());
+    assert_eq!(text, ["100003", "536870911", "0x20000000", "0x20000001"]);
+}
