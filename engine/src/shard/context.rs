@@ -386,7 +386,17 @@ impl<F: Fabric> Context<F> {
             return Ok(buf);
         }
         let conn = self.conns.take_ref(conn).ok_or(CallError::Closed)?;
-        self.with_conn(conn, |cx, conn| conn.calls.alloc(cx, len))
+        self.with_conn(conn, |cx, conn| cx.alloc_exposed_on(conn, len))
+    }
+
+    /// Allocates for a connection that is lent; see [`alloc_exposed`](Self::alloc_exposed).
+    ///
+    /// # Errors
+    /// Those of `alloc_exposed`, apart from [`CallError::Closed`].
+    pub(super) fn alloc_exposed_on(&mut self, conn: &mut Conn, len: usize) -> Result<Buf, CallError> {
+        let buf = self.alloc_bulk(conn.calls.exposed_pool_mut(), true, len);
+        self.stats.pool_empty += u64::from(buf.is_err());
+        buf
     }
 }
 

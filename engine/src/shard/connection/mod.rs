@@ -471,8 +471,9 @@ impl Conn {
         if self.peer.is_none() {
             self.peer = self.proto.session().auth().peer().map(Arc::from);
         }
-        self.calls.refresh(self.stage, &self.proto);
-        self.served.refresh(self.stage, &self.proto, self.peer.is_some());
+        let is_open = self.stage == Stage::Open;
+        self.calls.refresh(is_open, &self.proto);
+        self.served.refresh(is_open, &self.proto, self.peer.is_some());
     }
 
     /// Whether no peer's call is in work, and the device has completed all replies.

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use rpcrdma_mempool::Buf;
 
-use super::chunks::ChunkMemory;
+use super::Requester;
 use super::exposures::{Exposed, Exposure, Exposures, PendingOutcome, Place};
 use super::forms::{Cause, form_again};
 use super::outcome::{CallResult, CompletionTarget, FailedCall, Reply};
-use super::{OutgoingCalls, Requester, exposure_of, free_slot, slot_of};
+use super::outgoing_calls::{ChunkMemory, OutgoingCalls};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
 use crate::shard::assembly::assemble_last;
@@ -32,7 +32,7 @@ impl Conn {
     pub(crate) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
         if self.proto.calls().is_under_way(call) {
             message.set_window(start, len);
-            let slot = slot_of(self, call);
+            let slot = self.calls.slot(&self.proto, call);
             slot.copy.clear();
             slot.kept = Some(message);
         }
@@ -47,10 +47,10 @@ impl Conn {
             Lists::None => ReadReply { header: header_of(xid, payload, base), long: None },
             Lists::Single(chunks) => {
                 let write = chunks.write(message).into_iter().map(std::iter::once);
-                ReadReply::of(note_written(write, exposure_of(self, call)), xid, payload, base)
+                ReadReply::of(note_written(write, self.calls.exposure(&self.proto, call)), xid, payload, base)
             }
             Lists::Checked(header) => {
-                read_reply(Some(&header.view(message)), (xid, payload, base), exposure_of(self, call))
+                read_reply(Some(&header.view(message)), (xid, payload, base), self.calls.exposure(&self.proto, call))
             }
         }
     }
@@ -71,7 +71,7 @@ impl Requester {
             let error = CallError::NoReplyBuffer { needed: view.payload().len(), knob: Knob::LONG_BUFFERS };
             return self.failed(cx, conn, call, token, error, invalidated);
         };
-        let read = read_reply(Some(view), (view.xid(), &whole, 0), exposure_of(conn, call));
+        let read = read_reply(Some(view), (view.xid(), &whole, 0), conn.calls.exposure(&conn.proto, call));
         self.replied(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
     }
 
@@ -86,7 +86,7 @@ impl Requester {
         message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
-        let (target, exposure, started) = free_slot(conn, call);
+        let (target, exposure, started) = conn.calls.free_slot(&conn.proto, call);
         conn.calls.answered = true;
         cx.timed(started);
         match exposure {
@@ -127,7 +127,7 @@ impl Requester {
         error: CallError,
         invalidated: Option<u32>,
     ) {
-        let (target, exposure, _) = free_slot(conn, call);
+        let (target, exposure, _) = conn.calls.free_slot(&conn.proto, call);
         let outcome = PendingOutcome::Ended { target, token, result: Err(error.into()), long: None };
         self.conclude(cx, conn, (exposure, invalidated), Some(outcome));
     }
@@ -140,7 +140,7 @@ impl Requester {
         call: CallId,
         invalidated: Option<u32>,
     ) {
-        let (_, exposure, _) = free_slot(conn, call);
+        let (_, exposure, _) = conn.calls.free_slot(&conn.proto, call);
         self.conclude(cx, conn, (exposure, invalidated), None);
     }
 
@@ -155,13 +155,13 @@ impl Requester {
         error: ErrorBody,
         invalidated: Option<u32>,
     ) {
-        let exposure = exposure_of(conn, call);
+        let exposure = conn.calls.exposure(&conn.proto, call);
         let long = exposure.as_deref().is_some_and(Exposure::is_long);
         // A long call that cannot be read stays so (version 2 §6.4.3), unless it failed for other chunks.
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.is_long_only());
-        let slot = slot_of(conn, call);
+        let slot = conn.calls.slot(&conn.proto, call);
         let gone = !long && slot.kept.is_none() && slot.copy.is_empty();
         let spent = match error {
             ErrorBody::System => !cx.connect.retransmit || u32::from(slot.refusals) >= cx.connect.reconnect_attempts,
@@ -198,7 +198,7 @@ impl Requester {
             // The call timed out, or was cancelled.
             return;
         }
-        let slot = slot_of(conn, call);
+        let slot = conn.calls.slot(&conn.proto, call);
         slot.memory = memory.unless_empty();
         if error != ErrorBody::System {
             return self.retransmit(cx, conn, call, Cause::Refused(error));
@@ -232,9 +232,9 @@ impl Requester {
     /// Gives a waiting call a new form, or ends it. Its memory is in its slot. Queues it again, unless the reconnect
     /// has done that.
     fn retransmit<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, cause: Cause) {
-        let mut memory = slot_of(conn, call).memory.take();
+        let mut memory = conn.calls.slot(&conn.proto, call).memory.take();
         let formed = form_again(cx, conn, call, cause, &mut memory);
-        let slot = slot_of(conn, call);
+        let slot = conn.calls.slot(&conn.proto, call);
         let lack = match formed {
             Ok(message) => {
                 (slot.message, slot.memory) = (Some(message), memory.unless_empty());
@@ -270,10 +270,10 @@ impl Requester {
             self.revoked(cx, conn, index);
         }
         for (call, sent) in conn.proto.interrupt() {
-            let slot = slot_of(conn, call);
+            let slot = conn.calls.slot(&conn.proto, call);
             let exposure = slot.exposure.take();
             if slot.message.is_none() {
-                slot.message = slot.take_kept(cx).filter(|_| cx.connect.retransmit);
+                slot.message = slot.take_kept(&mut cx.memory).filter(|_| cx.connect.retransmit);
             }
             slot.was_sent |= sent;
             let is_kept = slot.message.is_some();
@@ -283,7 +283,7 @@ impl Requester {
             };
             let long = memory.get().is_some_and(|memory| memory.call.is_some());
             if whole && (is_kept || (long && (cx.connect.retransmit || !sent))) {
-                slot_of(conn, call).memory = memory;
+                conn.calls.slot(&conn.proto, call).memory = memory;
             } else {
                 self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent }, memory);
             }
@@ -478,13 +478,13 @@ impl Requester {
                 }
                 // Not retransmitted: it ends with the calls below, unless cancelled meanwhile.
                 Some(PendingOutcome::Refused(call, _)) if conn.proto.calls().is_waiting(call) => {
-                    slot_of(conn, call).memory = memory;
+                    conn.calls.slot(&conn.proto, call).memory = memory;
                 }
                 _ => {}
             }
         }
         while let Some((call, token, error)) = conn.proto.lost() {
-            let slot = slot_of(conn, call);
+            let slot = conn.calls.slot(&conn.proto, call);
             let (mut memory, was_sent) = (slot.memory.take(), slot.was_sent);
             let error = match error {
                 CallError::ConnectionLost { .. } if was_sent => CallError::ConnectionLost { sent: true },
@@ -493,7 +493,7 @@ impl Requester {
                 }
                 other => other,
             };
-            let (target, exposure, _) = free_slot(conn, call);
+            let (target, exposure, _) = conn.calls.free_slot(&conn.proto, call);
             if let (true, Some(index)) = (memory.is_none(), exposure)
                 // The device holds nothing of this connection now.
                 && let (recovered, true) = conn.calls.exposures.recover(index, true, false)
@@ -516,7 +516,7 @@ impl Requester {
 /// the connection closes: the peer may be about to revoke a window by Send With Invalidate, and a second revocation
 /// would break the connection.
 fn abandon(conn: &mut Conn, call: CallId) -> (CompletionTarget, ChunkMemory) {
-    let slot = slot_of(conn, call);
+    let slot = conn.calls.slot(&conn.proto, call);
     let target = std::mem::replace(&mut slot.target, CompletionTarget::Polled);
     // Present unless exposed.
     let memory = slot.memory.take();

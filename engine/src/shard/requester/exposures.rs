@@ -7,9 +7,8 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Lent;
 
-use super::chunks::ChunkMemory;
-use super::forms::segments_of;
 use super::outcome::{CallResult, CompletionTarget};
+use super::outgoing_calls::ChunkMemory;
 use crate::fabric::WindowId;
 use crate::proto::{CallId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms};
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
@@ -202,6 +201,13 @@ impl Exposures {
     pub(super) fn is_empty(&self) -> bool {
         self.slots.len() == self.free.len()
     }
+}
+
+/// Number of segments for `len` bytes, at the peer's segment size.
+#[inline]
+pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
+    let size = terms.segment_size as usize;
+    if len <= size { usize::from(len > 0) } else { len.div_ceil(size) }
 }
 
 /// Chunk lists of a call, in segments of the peer's size. All calls reuse it.

@@ -2,8 +2,8 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::chunks::{CallBuffers, ChunkMemory};
-use super::{peer_takes_calls, slot_of};
+use super::exposures::segments_of;
+use super::outgoing_calls::{CallBuffers, ChunkMemory, peer_takes_calls};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
@@ -92,10 +92,10 @@ fn choose_form<F: Fabric>(
     let plan = choose_call(&limits, &lengths)?;
     // A Reply chunk that the memory has already is larger, from the last attempt.
     if plan.reply_chunk && chunks.reply.is_none() {
-        memory.get_or_new().reply = Some(conn.calls.alloc(cx, padded(reply))?);
+        memory.get_or_new().reply = Some(cx.alloc_exposed_on(conn, padded(reply))?);
     }
     if plan.form == CallForm::Long {
-        let mut long = conn.calls.alloc(cx, message.len())?;
+        let mut long = cx.alloc_exposed_on(conn, message.len())?;
         long.copy_from_slice(message);
         memory.get_or_new().call = Some(long);
         *message = cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?;
@@ -174,8 +174,8 @@ pub(super) fn form_again<F: Fabric>(
     cause: Cause,
     memory: &mut ChunkMemory,
 ) -> Result<Buf, CallError> {
-    let slot = slot_of(conn, call);
-    let kept = slot.message.take().or_else(|| slot.take_kept(cx)).filter(|message| !message.is_empty());
+    let slot = conn.calls.slot(&conn.proto, call);
+    let kept = slot.message.take().or_else(|| slot.take_kept(&mut cx.memory)).filter(|message| !message.is_empty());
     let mut message = kept
         .or_else(|| memory.get_mut().and_then(|memory| memory.call.take()))
         .ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?;
@@ -208,7 +208,7 @@ pub(super) fn form_again<F: Fabric>(
     if memory.get().is_some_and(CallBuffers::is_empty) {
         *memory = ChunkMemory::NONE;
     }
-    let max_reply = slot_of(conn, call).max_reply;
+    let max_reply = conn.calls.slot(&conn.proto, call).max_reply;
     form(cx, conn, &mut message, memory, max_reply, may_expose)?;
     Ok(message)
 }
@@ -231,18 +231,18 @@ fn enlarge<F: Fabric>(
                 memory.most_results = None;
             }
             let needed = (length_needed as usize).max(cx.config.wire.receive_size);
-            memory.reply = Some(conn.calls.alloc(cx, padded(needed)).map_err(CallError::of_reply)?);
+            memory.reply = Some(cx.alloc_exposed_on(conn, padded(needed)).map_err(CallError::of_reply)?);
             Ok(None)
         }
         ErrorBody::WriteResource { chunk_index, length_needed } => {
             let index = (chunk_index as usize).checked_sub(1).ok_or(CallError::Transport(error))?;
             let chunk = memory.receive.get_mut(index).ok_or(CallError::Transport(error))?;
-            *chunk = conn.calls.alloc(cx, length_needed as usize).map_err(CallError::of_reply)?;
+            *chunk = cx.alloc_exposed_on(conn, length_needed as usize).map_err(CallError::of_reply)?;
             Ok(None)
         }
         ErrorBody::ReadChunks { .. } => {
             let total = message.len() + memory.send.iter().map(|(_, buf)| padded(buf.len())).sum::<usize>();
-            let mut whole = conn.calls.alloc(cx, total)?;
+            let mut whole = cx.alloc_exposed_on(conn, total)?;
             unreduce(message, memory, &mut whole);
             memory.send.clear();
             // Even if it fits a message, or would be continued (version 2 §6.4.3).
@@ -266,13 +266,6 @@ fn unreduce(message: &[u8], memory: &CallBuffers, whole: &mut [u8]) {
         to += padded(data.len());
     }
     whole[to..].copy_from_slice(&message[from..]);
-}
-
-/// Number of segments for `len` bytes, at the peer's segment size.
-#[inline]
-pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
-    let size = terms.segment_size as usize;
-    if len <= size { usize::from(len > 0) } else { len.div_ceil(size) }
 }
 
 /// Chunk lists of memory before exposure.

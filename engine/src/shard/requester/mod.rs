@@ -1,22 +1,22 @@
 //! Engine of this side's calls: the requester (RFC 8166 §2.1).
 //!
 //! It gives each call a form, exposes its memory, sends it, matches its reply, and ends it. This file holds the engine,
-//! the calls of one connection, and the start of a call up to its Send.
+//! and the start of a call up to its Send.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `forms` | forms of calls, with their chunks, and new forms for a retransmission |
-//! | `chunks` | chunk memory of a call |
+//! | `outgoing_calls` | the calls of one connection, with their chunk memory |
 //! | `exposures` | memory exposed by a connection to its peer, and the chunk lists of a header |
 //! | `completion` | end of a call: match its reply, revoke its memory, deliver the outcome, or retransmit |
 //! | `outcome` | outcomes of calls, and their receivers |
 //! | `unanswered` | log of calls without an answer |
 
-mod chunks;
 mod completion;
 mod exposures;
 mod forms;
 mod outcome;
+mod outgoing_calls;
 #[cfg(test)]
 mod tests;
 mod unanswered;
@@ -31,21 +31,17 @@ use super::continuation::{Continuation, MessageOwner};
 use super::memory::push;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, FabricErrorKind, QpId, WorkRequest};
-use crate::proto::{CallError, CallId, Connection, Defect, Form, Outgoing};
-use crate::wire::properties::ReverseSupport;
-use crate::wire::rpc::ACCEPTED_REPLY_LEN;
-use crate::wire::{self, Segment, Version};
+use crate::proto::{CallError, CallId, Defect, Form, Outgoing};
+use crate::wire::{Segment, Version};
 
-pub(crate) use chunks::{CallBuffers, ChunkMemory};
-use exposures::{ChunkLists, Exposure, Exposures, Place};
+use exposures::{ChunkLists, Place};
 use forms::{form, measure, still_fits};
 pub(crate) use outcome::CompletionTarget;
 use outcome::UncollectedReplies;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
+pub(super) use outgoing_calls::OutgoingCalls;
+pub(crate) use outgoing_calls::{CallBuffers, ChunkMemory};
 use unanswered::UnansweredCalls;
-
-/// Longest message copied into its slot. Longer ones take a buffer.
-const SHORT: usize = 256;
 
 /// A call with all its memory, ready to start.
 #[derive(Debug)]
@@ -61,202 +57,6 @@ pub(crate) struct CallRequest {
     pub(crate) target: CompletionTarget,
     /// Procedure number modulo 2^16, for log lines.
     pub(crate) procedure: u16,
-}
-
-/// This side's calls on one connection.
-#[derive(Default)]
-pub(super) struct OutgoingCalls {
-    /// By call slot.
-    slots: Vec<CallSlot>,
-    exposures: Exposures,
-    /// Memory exposed to this peer only; created at first use.
-    exposed: Option<Pool>,
-    /// Limits of inline calls: bytes of RPC message, and of results.
-    inline_call: usize,
-    inline_reply: usize,
-    /// The peer has refused a call for lack of a Reply chunk: no call counts as inline.
-    keeps_all: bool,
-    /// Whether a call was answered since the connection was made.
-    pub(super) answered: bool,
-    /// Program and version of a call that was started, zeroes before; most connections have one. For log lines.
-    pub(super) program: (u32, u32),
-}
-
-/// A call whose message waits to be sent, or for its reply: a reused slot.
-#[derive(Debug, Default)]
-struct CallSlot {
-    /// Whether it is in use. A polled inline call that was sent at once does not use its slot.
-    used: bool,
-    target: CompletionTarget,
-    /// The message, until sent.
-    message: Option<Buf>,
-    /// Its chunks until sent; then they are in `exposure`.
-    memory: ChunkMemory,
-    /// Index of its exposure.
-    exposure: Option<u32>,
-    /// Start in nanoseconds, if it is sampled.
-    started: Option<u64>,
-    /// For a retransmission: a copy of the message, or the message itself if it was sent in parts.
-    kept: Option<Buf>,
-    copy: Vec<u8>,
-    /// Most bytes of inline results.
-    max_reply: usize,
-    /// Reply of a one-way call, which completes once sent.
-    empty_reply: Option<Buf>,
-    /// Number of retransmissions with more resources.
-    retries: u8,
-    /// Number of refusals by ERR_SYSTEM.
-    refusals: u16,
-    /// Sent on an earlier connection: the server may have executed it.
-    was_sent: bool,
-}
-
-impl CallSlot {
-    /// Keeps a copy of the message for a retransmission, if there is memory.
-    #[inline]
-    fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, message: &[u8]) {
-        self.copy.clear();
-        if message.len() <= SHORT {
-            self.copy.extend_from_slice(message);
-        } else {
-            self.kept = cx.memory.copy_of(message);
-        }
-    }
-
-    /// Takes the kept message, if there is memory for it.
-    fn take_kept<F: Fabric>(&mut self, cx: &mut Context<F>) -> Option<Buf> {
-        if !self.copy.is_empty() {
-            self.kept = cx.memory.copy_of(&self.copy);
-            self.copy.clear();
-        }
-        self.kept.take()
-    }
-
-    /// Drops the message, which will not be sent (again).
-    #[inline]
-    fn forget(&mut self) {
-        (self.message, self.memory, self.kept, self.empty_reply) = (None, ChunkMemory::NONE, None, None);
-        self.max_reply = 0;
-        self.copy.clear();
-    }
-}
-
-impl OutgoingCalls {
-    pub(super) fn new(slots: usize) -> Self {
-        let mut calls = Self::default();
-        calls.fit(slots);
-        calls
-    }
-
-    /// Resizes the slots to the protocol's limit.
-    pub(super) fn fit(&mut self, slots: usize) {
-        self.slots.resize_with(slots, CallSlot::default);
-    }
-
-    /// Address of the slots, for a prefetch: the first ones are used most.
-    #[inline]
-    pub(super) fn first_slot(&self) -> *const [u8; size_of::<CallSlot>()] {
-        self.slots.as_ptr().cast()
-    }
-
-    /// Recomputes the limits of inline calls after the terms may have changed.
-    pub(super) fn refresh(&mut self, stage: Stage, proto: &Connection) {
-        (self.inline_call, self.inline_reply) = match stage {
-            Stage::Open if proto.session().may_call() && peer_takes_calls(proto) && !self.may_need_more(proto) => {
-                let terms = proto.terms();
-                let header = wire::msg_len(terms.version, true);
-                (terms.send_inline_threshold - header, terms.receive_inline_threshold - header - ACCEPTED_REPLY_LEN)
-            }
-            _ => (0, 0),
-        };
-    }
-
-    /// Whether the peer may refuse a call without reply room, with the length of the Reply chunk that it needs. Such a
-    /// call is kept.
-    fn may_need_more(&self, proto: &Connection) -> bool {
-        let limits = proto.terms().form_limits(proto.config());
-        // Version 1 does not report the length.
-        let said = proto.terms().version == Version::V2 && !limits.continuation;
-        limits.chunks && (said || self.keeps_all)
-    }
-
-    /// Whether a call of `len` bytes and its reply fit one message each.
-    #[inline]
-    fn fit_inline(&self, len: usize, max_reply: usize) -> bool {
-        len <= self.inline_call && max_reply <= self.inline_reply
-    }
-
-    /// A buffer exposed to this peer only, if that pool exists and has one.
-    #[inline]
-    pub(super) fn try_alloc(&self, len: usize) -> Option<Buf> {
-        let pool = self.exposed.as_ref()?;
-        pool.drain_remote();
-        pool.alloc(len)
-    }
-
-    /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
-    ///
-    /// # Errors
-    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] if it has none
-    /// so long, [`CallError::OutOfMemory`] if the system refuses the set's memory.
-    pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, len: usize) -> Result<Buf, CallError> {
-        let buf = cx.alloc_bulk(&mut self.exposed, true, len);
-        cx.stats.pool_empty += u64::from(buf.is_err());
-        buf
-    }
-
-    /// The pool of memory exposed to this peer, if it exists.
-    pub(super) fn exposed_pool(&self) -> Option<&Pool> {
-        self.exposed.as_ref()
-    }
-
-    /// Resets after the loss of the device and all windows.
-    pub(super) fn forget_device(&mut self) {
-        // Cancelled calls have kept theirs until now.
-        self.slots.iter_mut().for_each(|slot| slot.exposure = None);
-        self.exposures = Exposures::default();
-        (self.inline_call, self.inline_reply) = (0, 0);
-    }
-
-    /// Whether no memory is exposed.
-    pub(super) fn expose_nothing(&self) -> bool {
-        self.exposures.is_empty()
-    }
-}
-
-/// Slot of a call; marked as used.
-fn slot_of(conn: &mut Conn, call: CallId) -> &mut CallSlot {
-    let slot = &mut conn.calls.slots[conn.proto.calls().slot(call)];
-    slot.used = true;
-    slot
-}
-
-/// Exposed memory of a call, if it has any.
-#[inline]
-fn exposure_of(conn: &mut Conn, call: CallId) -> Option<&mut Exposure> {
-    let index = conn.calls.slots.get(conn.proto.calls().slot(call))?.exposure?;
-    conn.calls.exposures.get_mut(index)
-}
-
-/// Ends the use of a call's slot: returns its target, its exposure, its start if it is sampled.
-#[inline(always)]
-fn free_slot(conn: &mut Conn, call: CallId) -> (CompletionTarget, Option<u32>, Option<u64>) {
-    let slot = &mut conn.calls.slots[conn.proto.calls().slot(call)];
-    if !std::mem::take(&mut slot.used) {
-        return (CompletionTarget::Polled, None, None);
-    }
-    if slot.message.is_some() || slot.kept.is_some() || slot.memory.is_some() || slot.empty_reply.is_some() {
-        slot.forget();
-    }
-    slot.copy.clear();
-    slot.was_sent = false;
-    (std::mem::take(&mut slot.target), slot.exposure.take(), slot.started.take())
-}
-
-/// Whether the peer accepts calls of this side.
-fn peer_takes_calls(proto: &Connection) -> bool {
-    let config = proto.config();
-    config.max_calls > 0 && (!config.server || proto.terms().reverse != ReverseSupport::None)
 }
 
 /// Procedure number of a call (RFC 5531 §9), modulo 2^16.
@@ -371,7 +171,7 @@ impl Requester {
             return self.fail_call(cx, target, token, conn.proto.calls().refusal().into());
         };
         if !now || started.is_some() || !matches!(target, CompletionTarget::Polled) {
-            let slot = slot_of(conn, call);
+            let slot = conn.calls.slot(&conn.proto, call);
             (slot.target, slot.started, slot.max_reply) = (target, started, max_reply);
             conn.calls.program = program_of(&message);
         }
@@ -382,7 +182,7 @@ impl Requester {
                 cx.post_chain(conn);
             }
         } else {
-            slot_of(conn, call).message = Some(message);
+            conn.calls.slot(&conn.proto, call).message = Some(message);
         }
         cx.ready.add(conn);
         Some(call)
@@ -412,7 +212,7 @@ impl Requester {
         if !matches!(target, CompletionTarget::Polled) {
             conn.calls.program = program_of(&message);
         }
-        let slot = slot_of(conn, call);
+        let slot = conn.calls.slot(&conn.proto, call);
         (slot.target, slot.started) = (target, started);
         (slot.max_reply, slot.retries, slot.refusals) = (max_reply, 0, 0);
         if now {
@@ -437,7 +237,7 @@ impl Requester {
 
     /// Sends a call that waited for its credit.
     pub(super) fn transmit_queued<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
-        let slot = slot_of(conn, call);
+        let slot = conn.calls.slot(&conn.proto, call);
         let (Some(mut message), memory) = (slot.message.take(), slot.memory.take()) else { return };
         let reply = slot.empty_reply.take();
         if (memory.is_some() || message.len() > conn.calls.inline_call)
@@ -447,7 +247,7 @@ impl Requester {
         }
         self.transmit(cx, conn, call, message, memory);
         if let Some(reply) = reply {
-            let (target, ..) = free_slot(conn, call);
+            let (target, ..) = conn.calls.free_slot(&conn.proto, call);
             if let Some(token) = conn.proto.give_up(call) {
                 self.deliver(cx, target, token, Ok(Reply::empty(reply)));
             }
@@ -490,7 +290,7 @@ impl Requester {
         }
         let is_inline = exposure.is_none() && message.len() <= *inline_call && slot.max_reply <= *inline_reply;
         if !is_inline || cx.connect.retransmit {
-            slot.keep(cx, &message);
+            slot.keep(&mut cx.memory, &message);
         }
         self.send(cx, conn, call, message, exposure);
     }
@@ -599,7 +399,7 @@ impl Requester {
         memory: ChunkMemory,
     ) {
         if let Some(token) = conn.proto.give_up(call) {
-            let (target, ..) = free_slot(conn, call);
+            let (target, ..) = conn.calls.free_slot(&conn.proto, call);
             self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
         }
     }

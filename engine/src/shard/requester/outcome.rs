@@ -6,7 +6,7 @@ use std::ops::Range;
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_xdr::Received;
 
-use super::chunks::ChunkMemory;
+use super::outgoing_calls::ChunkMemory;
 use crate::cross_thread::slot::Completer;
 use crate::fabric::ReceivedBuf;
 use crate::proto::CallError;

@@ -37,7 +37,7 @@ impl Scene {
     fn start(&mut self, token: u64, deadline: Option<Duration>, exposed: Option<usize>) -> CallId {
         let mut memory = ChunkMemory::NONE;
         if let Some(len) = exposed {
-            let buf = self.with(|_, cx, conn| conn.calls.alloc(cx, len)).expect("memory");
+            let buf = self.with(|_, cx, conn| cx.alloc_exposed_on(conn, len)).expect("memory");
             memory.get_or_new().receive.push(buf);
         }
         let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
@@ -164,7 +164,7 @@ fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
     // No Reply chunk can be this long.
     let error = ErrorBody::ReplyResource { length_needed: 1 << 30 };
     scene.with(|requester, cx, conn| {
-        let slot = slot_of(conn, call);
+        let slot = conn.calls.slot(&conn.proto, call);
         slot.kept = slot.message.take();
         let memory = slot.memory.take();
         assert!(memory.is_some(), "its chunk");
@@ -182,9 +182,9 @@ fn exposed_memory_is_revoked_before_its_call_ends() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
-    let index = scene.with(|_, _, conn| slot_of(conn, call).exposure).expect("one");
+    let index = scene.with(|_, _, conn| conn.calls.slot(&conn.proto, call).exposure).expect("one");
     let (handle, offset) = scene.with(|_, _, conn| {
-        let segment = exposure_of(conn, call).expect("one").parts[0].at.target;
+        let segment = conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target;
         (segment.handle, segment.offset)
     });
     let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
@@ -204,7 +204,8 @@ fn a_peer_that_has_revoked_it_itself_saves_the_revocation() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     kinds(&mut scene);
-    let handle = scene.with(|_, _, conn| exposure_of(conn, call).expect("one").parts[0].at.target.handle);
+    let handle =
+        scene.with(|_, _, conn| conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target.handle);
     scene.answer(&message(16, &reply(call.xid())), Some(handle));
     assert!(kinds(&mut scene).is_empty());
     assert_eq!(scene.ended(), [(3, Ok(()))]);

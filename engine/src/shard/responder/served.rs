@@ -8,7 +8,6 @@ use super::read_chunks::PendingReads;
 use crate::proto::Connection;
 use crate::service::{Call, Origin, Ready, Replying, Unready};
 use crate::shard::admission::quota::{OwnerCalls, Reads};
-use crate::shard::connection::Stage;
 use crate::wire;
 
 /// Where the pending calls of a connection come from.
@@ -64,9 +63,9 @@ impl ServedCalls {
     }
 
     /// Recomputes cached facts after the terms, or the peer's name, may have changed.
-    pub(in crate::shard) fn refresh(&mut self, stage: Stage, proto: &Connection, has_name: bool) {
+    pub(in crate::shard) fn refresh(&mut self, is_open: bool, proto: &Connection, has_name: bool) {
         self.refresh_room(proto);
-        self.is_plain = stage == Stage::Open && !has_name;
+        self.is_plain = is_open && !has_name;
     }
 
     /// Recomputes the room of a reply after the terms may have changed.
