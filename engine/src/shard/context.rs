@@ -6,14 +6,13 @@ use std::mem;
 use log::Level;
 use rpcrdma_mempool::{Buf, Pool};
 
-use super::assembly::Assemblies;
-use super::clock::{Clock, Schedule, nanoseconds};
+use super::clock::{Clock, Sampler, Schedule, nanoseconds};
 use super::connection::close_reason::{CloseCause, LocalClose};
 use super::connection::table::{ConnTable, ReadyList};
 use super::connection::{Conn, ConnRef, Stage};
+use super::continued_messages::Assemblies;
 use super::memory::Memory;
 use super::peer_events::Peers;
-use super::stats::Sampler;
 use crate::config::{AcceptConfig, Config, ConnectConfig};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};

@@ -10,9 +10,8 @@ use log::Level;
 
 use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
-use super::connection::{Conn, ConnRef, Fallback, ReconnectState, Stage};
+use super::connection::{Conn, ConnRef, Continuation, Fallback, MessageOwner, ReconnectState, Stage};
 use super::context::Context;
-use super::continuation::{Continuation, MessageOwner};
 use super::{Notice, Shard, changes};
 use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;

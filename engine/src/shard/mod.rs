@@ -17,27 +17,24 @@
 //! | `connection` | one connection: life cycle, close reason, reconnecting; the table of all |
 //! | `admission` | which calls and connections of peers may use memory: quotas, waiting calls, Receives, eviction |
 //! | `send_queue` | work requests of a connection, and their completions |
-//! | `continuation` | sending of continued messages |
-//! | `assembly` | reassembly of incoming continued messages |
+//! | `continued_messages` | messages in parts: sending and reassembly |
 //! | `control_plane` | connect, listen, drain, close, reconnect |
 //! | `checks` | periodic checks of connections: what peers owe, credit limits, keep-alive |
 //! | `obligations` | timers of what a peer owes |
 //! | `peer_events` | the peers of accepted connections, and reports of them to the upper layer |
 //! | `changes` | changes of characteristics while connected, and resizing of Receives |
-//! | `stats` | statistics on request, and sampling of calls for latency |
-//! | `clock` | the shard's clock, and the schedule of the control plane |
+//! | `clock` | the shard's clock, the schedule of the control plane, and the sampling of calls for latency |
 //! | `thread` | a shard on its own thread: core, idling |
 //! | `cross_thread_state` | commands of other threads, waits for chunk memory, the application's task |
 //! | `testing` | a shard's parts without a device, for tests |
 
 mod admission;
-mod assembly;
 mod changes;
 mod checks;
 mod clock;
 mod connection;
 mod context;
-mod continuation;
+mod continued_messages;
 mod control_plane;
 mod cross_thread_state;
 mod memory;
@@ -48,7 +45,6 @@ mod receive;
 mod requester;
 mod responder;
 mod send_queue;
-mod stats;
 #[cfg(test)]
 mod testing;
 mod thread;
@@ -65,7 +61,8 @@ use crate::proto::exchange::{ChangeError, Characteristic, Event};
 use crate::proto::{CallError, CallId, Terms};
 use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
 use crate::start_error::StartError;
-use crate::stats::ShardStats;
+use crate::stats::{ConnectionStats, ShardStats};
+use crate::wire::Version;
 
 use changes::Changes;
 pub(crate) use changes::ResizeCause;
@@ -318,7 +315,29 @@ impl<F: Fabric> Shard<F> {
 
     /// Statistics so far, with at most `connections` in [`ShardStats::peers`]: those of the lowest slots.
     pub fn stats_with_connections(&mut self, connections: usize) -> ShardStats {
-        stats::snapshot(&mut self.cx, &self.requester, &self.responder, connections)
+        let now = self.cx.clock.read();
+        let mut stats = self.cx.stats.clone();
+        self.cx.record_batches(&mut stats);
+        stats.fabric = self.cx.fabric.stats();
+        stats.pool_empty += self.cx.memory.failures;
+        stats.pool = self.cx.memory.pool.stats();
+        for pool in self.cx.memory.sizes.pools().chain(self.requester.pools()) {
+            pool.drain_remote();
+            stats.pool.classes.extend(pool.stats().classes);
+        }
+        (stats.receive_size, stats.receive_size_posted) = (self.cx.memory.sizes.announced, self.cx.memory.sizes.filled);
+        for conn in self.cx.conns.iter() {
+            stats.messages.add(conn.proto.counters());
+            stats.connections += 1;
+            let exposed = conn.calls.exposed_pool().map_or_else(Vec::new, |pool| pool.stats().classes);
+            stats.exposed_buffers += exposed.iter().map(|class| class.outstanding as u64).sum::<u64>();
+            stats.credits_granted += u64::from(conn.proto.credits().credit_limit());
+            stats.credits_used += u64::from(conn.proto.status().credits_used);
+        }
+        stats.peers = self.cx.conns.iter().take(connections).map(|conn| connection_stats(conn, now)).collect();
+        self.cx.memory.receives.add_to(&mut stats);
+        self.responder.add_to(&mut stats, now);
+        stats
     }
 
     /// Lends the connection with this queue pair, together with the shard. `None` without one, or while it is lent.
@@ -447,5 +466,31 @@ impl<F: Fabric> Shard<F> {
     /// established.
     pub fn credits(&self, conn: ConnRef) -> Option<u32> {
         self.cx.open_conn(conn).map(|conn| conn.proto.credits().available())
+    }
+}
+
+/// Statistics of one connection.
+fn connection_stats(conn: &Conn, now: u64) -> ConnectionStats {
+    let (proto, name) = (&conn.proto, conn.origin());
+    let (since, heard) = conn.accepted.as_ref().map_or((now, now), |accepted| accepted.times());
+    ConnectionStats {
+        slot: name.slot,
+        generation: name.generation,
+        peer: conn.accepted.as_ref().map_or_else(String::new, |accepted| accepted.host().to_owned()),
+        identity: conn.peer.as_deref().map(str::to_owned),
+        stage: format!("{:?}", conn.stage()).to_lowercase(),
+        version: match proto.terms().version {
+            Version::V1 => 1,
+            Version::V2 => 2,
+        },
+        credits_granted: proto.credits().credit_limit().into(),
+        credits_used: proto.status().credits_used.into(),
+        receives_promised: conn.promise.receives().into(),
+        calls_under_way: proto.inbound().len() as u64,
+        received: proto.counters().received,
+        useful: proto.status().useful_messages,
+        sent: proto.counters().sent,
+        age: now.saturating_sub(since),
+        silent: now.saturating_sub(heard),
     }
 }

@@ -2,8 +2,8 @@
 
 use super::Shard;
 use super::connection::close_reason::{CloseCause, CloseReason, is_peer_fault};
-use super::connection::{Conn, Stage};
-use super::continuation::{Continuation, MessageOwner, NextPart};
+use super::connection::{Conn, Continuation, MessageOwner, Stage};
+use super::continued_messages::NextPart;
 use crate::config::POLL_BATCH;
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};

@@ -1,8 +1,8 @@
 //! Dispatch of an incoming message.
 
 use super::Shard;
-use super::assembly::receive_part;
 use super::connection::{Conn, Stage};
+use super::continued_messages::receive_part;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallError, Event, Knob, Lists, PeerFault, Received, Rejected};
 use crate::wire::{ErrorBody, Head};

@@ -56,11 +56,11 @@ use arrayvec::ArrayVec;
 use super::connection::Conn;
 use super::context::Context;
 use super::memory::Memory;
-use super::responder::reply_room;
+use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::Fabric;
 use crate::proto::Knob;
-use crate::service::{LocalProcedure, MAX_CHUNKS, Unready};
-use crate::wire::Version;
+use crate::service::{CallParts, LocalProcedure, MAX_CHUNKS, Unready};
+use crate::wire::{Version, rpc};
 
 use queue::{WaitCause, WaitQueue};
 use quota::{
@@ -381,4 +381,18 @@ fn deficit(memory: &Memory, need: Need, several: usize) -> Deficit {
         count: memory.unposted(need.len, count),
         knob: memory.knob_of_buffers(need.len),
     }
+}
+
+/// Bytes in front of a reply for its transport header, in any version: with all lists that it returns.
+#[inline]
+pub(super) fn reply_headroom(call: &CallParts) -> usize {
+    if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_PLAIN }
+}
+
+/// Offset of results in the reply's buffer, and the buffer's length. It holds the headers, then the results or the
+/// longest refusal.
+#[inline]
+pub(super) fn reply_room(call: &CallParts, entry: &LocalProcedure) -> (usize, usize) {
+    let headroom = reply_headroom(call);
+    (headroom + rpc::ACCEPTED_REPLY_LEN, headroom + entry.reply_room)
 }

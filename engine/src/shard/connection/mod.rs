@@ -21,7 +21,6 @@ use rpcrdma_mempool::{Buf, prefetch};
 
 use super::admission::quota::QuotaOwner;
 use super::admission::receives::{CreditUsage, Promise};
-use super::continuation::Continuation;
 use super::obligations::ObligationTimers;
 use super::peer_events::{CloseReport, PeerInfo, Peers};
 use super::requester::OutgoingCalls;
@@ -30,7 +29,8 @@ use super::send_queue::SendQueue;
 use crate::auth::AuthPolicy;
 use crate::config::WireConfig;
 use crate::fabric::{Fabric, FabricAddress, QpId};
-use crate::proto::{ConnConfig, Connection, CreditMode, Phase};
+use crate::proto::{CallId, ConnConfig, Connection, CreditMode, Phase};
+use crate::service::{Call, Replying};
 use crate::wire::Version;
 use close_reason::{CloseReason, LocalClose};
 
@@ -147,6 +147,35 @@ impl Assembling {
     /// Its identity and progress: a value that changes with each part.
     pub(super) fn progress(&self) -> Option<u64> {
         self.buf.as_ref().map(|buf| (self.age << 32).wrapping_add(buf.len() as u64))
+    }
+}
+
+/// Owner of an outgoing continued message.
+#[derive(Debug)]
+pub(super) enum MessageOwner {
+    /// A call of this side, and its exposure.
+    Call(CallId, Option<u32>),
+    /// The reply to a peer's call.
+    Reply(Call<Replying>),
+}
+
+/// An outgoing continued message.
+#[derive(Debug)]
+pub(super) struct Continuation {
+    pub(super) owner: MessageOwner,
+    /// Its window is the unsent rest.
+    pub(super) rest: Buf,
+    /// Start and length of the message in the buffer.
+    pub(super) whole: (usize, usize),
+    /// Bytes of the last part's header.
+    pub(super) last_header: usize,
+}
+
+impl Continuation {
+    /// The whole `message`, for the last part's header.
+    pub(super) fn new(owner: MessageOwner, message: Buf, last_header: usize) -> Self {
+        let whole = (message.start(), message.len());
+        Self { owner, rest: message, whole, last_header }
     }
 }
 

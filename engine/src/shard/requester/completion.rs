@@ -11,10 +11,10 @@ use super::outcome::{CallResult, CompletionTarget, FailedCall, Reply};
 use super::outgoing_calls::{ChunkMemory, OutgoingCalls};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
-use crate::shard::assembly::assemble_last;
 use crate::shard::connection::Conn;
 use crate::shard::connection::close_reason::CloseReasonKind;
 use crate::shard::context::Context;
+use crate::shard::continued_messages::assemble_last;
 use crate::wire::{ErrorBody, Head, HeaderType, Segment, View, rpc};
 
 /// Most new forms of a refused call.

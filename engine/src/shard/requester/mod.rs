@@ -25,9 +25,8 @@ use std::time::Duration;
 
 use rpcrdma_mempool::{Buf, Pool};
 
-use super::connection::{Conn, ConnRef, Stage};
+use super::connection::{Conn, ConnRef, Continuation, MessageOwner, Stage};
 use super::context::Context;
-use super::continuation::{Continuation, MessageOwner};
 use super::memory::push;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, FabricErrorKind, QpId, WorkRequest};

@@ -1,75 +1,18 @@
 //! Read chunks of a call: RDMA Reads, and their target memory.
 
-use std::ops::Deref;
-
 use arrayvec::ArrayVec;
 use log::Level;
 use rpcrdma_mempool::{Buf, Lent};
 
 use super::procedures::Procedures;
+use super::served::{PendingReads, Reading};
 use crate::fabric::{Fabric, RemoteMemory, WorkRequest};
 use crate::proto::MAX_READ_SEGMENTS;
-use crate::service::{Call, CallParts, LengthMismatch, LocalProcedure, Long, MAX_CHUNKS, Ready, Refused, Unready};
-use crate::shard::admission::quota::Reads;
+use crate::service::{Call, CallParts, LengthMismatch, LocalProcedure, MAX_CHUNKS, Ready};
 use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::shard::send_queue::SendQueue;
 use crate::wire::Segment;
-
-/// A call with RDMA Reads.
-#[derive(Debug)]
-pub(super) enum Reading {
-    /// For its RPC message.
-    Long(Call<Long>),
-    /// For its arguments.
-    Ready(Call<Ready>),
-}
-
-impl Deref for Reading {
-    type Target = CallParts;
-
-    #[inline]
-    fn deref(&self) -> &CallParts {
-        match self {
-            Self::Long(call) => call,
-            Self::Ready(call) => call,
-        }
-    }
-}
-
-impl Reading {
-    pub(super) fn refuse(self) -> Call<Refused> {
-        match self {
-            Self::Long(call) => call.refuse(),
-            Self::Ready(call) => call.refuse(),
-        }
-    }
-
-    /// Returns it unread, to wait.
-    pub(super) fn into_unready(self) -> Unready {
-        match self {
-            Self::Long(call) => Unready::Long(call),
-            Self::Ready(call) => Unready::Admitted(call.give_back()),
-        }
-    }
-}
-
-/// The RDMA Reads of a call, by its slot: filled and emptied in place.
-#[derive(Debug, Default)]
-pub(super) struct PendingReads {
-    /// The call that waits for them; `None` while unused.
-    pub(super) call: Option<Reading>,
-    pub(super) targets: ArrayVec<Lent, MAX_CHUNKS>,
-    /// Number of posted RDMA Reads.
-    count: usize,
-}
-
-impl PendingReads {
-    pub(super) fn reads(&self) -> Reads {
-        let bytes = self.targets.iter().map(Lent::len).sum();
-        if self.call.is_some() { Reads { count: self.count, bytes } } else { Reads::default() }
-    }
-}
 
 /// Reason for the lack of a target.
 pub(super) enum NoTarget {

@@ -5,10 +5,11 @@ use std::fmt;
 use log::Level;
 
 use super::check::{CallRefusal, InternalError};
-use super::replies::{Replies, reply_headroom};
+use super::replies::Replies;
 use crate::fabric::Fabric;
 use crate::proto::Refusal;
 use crate::service::{Answered, Call, Refused};
+use crate::shard::admission::reply_headroom;
 use crate::shard::connection::Conn;
 use crate::shard::context::Context;
 use crate::wire::rpc::{AcceptStat, ReplyBody};

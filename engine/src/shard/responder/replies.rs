@@ -4,15 +4,15 @@ use rpcrdma_mempool::Buf;
 
 use super::check::CallRefusal;
 use super::procedure_stats::CallOutcomes;
-use crate::config::{Config, HEADROOM_PLAIN, headroom_for};
+use crate::config::Config;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{Call, CallParts, CallPool, LocalProcedure, ReplyMessage, Replying, Stamp};
+use crate::service::{Call, CallParts, CallPool, ReplyMessage, Replying, Stamp};
 use crate::shard::admission::quota::exceeds;
-use crate::shard::connection::Conn;
+use crate::shard::admission::reply_headroom;
+use crate::shard::connection::{Conn, Continuation, MessageOwner};
 use crate::shard::context::Context;
-use crate::shard::continuation::{Continuation, MessageOwner};
-use crate::wire::{Chunks, ErrorBody, Segment, rpc};
+use crate::wire::{Chunks, ErrorBody, Segment};
 
 /// Sends replies, and [refuses](Self::refuse) calls. A call ends here: its memory is kept for another one.
 #[derive(Debug, Default)]
@@ -359,18 +359,4 @@ fn exceeds_writes(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
     let bytes = written_bytes(conn, call);
     let queued = || conn.served.replies.iter().flatten().map(|call| written_bytes(conn, call)).sum::<usize>();
     bytes > 0 && exceeds(config.limits.max_write_bytes, conn.sends.written() + queued(), bytes)
-}
-
-/// Bytes in front of a reply for its transport header, in any version: with all lists that it returns.
-#[inline]
-pub(super) fn reply_headroom(call: &CallParts) -> usize {
-    if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_PLAIN }
-}
-
-/// Offset of results in the reply's buffer, and the buffer's length. It holds the headers, then the results or the
-/// longest refusal.
-#[inline]
-pub(in crate::shard) fn reply_room(call: &CallParts, entry: &LocalProcedure) -> (usize, usize) {
-    let headroom = reply_headroom(call);
-    (headroom + rpc::ACCEPTED_REPLY_LEN, headroom + entry.reply_room)
 }

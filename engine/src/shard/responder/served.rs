@@ -1,14 +1,72 @@
 //! The peer's calls on one connection.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::read_chunks::PendingReads;
+use arrayvec::ArrayVec;
+use rpcrdma_mempool::Lent;
+
 use crate::proto::Connection;
-use crate::service::{Call, Origin, Ready, Replying, Unready};
+use crate::service::{Call, CallParts, Long, MAX_CHUNKS, Origin, Ready, Refused, Replying, Unready};
 use crate::shard::admission::quota::{OwnerCalls, Reads};
 use crate::wire;
+
+/// A call with RDMA Reads.
+#[derive(Debug)]
+pub(super) enum Reading {
+    /// For its RPC message.
+    Long(Call<Long>),
+    /// For its arguments.
+    Ready(Call<Ready>),
+}
+
+impl Deref for Reading {
+    type Target = CallParts;
+
+    #[inline]
+    fn deref(&self) -> &CallParts {
+        match self {
+            Self::Long(call) => call,
+            Self::Ready(call) => call,
+        }
+    }
+}
+
+impl Reading {
+    pub(super) fn refuse(self) -> Call<Refused> {
+        match self {
+            Self::Long(call) => call.refuse(),
+            Self::Ready(call) => call.refuse(),
+        }
+    }
+
+    /// Returns it unread, to wait.
+    pub(super) fn into_unready(self) -> Unready {
+        match self {
+            Self::Long(call) => Unready::Long(call),
+            Self::Ready(call) => Unready::Admitted(call.give_back()),
+        }
+    }
+}
+
+/// The RDMA Reads of a call, by its slot: filled and emptied in place.
+#[derive(Debug, Default)]
+pub(super) struct PendingReads {
+    /// The call that waits for them; `None` while unused.
+    pub(super) call: Option<Reading>,
+    pub(super) targets: ArrayVec<Lent, MAX_CHUNKS>,
+    /// Number of posted RDMA Reads.
+    pub(super) count: usize,
+}
+
+impl PendingReads {
+    pub(super) fn reads(&self) -> Reads {
+        let bytes = self.targets.iter().map(Lent::len).sum();
+        if self.call.is_some() { Reads { count: self.count, bytes } } else { Reads::default() }
+    }
+}
 
 /// Where the pending calls of a connection come from.
 pub(super) struct PendingSource {
