@@ -12,8 +12,15 @@
 //!
 //! A waiting peer is not visible here: a fast receiver replenishes each message at once. So the limit of a busy
 //! connection grows until half of the shard's Receives are promised: they are posted anyway.
+//!
+//! # Calls without an answer
+//!
+//! Calls of this side that have been without an answer for a second are logged. The checks age the calls, so that the
+//! message path reads no clock for them.
 
 use std::mem;
+
+use log::Level;
 
 use super::admission::receives::moment;
 use super::clock::nanoseconds;
@@ -24,6 +31,7 @@ use super::obligations::{Interval, PeerObligations};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
 use crate::proto::MIN_CREDITS;
+use crate::service::ProcedureName;
 use crate::stats::ShardStats;
 use crate::wire::Version;
 
@@ -37,6 +45,11 @@ const SLACK: u64 = 256 << 10;
 const INTERVALS: u64 = 8;
 /// Messages of a busy connection between two checks, in multiples of its credit limit.
 const TURNOVERS: u64 = 8;
+
+/// Nanoseconds between two checks of a connection's unanswered calls: a second.
+const UNANSWERED_INTERVAL: u64 = 1_000_000_000;
+/// Number of connections up to which the unanswered calls of all are checked at once.
+const FEW: usize = 64;
 
 /// By place in the table, modulo the number of parts: the nanoseconds since the last check of a part that is due.
 type Due = [Option<u64>; PARTS];
@@ -276,6 +289,61 @@ fn send_keep_alive<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, now: u64, ev
     } else if !conn.sends.awaits_end() {
         cx.write_nothing(conn);
     }
+}
+
+/// Schedule of the checks for calls of this side without an answer.
+#[derive(Debug, Default)]
+pub(super) struct UnansweredCalls {
+    /// Time of each part's next check, in nanoseconds.
+    due: [u64; PARTS],
+    /// Next part.
+    part: usize,
+}
+
+impl UnansweredCalls {
+    /// Takes the next part, if it is due.
+    fn take_due(&mut self, now: u64) -> Option<usize> {
+        let part = self.part;
+        if now < self.due[part] {
+            return None;
+        }
+        self.due[part] = now.saturating_add(UNANSWERED_INTERVAL);
+        self.part = (part + 1) % PARTS;
+        Some(part)
+    }
+
+    /// Logs calls without an answer, by procedure. Part of a control-plane run.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        let now = cx.clock.read();
+        let parts = if cx.conns.slots().len() <= FEW { PARTS } else { 1 };
+        for _ in 0..parts {
+            let Some(part) = self.take_due(now) else { return };
+            cx.with_those(|slot| slot % PARTS == part, report_unanswered);
+        }
+    }
+}
+
+/// Ages the calls on one connection, and logs those without an answer.
+fn report_unanswered<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
+    let mut old = conn.proto.age_calls();
+    old.sort_unstable();
+    for calls in old.chunk_by(|one, next| one == next) {
+        log_unanswered(cx, conn, calls[0], calls.len());
+    }
+}
+
+/// Logs the calls of one procedure. Its number is known modulo 2^16, and its program is the one called last on the
+/// connection, because storing both with each call would slow down all calls.
+#[cold]
+fn log_unanswered<F: Fabric>(cx: &mut Context<F>, conn: &Conn, procedure: u16, calls: usize) {
+    let (program, version) = conn.calls.program;
+    let name = ProcedureName { program, version, procedure: procedure.into() };
+    let line = format_args!(
+        "{}: {calls} calls of {name} (the program called last on this connection) have had no answer for a second; \
+         unanswered calls hold credits (ClientCall::timeout, limits.max_abandoned)",
+        conn.who()
+    );
+    cx.log_of(Level::Warn, "calls without an answer for a second", Some(name), line);
 }
 
 #[cfg(test)]

@@ -311,7 +311,7 @@ impl<F: Fabric> Shard<F> {
             self.end_now(conn, LocalClose::ConnectTimeout);
         }
         self.requester.retransmit_delayed(&mut self.cx);
-        self.requester.unanswered.check(&mut self.cx);
+        self.unanswered.control(&mut self.cx);
         self.reconnect();
         self.end_closed();
     }

@@ -19,7 +19,7 @@
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continued_messages` | messages in parts: sending and reassembly |
 //! | `control_plane` | connect, listen, drain, close, reconnect |
-//! | `checks` | periodic checks of connections: what peers owe, credit limits, keep-alive |
+//! | `checks` | periodic checks of connections: what peers owe, credit limits, keep-alive, calls without an answer |
 //! | `obligations` | timers of what a peer owes |
 //! | `peer_events` | the peers of accepted connections, and reports of them to the upper layer |
 //! | `changes` | changes of characteristics while connected, and resizing of Receives |
@@ -67,7 +67,7 @@ use crate::wire::Version;
 use changes::Changes;
 pub(crate) use changes::ResizeCause;
 pub use changes::ResizeError;
-use checks::{CreditLimits, ObligationChecks};
+use checks::{CreditLimits, ObligationChecks, UnansweredCalls};
 use clock::Clock;
 pub use clock::SimulatedTime;
 pub use connection::ConnRef;
@@ -127,6 +127,7 @@ pub struct Shard<F: Fabric> {
     life: Lifecycle,
     obligation_checks: ObligationChecks,
     credit_limits: CreditLimits,
+    unanswered: UnansweredCalls,
     changes: Changes,
     cross_thread: CrossThreadState,
     allocs: AllocQueue,
@@ -173,6 +174,7 @@ impl<F: Fabric> Shard<F> {
             life: Lifecycle::new(),
             obligation_checks: ObligationChecks::default(),
             credit_limits: CreditLimits::default(),
+            unanswered: UnansweredCalls::default(),
             changes: Changes::default(),
             cross_thread,
             allocs: AllocQueue::default(),

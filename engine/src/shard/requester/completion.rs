@@ -5,10 +5,9 @@ use std::ops::Range;
 use rpcrdma_mempool::Buf;
 
 use super::Requester;
-use super::exposures::{Exposed, Exposure, Exposures, PendingOutcome, Place};
+use super::exposures::{ChunkMemory, Exposed, Exposure, Exposures, PendingOutcome, Place};
 use super::forms::{Cause, form_again};
-use super::outcome::{CallResult, CompletionTarget, FailedCall, Reply};
-use super::outgoing_calls::{ChunkMemory, OutgoingCalls};
+use super::outgoing_calls::{CallResult, CompletionTarget, FailedCall, OutgoingCalls, Reply};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
 use crate::shard::connection::Conn;

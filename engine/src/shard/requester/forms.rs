@@ -2,8 +2,8 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::exposures::segments_of;
-use super::outgoing_calls::{CallBuffers, ChunkMemory, peer_takes_calls};
+use super::exposures::{CallBuffers, ChunkMemory, segments_of};
+use super::outgoing_calls::peer_takes_calls;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{

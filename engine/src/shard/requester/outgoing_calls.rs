@@ -1,20 +1,18 @@
-//! This side's calls on one connection, and their memory.
-//!
-//! The chunk memory of a call is boxed, because most calls have none. Each thread keeps boxes for reuse, so that a call
-//! allocates nothing.
+//! This side's calls: those of one connection by slot, and their outcomes.
 
-use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
 
-use arrayvec::ArrayVec;
-use rpcrdma_mempool::{Buf, Pool};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
+use rpcrdma_xdr::Received;
 
-use super::exposures::{Exposure, Exposures, Place};
-use super::outcome::CompletionTarget;
+use super::exposures::{ChunkMemory, Exposure, Exposures};
+use crate::cross_thread::slot::Completer;
+use crate::fabric::ReceivedBuf;
 use crate::proto::{CallError, CallId, Connection};
-use crate::service::MAX_CHUNKS;
 use crate::shard::memory::Memory;
 use crate::wire::properties::ReverseSupport;
-use crate::wire::rpc::ACCEPTED_REPLY_LEN;
+use crate::wire::rpc::{ACCEPTED_REPLY_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use crate::wire::{self, Version};
 
 /// Longest message copied into its slot. Longer ones take a buffer.
@@ -214,186 +212,189 @@ pub(super) fn peer_takes_calls(proto: &Connection) -> bool {
     config.max_calls > 0 && (!config.server || proto.terms().reverse != ReverseSupport::None)
 }
 
-/// Most boxes that a thread keeps.
-const KEPT: usize = 1024;
-
-thread_local! {
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
-    static SPARE: RefCell<Vec<Box<CallBuffers>>> = const { RefCell::new(Vec::new()) };
+/// Reply of a call; `Send`: any thread may keep and drop it.
+#[derive(Debug)]
+pub struct Reply {
+    pub(super) message: ReceivedBuf,
+    /// Its RPC header; the results follow.
+    pub(super) header: Range<u32>,
+    pub(super) memory: ChunkMemory,
 }
 
-/// Buffers of one call.
-#[derive(Debug, Default)]
-pub(crate) struct CallBuffers {
-    /// Arguments that are not in the message yet.
-    pub(crate) args: Vec<u8>,
-    /// Read chunks: position in the RPC message, and data.
-    pub(crate) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
-    /// Write chunks.
-    pub(crate) receive: ArrayVec<Buf, MAX_CHUNKS>,
-    /// The RPC message of a long call: its Position Zero Read chunk.
-    pub(crate) call: Option<Buf>,
-    pub(crate) reply: Option<Buf>,
-    /// Write chunks to allocate at the start of the call: the index of each, and its bytes.
-    pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
-    /// The call has too many chunks.
-    pub(crate) too_many: bool,
-    /// Most bytes of inline results beside the Write chunks, if the binding is known.
-    pub(crate) most_results: Option<usize>,
-}
+impl Reply {
+    /// Outcome of a one-way call.
+    pub(super) fn empty(message: Buf) -> Self {
+        Self { message: ReceivedBuf::new(message, 0), header: 0..0, memory: ChunkMemory::NONE }
+    }
 
-impl CallBuffers {
-    /// Takes the next buffer, in header order.
+    /// Inline results, in the receive buffer.
     #[inline]
-    pub(super) fn take_next(&mut self) -> Option<(Place, Buf)> {
-        if let Some(buf) = self.call.take() {
-            return Some((Place::Read(0), buf));
+    pub fn results(&self) -> &[u8] {
+        self.message.get(self.header.end as usize..).unwrap_or(&[])
+    }
+
+    /// Verifier of the server, unchecked: flavor and body (RFC 5531 §8.2).
+    pub fn verifier(&self) -> (u32, &[u8]) {
+        let header = self.message.get(self.header.start as usize..self.header.end as usize).unwrap_or(&[]);
+        match ReplyHeader::parse(header) {
+            Ok((ReplyHeader { body: ReplyBody::Accepted { verifier, .. }, .. }, _)) => (verifier.flavor, verifier.body),
+            _ => (OpaqueAuth::NONE.flavor, OpaqueAuth::NONE.body),
         }
-        if let Some((position, buf)) = self.send.pop_at(0) {
-            return Some((Place::Read(position), buf));
-        }
-        if let Some(buf) = self.receive.pop_at(0) {
-            return Some((Place::Write(0), buf));
-        }
-        self.reply.take().map(|buf| (Place::Reply, buf))
     }
 
-    /// Number of Write chunks, with memory or without.
+    /// Whether the call offered Write chunks.
     #[inline]
-    pub(crate) fn results(&self) -> usize {
-        self.receive.len() + self.wanted.len()
+    pub(crate) fn has_chunks(&self) -> bool {
+        self.memory.get().is_some_and(|memory| !memory.receive.is_empty())
     }
 
-    /// Whether a call with these chunks cannot start yet.
-    #[inline]
-    pub(crate) fn is_unfinished(&self) -> bool {
-        self.too_many || !self.wanted.is_empty()
-    }
-
-    /// Bytes of each Write chunk.
-    pub(crate) fn result_lens(&self) -> ArrayVec<usize, MAX_CHUNKS> {
-        let mut lens: ArrayVec<_, MAX_CHUNKS> = self.receive.iter().map(|buf| buf.len()).collect();
-        self.wanted.iter().for_each(|&(index, len)| lens.insert(index, len as usize));
-        lens
-    }
-
-    /// Moves the Read chunks for arguments that start at byte `to` of the message instead of `from`.
-    #[inline]
-    pub(crate) fn move_reads(&mut self, from: usize, to: usize) {
-        let moved = |position: u32| (position - from as u32).saturating_add(to as u32);
-        self.send.iter_mut().for_each(|(position, _)| *position = moved(*position));
-    }
-
-    /// Allocates the missing memory of Write chunks.
+    /// Received data of Write chunk `index`, in place.
     ///
-    /// # Errors
-    /// The error of `alloc`.
-    #[inline]
-    pub(crate) fn allocate(&mut self, mut alloc: impl FnMut(usize) -> Result<Buf, CallError>) -> Result<(), CallError> {
-        let Self { wanted, receive, .. } = self;
-        for (index, len) in wanted.drain(..) {
-            receive.insert(index, alloc(len as usize)?);
-        }
-        Ok(())
+    /// The engine has not read it. On the software fabric a malicious server may still change it: there, copy the data
+    /// before checking it.
+    pub fn chunk(&self, index: usize) -> Option<&[u8]> {
+        self.memory.get()?.receive.get(index).map(|buf| &buf[..])
     }
 
-    /// Whether there is nothing to expose.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.send.is_empty() && self.results() == 0 && self.call.is_none() && self.reply.is_none()
+    /// Takes the buffers of the Write chunks, as long as their data.
+    pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
+        self.memory.take_receive()
+    }
+
+    /// Takes the buffers of the Read chunks, for reuse.
+    pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
+        self.memory.take_send()
     }
 }
 
-/// A box of chunk memory, or [none](Self::NONE): one word, moved with every call.
-#[derive(Debug, Default)]
-pub(crate) struct ChunkMemory(Option<Box<CallBuffers>>);
-
-impl ChunkMemory {
-    /// Chunk memory of a call without chunks.
-    pub(crate) const NONE: Self = Self(None);
-
-    #[inline]
-    pub(crate) fn is_none(&self) -> bool {
-        self.0.is_none()
+/// An eligible result is in the Write chunk of its index, unless that is empty.
+impl Received for Reply {
+    fn item(&self, item: usize, _: usize, _: usize, _: usize) -> Option<&[u8]> {
+        self.chunk(item).filter(|bytes| !bytes.is_empty())
     }
 
-    #[inline]
-    pub(crate) fn is_some(&self) -> bool {
-        self.0.is_some()
+    fn is_complete(&self, used: usize) -> bool {
+        self.memory.get().is_none_or(|memory| memory.receive.iter().filter(|buf| !buf.is_empty()).count() == used)
     }
+}
 
-    /// Takes the box; leaves none.
-    #[inline]
-    pub(super) fn take(&mut self) -> Self {
-        Self(self.0.take())
+/// Outcome of a call.
+pub type CallResult = Result<Reply, FailedCall>;
+
+/// A failed call: its error, and its buffers.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+pub struct FailedCall {
+    /// The error.
+    pub error: CallError,
+    /// Buffers of its chunks.
+    pub returned: Returned,
+}
+
+impl FailedCall {
+    /// A failed call with the memory that only the caller can reach.
+    #[cold]
+    pub(crate) fn new(error: CallError, memory: ChunkMemory) -> Self {
+        Self { error, returned: Returned(memory) }
     }
+}
 
-    #[inline]
-    pub(crate) fn get(&self) -> Option<&CallBuffers> {
-        self.0.as_deref()
+/// Buffers of a failed call's chunks that the peer cannot reach.
+///
+/// Has the buffers of a call that was not started, not sent, or answered with an error, or whose connection closed. A
+/// call that was sent again in another form has the chunks of the last one. After a time-out or a cancel, the server
+/// may use the buffers until it answers; then they return to their pool. Dropping this value frees the buffers in it.
+pub struct Returned(ChunkMemory);
+
+/// Short, as `expect` prints it.
+impl fmt::Debug for Returned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Returned").finish_non_exhaustive()
     }
+}
 
-    #[inline]
-    pub(crate) fn get_mut(&mut self) -> Option<&mut CallBuffers> {
-        self.0.as_deref_mut()
-    }
-
-    /// The box, or an empty one. Inlined, so that the compiler keeps the call around it in registers.
-    #[inline(always)]
-    pub(crate) fn get_or_new(&mut self) -> &mut CallBuffers {
-        self.0.get_or_insert_with(spare)
-    }
-
-    /// Frees an empty box.
-    pub(crate) fn unless_empty(self) -> Self {
-        if self.get().is_some_and(CallBuffers::is_empty) { Self::NONE } else { self }
-    }
-
-    /// Takes the arguments that are not in the message yet.
-    pub(crate) fn take_args(&mut self) -> Vec<u8> {
-        self.get_mut().map(|memory| std::mem::take(&mut memory.args)).unwrap_or_default()
-    }
-
+impl Returned {
     /// Takes the buffers of the Read chunks, in order.
-    pub(super) fn take_send(&mut self) -> impl Iterator<Item = Buf> {
-        self.get_mut().into_iter().flat_map(|memory| memory.send.drain(..).map(|(_, buf)| buf))
+    pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
+        self.0.take_send()
     }
 
-    /// Takes the buffers of the Write chunks, in order.
-    pub(super) fn take_receive(&mut self) -> impl Iterator<Item = Buf> {
-        self.get_mut().into_iter().flat_map(|memory| memory.receive.drain(..))
+    /// Takes the buffers of the Write chunks, uninitialized, as long as offered.
+    pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
+        self.0.take_receive()
     }
 }
 
-impl Drop for ChunkMemory {
-    // Inlined for calls without chunks, for which it does nothing; out of line with chunks.
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(memory) = self.0.take() {
-            keep(memory);
+impl From<CallError> for FailedCall {
+    fn from(error: CallError) -> Self {
+        Self::new(error, ChunkMemory::NONE)
+    }
+}
+
+impl From<FailedCall> for CallError {
+    fn from(failed: FailedCall) -> Self {
+        failed.error
+    }
+}
+
+/// Bytes of a pool for uncollected replies, and of its smallest buffers.
+const UNCOLLECTED_BYTES: usize = 1 << 20;
+const UNCOLLECTED_SIZE: usize = 512;
+
+/// Memory of replies that other threads have not collected yet. In their receives these replies would block the peer's
+/// next ones, and the peer would take this side for stalled.
+#[derive(Default)]
+pub(super) struct UncollectedReplies {
+    /// The newest pool. Earlier ones are freed with their last buffers.
+    pool: Option<Pool>,
+}
+
+impl UncollectedReplies {
+    /// Moves a reply out of its receive of `receive` bytes. A longer reply, or one without memory, stays there.
+    #[cold]
+    pub(super) fn take(&mut self, reply: &mut Reply, receive: usize, arena: ArenaConfig) {
+        let len = reply.message.len();
+        if len > receive {
+            return;
+        }
+        let alloc = |pool: &Pool| {
+            pool.drain_remote();
+            pool.alloc(len)
+        };
+        let copy = self.pool.as_ref().and_then(alloc).or_else(|| {
+            let size = len.next_power_of_two().max(UNCOLLECTED_SIZE);
+            let classes = vec![Class { size, count: UNCOLLECTED_BYTES.div_ceil(size) }];
+            let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..arena };
+            alloc(self.pool.insert(Pool::new(&PoolConfig { classes, arena }).ok()?))
+        });
+        if let Some(mut copy) = copy {
+            copy.copy_from_slice(&reply.message);
+            reply.message = ReceivedBuf::whole(copy);
         }
     }
+
+    /// The pool, for statistics.
+    pub(super) fn pool(&self) -> Option<&Pool> {
+        self.pool.as_ref()
+    }
 }
 
-#[inline(never)]
-fn spare() -> Box<CallBuffers> {
-    SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
+/// Receiver of an outcome.
+#[derive(Debug, Default)]
+pub(crate) enum CompletionTarget {
+    /// The shard's owner, by polling.
+    #[default]
+    Polled,
+    /// An application thread.
+    Thread(Completer<CallResult>),
 }
 
-/// Empties the box, and keeps it for the next call.
-#[inline(never)]
-fn keep(mut memory: Box<CallBuffers>) {
-    memory.args = Vec::new();
-    // Most often one: fewer instructions than `clear`.
-    while memory.send.pop().is_some() {}
-    while memory.receive.pop().is_some() {}
-    memory.wanted.clear();
-    memory.too_many = false;
-    (memory.call, memory.reply, memory.most_results) = (None, None, None);
-    // An ending thread keeps no box.
-    let _ = SPARE.try_with(|spare| {
-        let mut spare = spare.borrow_mut();
-        if spare.len() < KEPT {
-            spare.push(memory);
-        }
-    });
+/// An ended call, as [`LocalClient::poll`](crate::LocalClient::poll) reports it.
+#[derive(Debug)]
+pub struct Done {
+    /// Token of the caller.
+    pub token: u64,
+    /// Reply or error.
+    pub result: CallResult,
 }
