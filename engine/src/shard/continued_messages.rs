@@ -12,9 +12,8 @@ use std::collections::HashMap;
 use rpcrdma_mempool::Buf;
 
 use super::admission::quota::{QuotaOwner, is_scarce_for_hosts};
-use super::connection::table::ConnTable;
 use super::connection::{Conn, Continuation, MessageOwner};
-use super::context::Context;
+use super::context::{ConnTable, Context};
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{Form, Outgoing};

@@ -12,9 +12,9 @@
 //! | `receive` | classification and dispatch of an incoming message |
 //! | `responder` | engine of the peers' calls |
 //! | `requester` | engine of our calls |
-//! | `context` | shared by both engines: device, memory, clock, connections, statistics |
+//! | `context` | shared by both engines: device, memory, clock, table of connections, statistics |
 //! | `memory` | the pool, the Receives, and the sizes reserved for waiting calls |
-//! | `connection` | one connection: life cycle, close reason, reconnecting; the table of all |
+//! | `connection` | one connection: life cycle, close reason, reconnecting |
 //! | `admission` | which calls and connections of peers may use memory: quotas, waiting calls, Receives, eviction |
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continued_messages` | messages in parts: sending and reassembly |

@@ -1,16 +1,12 @@
 //! One connection of a shard: its life cycle, and its state beside the protocol's.
 //!
-//! | file | holds |
-//! |---|---|
-//! | `table` | the shard's connections by queue pair and by owner's name, and those with messages to send |
-//! | `close_reason` | reasons for the end of a connection |
+//! Reasons for its end are in `close_reason`.
 //!
 //! A client reconnects by policy. It falls back to version 1 after a version error, or after a first message without an
 //! answer. A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and are
 //! retransmitted with their XIDs once it is open again. Its first queue pair stays its name for its owner.
 
 pub(super) mod close_reason;
-pub(super) mod table;
 
 use std::borrow::Cow;
 use std::mem::{self, offset_of};

@@ -1,34 +1,24 @@
 //! Engine of the peers' calls: the responder (RFC 8166 §2.1).
 //!
-//! A call that arrives is [checked](check), gets its memory or [waits](super::admission) for it, has its [Read
-//! chunks](read_chunks) read, [runs](run) on the shard or elsewhere, and is [answered](replies) or
-//! [refused](refusals). Each state of a call is a [type](crate::service), so that no step can be left out.
+//! A call that arrives is [checked](procedures), gets its memory or [waits](super::admission) for it, has its [Read
+//! chunks](chunks) read, [runs](run) on the shard or elsewhere, and is [answered](replies). Each state of a call is a
+//! [type](crate::service), so that no step can be left out.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `procedures` | the procedures: which one a call is for, and which may have blocked the shard |
-//! | `check` | checks of chunk lists; refusals |
-//! | `read_chunks` | RDMA Reads, and their target memory |
-//! | `run` | running a call, and the return of pending ones |
-//! | `pending` | calls with workers, deferred calls, futures |
-//! | `workers`, `futures` | calls for workers; handlers as futures |
-//! | `replies`, `refusals` | answers with and without results |
-//! | `procedure_stats` | outcomes of calls, by procedure |
+//! | `chunks` | checks of chunk lists, and RDMA Reads with their target memory |
+//! | `run` | running a call; *pending* calls: with workers, deferred, or with a future |
+//! | `replies` | replies, refusals, and their counts by procedure |
 //! | `served` | the peer's calls on one connection |
 
-mod check;
-mod futures;
-mod pending;
-mod procedure_stats;
+mod chunks;
 mod procedures;
-mod read_chunks;
-mod refusals;
 mod replies;
 mod run;
 mod served;
 #[cfg(test)]
 mod tests;
-mod workers;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -46,15 +36,15 @@ use crate::service::{Admitted, Arrived, Call, LocalServices, Ready, RpcMessage, 
 use crate::stats::ShardStats;
 use crate::wire::{CheckedHeader, Head, HeaderType};
 
-use check::{InternalError, check_position_zero, read_lists, read_single};
-use pending::PendingCalls;
+use chunks::{NoTarget, check_position_zero, read_lists, read_single};
 use procedures::Procedures;
-use read_chunks::NoTarget;
+use replies::InternalError;
 pub(super) use replies::Replies;
+use run::PendingCalls;
+pub use run::SimulatedWorkers;
+pub(crate) use run::{Workers, worker_of};
 use served::Reading;
 pub(super) use served::ServedCalls;
-pub use workers::SimulatedWorkers;
-pub(crate) use workers::{Workers, worker_of};
 
 pub(super) struct Responder {
     procedures: Procedures,
@@ -361,11 +351,11 @@ impl Responder {
                 Reading::Ready(call)
             }
         };
-        match read_chunks::post_reads(cx, conn, &self.procedures, reading) {
+        match chunks::post_reads(cx, conn, &self.procedures, reading) {
             Ok(()) => {}
             Err((call, NoTarget::NoMemory)) => return Err(call.into_unready()),
             Err((call, NoTarget::Unsuitable(why))) => {
-                read_chunks::log_unsuitable(cx, conn, &call, &why);
+                chunks::log_unsuitable(cx, conn, &call, &why);
                 self.replies.refuse(cx, conn, call.refuse(), Refusal::SystemError.into());
             }
         }
@@ -450,7 +440,7 @@ impl Responder {
 
     /// Handles the completion of a call's RDMA Reads.
     pub(super) fn reads_completed<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
-        let Some((call, targets)) = read_chunks::take_completed(conn, index) else { return };
+        let Some((call, targets)) = chunks::take_completed(conn, index) else { return };
         let mut last_buffer = || targets.pop()?.reclaim().ok();
         let mut call = match call {
             Reading::Ready(call) => call,
@@ -470,7 +460,7 @@ impl Responder {
             return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
         }
         if let Err(wrong) = call.trim_arguments(&self.procedures.entry(call.entry()).binding) {
-            read_chunks::log_miscounted(cx, conn, &call, &wrong);
+            chunks::log_miscounted(cx, conn, &call, &wrong);
             return self.replies.refuse(cx, conn, call.refuse(), Refusal::GarbageArguments.into());
         }
         self.run(cx, conn, call);

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use log::Level;
 
-use super::check::{CallRefusal, check_chunks};
+use super::chunks::check_chunks;
+use super::replies::CallRefusal;
 use crate::fabric::Fabric;
 use crate::service::{Arrived, Call, CallParts, Header, LocalProcedure, LocalServices, ProcedureName};
 use crate::shard::context::Context;

@@ -1,18 +1,121 @@
-//! Replies to peers' calls: form, RDMA Writes, header, Send.
+//! Answers to the peers' calls: replies in their form, with RDMA Writes, header and Send; refusals; counts of both by
+//! procedure.
 
+use std::fmt;
+
+use log::Level;
 use rpcrdma_mempool::Buf;
 
-use super::check::CallRefusal;
-use super::procedure_stats::CallOutcomes;
 use crate::config::Config;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
-use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{Call, CallParts, CallPool, ReplyMessage, Replying, Stamp};
+use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal, ReplyForm, choose_reply};
+use crate::service::{
+    Answered, Call, CallParts, CallPool, LocalServices, ProcedureName, Refused, ReplyMessage, Replying, Stamp,
+};
 use crate::shard::admission::quota::exceeds;
-use crate::shard::admission::reply_headroom;
+use crate::shard::admission::{Deficit, reply_headroom};
 use crate::shard::connection::{Conn, Continuation, MessageOwner};
 use crate::shard::context::Context;
-use crate::wire::{Chunks, ErrorBody, Segment};
+use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
+use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
+use crate::wire::{Chunks, ErrorBody, Segment, Version};
+
+/// Answer to a call that does not run.
+pub(in crate::shard) enum CallRefusal {
+    /// No RPC call: no answer.
+    NotACall,
+    /// An RPC error.
+    Rpc(ReplyBody<'static>),
+    /// A transport error.
+    Transport(ErrorBody),
+    /// A transport error, as its chunks do not match the declaration of this entry.
+    Undeclared { entry: usize, error: ErrorBody },
+    /// A transport error, as the RPC message of `bytes` in a Read chunk exceeds `limit`.
+    TooLong { bytes: u64, limit: u64 },
+    /// ERR_SYSTEM, with the cause in the log.
+    System(InternalError),
+}
+
+impl From<InternalError> for CallRefusal {
+    fn from(error: InternalError) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<Refusal> for CallRefusal {
+    fn from(refusal: Refusal) -> Self {
+        Self::Rpc(reply_body(refusal))
+    }
+}
+
+/// Cause of ERR_SYSTEM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::shard) enum InternalError {
+    /// The connection drains.
+    Draining,
+    /// The call needs more than the shard's whole pool.
+    BeyondPool(Deficit),
+    /// No buffers are free, and the call cannot wait. Has the missing buffer, where known.
+    NoBuffers(Option<Deficit>),
+    /// The received parts of the call were dropped.
+    PartsDropped,
+    /// The data of its RDMA Reads was lost.
+    DataLost,
+    /// The duplicate request cache cannot tell whether the call ran before.
+    CacheFull,
+    /// The workers stopped before one took the call.
+    NoWorkers,
+}
+
+impl InternalError {
+    /// Whether it is temporary, or another server may help.
+    pub(super) fn is_temporary(self) -> bool {
+        !matches!(self, Self::BeyondPool(_) | Self::DataLost)
+    }
+
+    /// Text for the log, the same for all such calls, and the remedy.
+    pub(super) fn texts(self) -> (&'static str, String) {
+        let (what, why) = match self {
+            Self::Draining => ("calls to a server that drains", "server is draining"),
+            Self::BeyondPool(deficit) => {
+                return ("calls that need more than all buffers", format!("exceeds all buffers: {deficit}"));
+            }
+            Self::NoBuffers(deficit) => {
+                let unknown = || "too few free buffers (memory.long_buffers, memory.message_buffers)".to_owned();
+                let missing = deficit.map_or_else(unknown, |deficit| deficit.to_string());
+                let why = format!("no free buffer, and it may not wait or waited for 1 s: {missing}");
+                return ("calls for which there was no memory", why);
+            }
+            Self::PartsDropped => (
+                "calls in parts for which there was no memory",
+                "its parts were dropped, as such messages have half of the buffers (memory.long_buffers)",
+            ),
+            Self::CacheFull => (
+                "calls for which the reply cache had no room",
+                "duplicate request cache full of running calls, or of this client's (DuplicateRequestCacheConfig::entries)",
+            ),
+            Self::NoWorkers => ("calls that met no worker", "workers have stopped"),
+            Self::DataLost => ("calls whose memory did not come home", "memory of its RDMA Reads was not returned"),
+        };
+        (what, why.to_owned())
+    }
+}
+
+/// Wire form of a handler's refusal (RFC 5531 §9).
+fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
+    ReplyBody::accepted(match refusal {
+        Refusal::ProgramUnavailable => AcceptStat::ProgUnavail,
+        Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
+        Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
+        Refusal::GarbageArguments => AcceptStat::GarbageArgs,
+        Refusal::RpcMismatch { low, high } => {
+            return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
+        }
+        Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
+        // With or without a cause. Refusals outside RPC do not get here.
+        _ => AcceptStat::SystemErr,
+    })
+}
 
 /// Sends replies, and [refuses](Self::refuse) calls. A call ends here: its memory is kept for another one.
 #[derive(Debug, Default)]
@@ -264,6 +367,110 @@ impl Replies {
             }
         }
     }
+
+    /// Answers a call without results.
+    #[cold]
+    pub(super) fn refuse<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Call<Refused>,
+        refusal: CallRefusal,
+    ) {
+        if let CallRefusal::System(error) = refusal
+            && has_to_retransmit(conn, error)
+        {
+            return self.shed(cx, conn, call, error);
+        }
+        // In version 1 a call without a reply gets an empty one.
+        let is_refused = !matches!(refusal, CallRefusal::Rpc(ReplyBody::SUCCESS));
+        cx.stats.calls_failed += u64::from(is_refused);
+        self.outcomes.record_refused(&call, &refusal);
+        let (peer, name) = (conn.who(), call.name());
+        let error = match refusal {
+            CallRefusal::Rpc(body) => {
+                // Refusals of handlers and of one-way calls are logged elsewhere, or not at all.
+                let logged = |stat| matches!(stat, AcceptStat::SystemErr | AcceptStat::Success);
+                if !matches!(body, ReplyBody::Accepted { stat, .. } if logged(stat)) {
+                    log_refused(cx, conn, &call, "calls refused by RPC", &body);
+                }
+                let at = reply_headroom(&call);
+                let error = InternalError::NoBuffers(None);
+                match call.compose(body, at, |len| cx.memory.alloc(len)) {
+                    Ok(call) => return self.send(cx, conn, call),
+                    Err(call) if has_to_retransmit(conn, error) => return self.shed(cx, conn, call, error),
+                    Err(back) => {
+                        call = back;
+                        log_error(cx, conn, &call, error)
+                    }
+                }
+            }
+            CallRefusal::NotACall => {
+                conn.proto.forget(call.id());
+                return self.boxes.put(call);
+            }
+            CallRefusal::System(error) => log_error(cx, conn, &call, error),
+            CallRefusal::TooLong { bytes, limit } => {
+                let line = format_args!(
+                    "{peer}: refused a call of {bytes} bytes: the limit is {limit} (wire.reassemble_up_to)"
+                );
+                cx.log_of(Level::Warn, "calls that are too long", None, line);
+                ErrorBody::ReadChunks { max: 0 }
+            }
+            CallRefusal::Undeclared { error, .. } => {
+                let (read, writes) = (call.chunks().read_bytes(), call.chunks().results());
+                let line = format_args!(
+                    "{peer}: {error} to {name}: {read} bytes in Read chunks and {writes} Write chunks exceed its \
+                     declaration (Procedure::read_chunks, Procedure::write_chunks)"
+                );
+                // The services have the procedure.
+                cx.log_of(Level::Warn, "calls whose chunks their procedures do not declare", Some(name), line);
+                log_refused(cx, conn, &call, "calls refused by the transport", &error);
+                error
+            }
+            CallRefusal::Transport(error) => {
+                // Version 1 has one error for all of them.
+                log_refused(cx, conn, &call, "calls refused by the transport", &error);
+                error
+            }
+        };
+        conn.proto.reply_error(call.id(), error);
+        self.boxes.put(call);
+    }
+
+    /// Leaves a call unanswered: closes its connection gracefully, so that its client retransmits it.
+    #[cold]
+    fn shed<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Refused>, error: InternalError) {
+        cx.stats.calls_shed += 1;
+        let (what, why) = error.texts();
+        if error != InternalError::Draining {
+            let peer = conn.who();
+            cx.warn(what, format_args!("{peer}: connection closed, so that its client retransmits: {why}"));
+        }
+        self.drop_unanswered(cx, conn, call);
+        conn.drain();
+    }
+
+    /// Ends an unanswered call. In version 1 its caller would otherwise wait for the credit without limit.
+    #[cold]
+    pub(super) fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
+        if conn.proto.terms().version == Version::V1 {
+            let nothing = ReplyBody::SUCCESS;
+            return self.refuse(cx, conn, call.refuse(), CallRefusal::Rpc(nothing));
+        }
+        if let Some(stamp) = call.take_stamp() {
+            self.record_time(cx, Some(call.entry()), &stamp);
+        }
+        self.drop_unanswered(cx, conn, call);
+    }
+
+    /// Ends a call that needs no answer.
+    pub(super) fn drop_unanswered<F: Fabric, S>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<S>) {
+        conn.proto.forget(call.id());
+        self.boxes.put(call);
+        // Its slot is free: the peer may get a grant.
+        cx.ready.add(conn);
+    }
 }
 
 /// Whether a reply is to be sent now. Otherwise it is queued.
@@ -359,4 +566,151 @@ fn exceeds_writes(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
     let bytes = written_bytes(conn, call);
     let queued = || conn.served.replies.iter().flatten().map(|call| written_bytes(conn, call)).sum::<usize>();
     bytes > 0 && exceeds(config.limits.max_write_bytes, conn.sends.written() + queued(), bytes)
+}
+
+/// Whether the client has to retransmit a call that met this error. Version 1 has no temporary error: ERR_CHUNK and
+/// SYSTEM_ERR become errors of the client's application. A client that loses its connection retransmits unanswered
+/// calls.
+pub(super) fn has_to_retransmit(conn: &Conn, error: InternalError) -> bool {
+    error.is_temporary() && conn.accepted.is_some() && conn.proto.terms().version == Version::V1
+}
+
+/// Logs the cause of ERR_SYSTEM, which the caller does not learn.
+fn log_error<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &Call<Refused>, error: InternalError) -> ErrorBody {
+    let (what, why) = error.texts();
+    let line = format_args!("{}: ERR_SYSTEM to a call: {why}", conn.who());
+    // A drain is intended.
+    let level = if error == InternalError::Draining { Level::Info } else { Level::Warn };
+    cx.log_of(level, what, call.known_name(), line);
+    ErrorBody::System
+}
+
+/// Logs a refused call whose caller gets the cause.
+fn log_refused<F: Fabric>(
+    cx: &mut Context<F>,
+    conn: &Conn,
+    call: &Call<Refused>,
+    what: &'static str,
+    why: &dyn fmt::Display,
+) {
+    let (peer, name) = (conn.who(), call.name());
+    cx.log_of(Level::Info, what, call.known_name(), format_args!("{peer}: refused {name}: {why}"));
+}
+
+/// Logs why a handler's call gets SYSTEM_ERR: the caller does not learn the cause.
+#[cold]
+pub(super) fn log_system_error<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &mut Call<Answered>) {
+    let panic = call.take_panic();
+    let (what, why) = match (&panic, call.outcome()) {
+        (Some(panic), _) => ("handlers that panicked", format!("handler panicked: {panic}")),
+        (None, Err(Refusal::NoReply)) => {
+            ("handlers that did not answer", "handler returned Refusal::NoReply (Procedure::one_way)".to_owned())
+        }
+        (None, _) if call.was_dropped() => {
+            ("calls dropped unanswered", "its DeferredCall was dropped unanswered".to_owned())
+        }
+        (None, Err(refusal @ Refusal::Failed { .. })) => ("results that could not be sent", refusal.cause()),
+        (None, Err(refusal)) => ("calls that handlers refused", refusal.cause()),
+        (None, Ok(())) => return,
+    };
+    let (peer, name) = (conn.who(), call.name());
+    cx.log_of(Level::Error, what, Some(name), format_args!("{peer}: SYSTEM_ERR to {name}: {why}"));
+}
+
+/// Outcomes of calls, by procedure: all refusals, and sampled calls. Other calls cost nothing here.
+#[derive(Debug, Default)]
+pub(super) struct CallOutcomes {
+    /// For all calls.
+    refusals: Refusals,
+    /// By the procedure's entry; up to the highest entry with an outcome.
+    entries: Vec<ProcedureOutcomes>,
+}
+
+/// Outcomes of one procedure.
+#[derive(Clone, Debug, Default)]
+struct ProcedureOutcomes {
+    bytes_in: u64,
+    bytes_out: u64,
+    /// Allocated for the first sampled call.
+    latency: Option<Box<Values<MINUTE, 2>>>,
+    refusals: Refusals,
+}
+
+/// Counter of such refusals; `None` if not counted.
+fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut u64> {
+    Some(match refusal {
+        CallRefusal::NotACall => return None,
+        CallRefusal::Transport(_) | CallRefusal::Undeclared { .. } | CallRefusal::TooLong { .. } => {
+            &mut refusals.transport
+        }
+        CallRefusal::System(_) => &mut refusals.err_system,
+        CallRefusal::Rpc(ReplyBody::Denied(RejectStat::AuthError(_))) => &mut refusals.authentication,
+        CallRefusal::Rpc(ReplyBody::Denied(RejectStat::RpcMismatch { .. })) => &mut refusals.unavailable,
+        CallRefusal::Rpc(ReplyBody::Accepted { stat, .. }) => match stat {
+            AcceptStat::Success => return None,
+            AcceptStat::ProgUnavail | AcceptStat::ProgMismatch { .. } | AcceptStat::ProcUnavail => {
+                &mut refusals.unavailable
+            }
+            AcceptStat::GarbageArgs => &mut refusals.garbage_arguments,
+            AcceptStat::SystemErr => &mut refusals.system_errors,
+        },
+    })
+}
+
+impl CallOutcomes {
+    fn entry(&mut self, entry: usize) -> Option<&mut ProcedureOutcomes> {
+        if self.entries.len() <= entry {
+            self.entries.resize_with(entry + 1, ProcedureOutcomes::default);
+        }
+        self.entries.get_mut(entry)
+    }
+
+    #[cold]
+    pub(super) fn record_refused(&mut self, call: &Call<Refused>, refusal: &CallRefusal) {
+        if let Some(count) = kind(&mut self.refusals, refusal) {
+            *count += 1;
+        }
+        let entry = match refusal {
+            CallRefusal::Undeclared { entry, .. } => Some(*entry),
+            _ => call.known_entry(),
+        };
+        if let Some(count) =
+            entry.and_then(|entry| self.entry(entry)).and_then(|entry| kind(&mut entry.refusals, refusal))
+        {
+            *count += 1;
+        }
+    }
+
+    /// Counts an ERR_SYSTEM for a lost call.
+    #[cold]
+    pub(super) fn record_lost(&mut self) {
+        self.refusals.err_system += 1;
+    }
+
+    /// Records a sampled call of a procedure, with its duration in nanoseconds.
+    pub(super) fn record_timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
+        let Some(entry) = self.entry(entry) else { return };
+        entry.bytes_in += stamp.bytes_in;
+        entry.bytes_out += stamp.bytes_out;
+        // Values beyond the histogram are clamped.
+        entry.latency.get_or_insert_default().saturating_record(took);
+    }
+
+    /// Refusals of all calls.
+    pub(super) fn refusals(&self) -> Refusals {
+        self.refusals
+    }
+
+    /// Procedures of these services with any outcome.
+    pub(super) fn procedures(&self, services: &LocalServices) -> Vec<ProcedureStats> {
+        let counted = services.procedures().filter_map(|(name, entry)| {
+            let ProcedureName { program, version, procedure } = name;
+            let ProcedureOutcomes { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
+            let latency = *latency.unwrap_or_default();
+            let calls = latency.len();
+            let any = calls > 0 || refusals != Refusals::default();
+            any.then_some(ProcedureStats { program, version, procedure, calls, bytes_in, bytes_out, latency, refusals })
+        });
+        counted.collect()
+    }
 }

@@ -1,25 +1,35 @@
-//! Running a call: here, on a worker, by a handler that replies later, or not again.
+//! Running a call: here, on a worker, by a handler that replies later or is a future, or not again; and the return of
+//! calls that run elsewhere.
 
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{self, Poll, Waker};
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use log::Level;
 
 use super::Responder;
-use super::check::{CallRefusal, InternalError};
-use super::futures::Panicked;
-use super::refusals::{has_to_retransmit, log_system_error};
+use super::procedures::RecentProcedures;
+use super::replies::{CallRefusal, InternalError, has_to_retransmit, log_system_error};
 use super::served::{PendingSource, ServedCalls};
-use super::workers::{Job, WorkKey};
-use crate::config::HEADROOM_PLAIN;
-use crate::cross_thread::workers::JobError;
+use crate::config::{HEADROOM_PLAIN, POLL_BATCH};
+use crate::cross_thread::bell::Bell;
+use crate::cross_thread::panics::caught;
+use crate::cross_thread::parker::Signal;
+use crate::cross_thread::workers::{JobError, JobResult, ShardPort, WorkerPool, WorkerState};
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{Failing, InboundId, Refusal};
 use crate::service::duplicate_requests::Lookup;
-use crate::service::{Answered, Call, DeferredCall, LocalProcedure, LocalServices, Ready};
+use crate::service::{
+    Answered, Call, DeferredCall, DeferredReturnQueue, LocalProcedure, LocalServices, Origin, Ready, Services, Task,
+};
 use crate::shard::admission::reply_headroom;
 use crate::shard::clock::nanoseconds;
 use crate::shard::connection::Conn;
 use crate::shard::context::Context;
+use crate::shard::peer_events::CloseReport;
 use crate::wire::ErrorBody;
 use crate::wire::rpc::OpaqueAuth;
 
@@ -405,4 +415,325 @@ fn log_panic<F: Fabric>(cx: &mut Context<F>, services: &LocalServices, panicked:
     let of = name.map_or_else(String::new, |name| format!(" of {name}"));
     let line = format_args!("{peer}: deferred handler{of} panicked: {text}");
     cx.log_of(Level::Error, "handlers that panicked", name, line);
+}
+
+/// Key of a call with the workers, or waiting for them; returns in any case.
+pub(crate) struct WorkKey {
+    pub(super) qp: QpId,
+    pub(super) id: InboundId,
+    /// Delays the close report of the connection until no worker has any of its calls.
+    #[expect(dead_code, reason = "held for its end")]
+    close_report: Option<CloseReport>,
+}
+
+impl WorkKey {
+    pub(super) fn of(conn: &Conn, call: &Call<Ready>) -> Self {
+        Self { qp: conn.qp(), id: call.id(), close_report: conn.close_report.clone() }
+    }
+}
+
+/// A call for a worker, with the state of its connection.
+pub(crate) struct Job {
+    pub(super) call: Call<Ready>,
+    pub(super) origin: Arc<Origin>,
+}
+
+/// Worker threads of a server.
+pub(crate) type Workers = WorkerPool<WorkKey, Job, Call<Answered>>;
+/// The shard's end of the pool.
+type Port = ShardPort<WorkKey, Job, Call<Answered>>;
+
+/// Work of a worker. Calls of closed connections do not run: they would take the workers from others.
+pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Job) -> Call<Answered> {
+    move |Job { call, origin }| match origin.is_over() {
+        true => call.skipped(),
+        false => services.entry(call.entry()).run(call),
+    }
+}
+
+type Work = Box<dyn Fn(Job) -> Call<Answered>>;
+
+/// Workers without threads, for simulations. They run when given a turn, on the caller's thread. Shards [use
+/// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
+pub struct SimulatedWorkers {
+    pub(in crate::shard) pool: Workers,
+    pub(in crate::shard) workers: Vec<WorkerState<WorkKey, Job, Call<Answered>, Work>>,
+}
+
+impl SimulatedWorkers {
+    /// Creates `count` workers for the procedures of `services`. A shard may have `ring_capacity` calls at each,
+    /// rounded up to a power of two.
+    pub fn new(count: usize, ring_capacity: usize, services: Arc<Services>) -> Self {
+        let work: Work = Box::new(worker_of(services));
+        let (pool, workers) = Workers::without_threads(count, ring_capacity, work);
+        Self { pool, workers }
+    }
+
+    /// Gives a worker a turn: it runs one call of each shard. False without a call, or without such a worker.
+    pub fn turn(&mut self, worker: usize) -> bool {
+        self.workers.get_mut(worker).is_some_and(WorkerState::turn)
+    }
+}
+
+/// Handlers as futures, polled on the shard and woken by any thread.
+struct Futures {
+    all: FuturesUnordered<HandlerFuture>,
+    /// Wakes the shard to poll one of them.
+    bell: Arc<Bell>,
+    waker: Waker,
+    /// Whether some have started.
+    started: bool,
+    /// Whether some may be of closed connections.
+    abandoned: bool,
+    recent: Rc<RecentProcedures>,
+}
+
+/// Future of a call of a connection.
+struct HandlerFuture {
+    task: Option<Task>,
+    origin: Arc<Origin>,
+    /// Index of the procedure's entry in the services.
+    entry: usize,
+    /// Procedures whose futures were polled, by bits; see [`RecentProcedures`].
+    recent: Rc<RecentProcedures>,
+}
+
+/// A future that has panicked: its connection, the entry of its procedure, and the text.
+pub(super) struct Panicked {
+    pub(super) origin: Arc<Origin>,
+    pub(super) entry: usize,
+    pub(super) text: Box<str>,
+}
+
+impl HandlerFuture {
+    /// Drops the future, which runs the handler's code.
+    ///
+    /// # Errors
+    /// Text of its panic.
+    fn end(&mut self) -> Result<(), Box<str>> {
+        self.task.take().map_or(Ok(()), |task| caught(|| drop(task)))
+    }
+}
+
+impl Future for HandlerFuture {
+    type Output = Option<Panicked>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Self::Output> {
+        self.recent.add(self.entry);
+        let Some(task) = &mut self.task else { return Poll::Ready(None) };
+        // A panic ends the future, and its call is dropped.
+        let panic = match caught(|| task.as_mut().poll(context)) {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(())) => None,
+            Err(panic) => Some(panic),
+        };
+        let dropped = self.end();
+        let panicked = |text| Panicked { origin: Arc::clone(&self.origin), entry: self.entry, text };
+        Poll::Ready(panic.or(dropped.err()).map(panicked))
+    }
+}
+
+impl Drop for HandlerFuture {
+    fn drop(&mut self) {
+        // At the shard's end the panic has been printed.
+        let _ = self.end();
+    }
+}
+
+impl Futures {
+    /// `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
+    pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
+        let bell = Arc::new(Bell::new(signal));
+        let waker = Arc::clone(&bell).into();
+        Self { all: FuturesUnordered::new(), bell, waker, started: false, abandoned: false, recent }
+    }
+
+    /// Adds a future, polled in this turn or the next.
+    pub(super) fn start(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
+        self.all.push(HandlerFuture {
+            task: Some(task),
+            origin: Arc::clone(origin),
+            entry,
+            recent: Rc::clone(&self.recent),
+        });
+        self.started = true;
+    }
+
+    /// Marks the futures of closed connections for a drop.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned |= !self.all.is_empty();
+    }
+
+    /// Polls woken futures; returns the number that ended. `panicked` gets those that panicked.
+    pub(super) fn poll(&mut self, mut panicked: impl FnMut(Panicked)) -> usize {
+        if self.all.is_empty() {
+            return 0;
+        }
+        // Read all of these: each is reported once.
+        let started = std::mem::take(&mut self.started);
+        let abandoned = std::mem::take(&mut self.abandoned);
+        if !(self.bell.take() | started | abandoned) {
+            return 0;
+        }
+        let before = self.all.len();
+        if abandoned {
+            let all = std::mem::take(&mut self.all);
+            let if_open = |mut future: HandlerFuture| {
+                if !future.origin.is_over() {
+                    return Some(future);
+                }
+                if let Err(text) = future.end() {
+                    panicked(Panicked { origin: Arc::clone(&future.origin), entry: future.entry, text });
+                }
+                None
+            };
+            self.all = all.into_iter().filter_map(if_open).collect();
+        }
+        let mut context = task::Context::from_waker(&self.waker);
+        while let Poll::Ready(Some(panic)) = self.all.poll_next_unpin(&mut context) {
+            panic.into_iter().for_each(&mut panicked);
+        }
+        before - self.all.len()
+    }
+}
+
+/// A call returned by a worker, or its error.
+type Finished = (WorkKey, JobResult<Call<Answered>>);
+
+pub(super) struct PendingCalls {
+    // Dropped before `returns`, to which their calls return.
+    futures: Futures,
+    /// Return of deferred calls.
+    returns: DeferredReturnQueue,
+    workers: Option<Port>,
+    /// Calls that wait for room in the rings of the workers.
+    backlog: VecDeque<(WorkKey, Job)>,
+    /// Number of them, from the first, counted as backpressure already.
+    counted: usize,
+    /// Reused list of calls returned by workers.
+    finished: Vec<Finished>,
+    /// Number of pending calls and futures.
+    count: usize,
+    /// Wakes the shard.
+    signal: Signal,
+}
+
+impl PendingCalls {
+    /// `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
+    pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
+        Self {
+            futures: Futures::new(signal.clone(), recent),
+            returns: DeferredReturnQueue::new(signal.clone()),
+            workers: None,
+            backlog: VecDeque::new(),
+            counted: 0,
+            finished: Vec::new(),
+            count: 0,
+            signal,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Number of pending calls and futures.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Counts a deferred call.
+    #[inline]
+    pub(super) fn add(&mut self) {
+        self.count += 1;
+    }
+
+    /// Counts a returned call.
+    #[inline]
+    pub(super) fn remove(&mut self) {
+        self.count -= 1;
+    }
+
+    pub(super) fn use_workers(&mut self, workers: &Workers) {
+        self.workers = Some(workers.attach_shard(&self.signal));
+    }
+
+    pub(super) fn has_workers(&self) -> bool {
+        self.workers.is_some()
+    }
+
+    /// Queues a call for a worker.
+    pub(super) fn send_to_workers(&mut self, key: WorkKey, job: Job) {
+        self.count += 1;
+        self.backlog.push_back((key, job));
+    }
+
+    /// Whether calls wait for room in the rings of the workers.
+    #[inline]
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// Number of calls with workers, or waiting for them.
+    pub(super) fn with_workers(&self) -> usize {
+        self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
+    }
+
+    /// Sends waiting calls to workers; returns the number that full rings hold back for the first time.
+    pub(super) fn dispatch(&mut self) -> usize {
+        let Some(port) = self.workers.as_mut() else { return 0 };
+        while let Some((key, job)) = self.backlog.pop_front() {
+            if let Err(back) = port.dispatch(key, job) {
+                self.backlog.push_front(back);
+                break;
+            }
+            self.counted = self.counted.saturating_sub(1);
+        }
+        let counted = std::mem::replace(&mut self.counted, self.backlog.len());
+        self.counted - counted
+    }
+
+    /// Takes the calls finished by workers. [Return](Self::reuse) the list, empty.
+    pub(super) fn take_finished(&mut self) -> Vec<Finished> {
+        let mut finished = std::mem::take(&mut self.finished);
+        if let Some(port) = self.workers.as_mut() {
+            port.collect(POLL_BATCH, |key, result| finished.push((key, result)));
+        }
+        finished
+    }
+
+    pub(super) fn reuse(&mut self, finished: Vec<Finished>) {
+        self.finished = finished;
+    }
+
+    /// Origin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
+    pub(super) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<Origin> {
+        self.returns.origin(owner, peer)
+    }
+
+    /// Takes the answered deferred calls.
+    #[inline]
+    pub(super) fn take_answered(&mut self) -> impl Iterator<Item = Call<Answered>> + use<> {
+        self.returns.take()
+    }
+
+    /// Starts the future of a deferred call.
+    pub(super) fn start_future(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
+        self.count += 1;
+        self.futures.start(task, origin, entry);
+    }
+
+    /// Ends the futures of closed connections.
+    pub(super) fn abandon_futures(&mut self) {
+        self.futures.abandon();
+    }
+
+    /// Polls woken futures; returns the number that ended. `panicked` gets those that panicked.
+    pub(super) fn poll_futures(&mut self, panicked: impl FnMut(Panicked)) -> usize {
+        let ended = self.futures.poll(panicked);
+        self.count -= ended;
+        ended
+    }
 }

@@ -1,6 +1,398 @@
-//! Calls that wait for memory.
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Frozen, PagePolicy, Pool, PoolConfig};
 
 use super::*;
+use crate::config::Config;
+use crate::cross_thread::parker::{Sleeper, Wake};
+use crate::fabric::ReceivedBuf;
+use crate::proto::{Lists, Received};
+use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use crate::service::{DeferredCall, Header, Procedure, Replying, Services};
+use crate::shard::checks::ObligationChecks;
+use crate::shard::clock::{Clock, SimulatedTime};
+use crate::shard::peer_events::PeerInfo;
+use crate::shard::testing::{NoDevice, call, context, message, message_with_lists, open_conn, received, small};
+use crate::wire::Segment;
+
+/// Answers with four bytes.
+const SHORT: u32 = 1;
+/// Runs on workers.
+const ELSEWHERE: u32 = 2;
+
+/// Is taken, and held by the scene.
+const LATER: u32 = 3;
+
+/// Returns bulk data.
+const BULK: u32 = 4;
+/// Runs on workers, with a duplicate request cache.
+const ONCE: u32 = 5;
+
+struct Scene {
+    responder: Responder,
+    services: Arc<Services>,
+    held: mpsc::Receiver<DeferredCall>,
+    cx: Context<NoDevice>,
+    /// Receives that were taken before the pool was emptied.
+    spare: Vec<Buf>,
+    /// Memory of the service's own.
+    own: Pool,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::with(small())
+    }
+
+    fn with(config: Config) -> Self {
+        let mut services = Services::new();
+        let answer = |call: &mut crate::ServerCall| {
+            call.reply_mut(4)?.fill(9);
+            Ok(())
+        };
+        services.add(1, 1, SHORT, Procedure::new(answer));
+        services.add(1, 1, ELSEWHERE, Procedure::new(answer).on_workers());
+        services.add(1, 1, BULK, Procedure::new(answer).write_chunks(1, 50_000));
+        let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+        let once = Procedure::new(answer).on_workers().cached(cache, |_| Some(Client::number(1)));
+        services.add(1, 1, ONCE, once);
+        let (hold, held) = mpsc::channel();
+        services.add(1, 1, LATER, Procedure::deferred(move |call| hold.send(call).expect("it is held")));
+        let mut cx = context(config);
+        cx.config.limits.max_deferred = 2;
+        let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
+        let responder = Responder::new(Some(services.to_local()), signal, 128);
+        let spare = std::iter::from_fn(|| cx.memory.alloc(cx.config.wire.receive_size)).take(16).collect();
+        let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        let own = Pool::new(&PoolConfig { classes: vec![Class { size: 8192, count: 16 }], arena }).expect("memory");
+        Self { responder, services: Arc::new(services), held, cx, spare, own }
+    }
+
+    /// A call comes.
+    fn serve(&mut self, conn: &mut Conn, xid: u32, procedure: u32) {
+        let buf = self.cx.memory.alloc(self.cx.config.wire.receive_size).expect("a buffer");
+        self.serve_message(conn, xid, procedure, buf);
+    }
+
+    /// The same in this buffer.
+    fn serve_message(&mut self, conn: &mut Conn, xid: u32, procedure: u32, buf: Buf) {
+        let Self { responder, cx, .. } = self;
+        let message = received(buf, &message(16, &call(xid, procedure)));
+        let Received::Call { id } = conn.proto.handle_message(&message) else { panic!("it is a call") };
+        let header = *conn.proto.header();
+        let call = responder.take_call(cx, conn, id, &header.head);
+        match &header.lists {
+            Lists::Checked(checked) => responder.accept_checked(cx, conn, call, checked, message),
+            _ => responder.accept_decoded(cx, conn, call, &header, message),
+        }
+    }
+
+    /// The same where the buffers that are left are not to be taken for the call's message.
+    fn serve_held(&mut self, conn: &mut Conn, xid: u32) {
+        let message = self.spare.pop().expect("as many as the test needs");
+        self.serve_message(conn, xid, SHORT, message);
+    }
+
+    /// A call that has come, with Write chunks of so many bytes.
+    fn arrived(&mut self, conn: &mut Conn, xid: u32, writes: &[u32]) -> Call<Arrived> {
+        let Self { responder, cx, .. } = self;
+        let write_list = writes.iter().flat_map(|&len| [1, 1, 1, len, 0, 0]);
+        let lists: Vec<u32> = [0].into_iter().chain(write_list).chain([0, 0]).collect();
+        let message = message_with_lists(16, &lists, &call(xid, SHORT));
+        let message = received(cx.memory.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
+        let Received::Call { id } = conn.proto.handle_message(&message) else { panic!("it is a call") };
+        let mut call = responder.take_call(cx, conn, id, &conn.proto.header().head);
+        for &length in writes {
+            call.begin_chunks().take_write([Segment { handle: 1, length, offset: 0 }]);
+        }
+        call
+    }
+
+    /// A call that is answered, with so many bytes for a Write chunk.
+    fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Call<Replying> {
+        // A chunk without room takes no result, not even an empty one.
+        let call = self.arrived(conn, xid, &[bytes.max(1) as u32]);
+        let (message, reply) =
+            (self.cx.memory.alloc(100).expect("a buffer"), self.cx.memory.alloc(200).expect("a buffer"));
+        let call = call.admit(RpcMessage { buf: ReceivedBuf::whole(message), at: 0 }, Header { entry: 0, len: 40 });
+        let mut call = call.with_reply_buffer(reply, 160);
+        let mut result = self.own.alloc(bytes).expect("a buffer");
+        result.set_window(0, bytes);
+        call.view_mut().set_result(0, result.freeze()).expect("there is room");
+        call.answered(Ok(())).complete()
+    }
+
+    /// A call that needs so many buffers of `long_buffers`, and one for its reply, in a message that was spared.
+    fn bulk(&mut self, conn: &mut Conn, xid: u32, chunks: usize) -> Unready {
+        let call = self.arrived(conn, xid, &vec![40_000; chunks]);
+        let message = self.spare.pop().map(ReceivedBuf::whole).expect("as many as the test needs");
+        let entry = self.services.find(1, 1, BULK).expect("it is there");
+        Unready::Admitted(call.admit(RpcMessage { buf: message, at: 0 }, Header { entry, len: 40 }))
+    }
+
+    /// The XIDs of the replies that were sent on a connection since it was asked last.
+    fn sent(&mut self, conn: &mut Conn) -> Vec<u32> {
+        self.cx.post_chain(conn);
+        let sent = self.cx.fabric.take_sent();
+        sent.iter().map(|bytes| u32::from_be_bytes(bytes[..4].try_into().expect("a word"))).collect()
+    }
+
+    /// Takes all buffers that a reply would do with.
+    fn empty_pool(&self) -> Vec<Buf> {
+        std::iter::from_fn(|| self.cx.memory.pool.alloc(1)).collect()
+    }
+
+    /// The same for the application's use.
+    fn keep_pool(&self) -> Vec<Frozen> {
+        self.empty_pool().into_iter().map(Buf::freeze).collect()
+    }
+}
+
+#[test]
+fn a_call_is_answered_once_and_its_box_comes_back() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    for xid in 1..=3 {
+        scene.serve(&mut conn, xid, SHORT);
+        assert_eq!(scene.sent(&mut conn), [xid]);
+        assert!(conn.served.holds_nothing() && !scene.responder.has_waiting_work());
+    }
+    assert_eq!(scene.cx.stats.calls, 3);
+}
+
+#[test]
+fn without_workers_their_procedures_run_here() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    scene.serve(&mut conn, 5, ELSEWHERE);
+    assert_eq!(scene.sent(&mut conn), [5]);
+    assert!(conn.served.none_pending());
+}
+
+#[test]
+fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    let mut workers = SimulatedWorkers::new(1, 2, Arc::clone(&scene.services));
+    scene.responder.use_workers(&workers.pool);
+    for xid in 1..=5 {
+        scene.serve(&mut conn, xid, ELSEWHERE);
+    }
+    assert!(scene.responder.has_waiting_work() && !conn.served.none_pending());
+    scene.cx.conns.insert(conn);
+    let mut answered = Vec::new();
+    for _ in 0..8 {
+        scene.responder.continue_waiting(&mut scene.cx);
+        workers.turn(0);
+        scene.responder.collect(&mut scene.cx);
+        let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
+        answered.extend(scene.sent(&mut conn));
+        scene.cx.conns.restore(conn);
+    }
+    assert_eq!(answered, [1, 2, 3, 4, 5]);
+    assert_eq!(scene.responder.pending.with_workers(), 0);
+    assert!(scene.cx.conns.take_slot(0).expect("it is there").served.none_pending());
+}
+
+#[test]
+fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    for xid in 1..=4 {
+        scene.serve(&mut conn, xid, LATER);
+    }
+    let taken: Vec<_> = scene.held.try_iter().collect();
+    assert_eq!(taken.iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1, 2], "as many as may be out");
+    assert_eq!((scene.responder.pending.len(), conn.served.deferred, conn.served.not_handed_over.len()), (2, 2, 2));
+    assert!(!conn.served.none_pending() && scene.sent(&mut conn).is_empty());
+    scene.cx.conns.insert(conn);
+    assert_eq!(scene.responder.collect(&mut scene.cx), 0);
+    let mut taken = taken.into_iter();
+    taken.next_back().expect("the second").answer(Ok(()));
+    drop(taken.next().expect("the first"));
+    assert_eq!(scene.responder.collect(&mut scene.cx), 2);
+    assert_eq!((scene.cx.stats.calls_dropped, scene.cx.stats.calls_failed), (1, 1));
+    // With one that is answered here, another thread's comes home.
+    let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
+    assert_eq!(scene.sent(&mut conn), [2, 1], "in the order in which they came home");
+    scene.held.try_iter().for_each(|call| call.answer(Ok(())));
+    scene.serve(&mut conn, 5, LATER);
+    assert_eq!(conn.served.not_handed_over.len(), 1, "two are out until they are seen to be home");
+    scene.cx.conns.insert(conn);
+    while scene.responder.collect(&mut scene.cx) > 0 {
+        scene.held.try_iter().for_each(|call| call.answer(Ok(())));
+    }
+    let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
+    assert_eq!(scene.sent(&mut conn), [3, 4, 5]);
+    assert!(conn.served.none_pending() && scene.responder.pending.is_empty());
+}
+
+#[test]
+fn a_peer_that_takes_nothing_is_evicted_with_calls_away() {
+    let mut scene = Scene::new();
+    let (mut stalled, mut conn) = (open_conn(0, true), open_conn(1, true));
+    // A reply that never leaves.
+    scene.serve(&mut stalled, 1, SHORT);
+    assert_eq!(scene.sent(&mut stalled), [1]);
+    scene.serve(&mut conn, 2, LATER);
+    let held = scene.empty_pool();
+    scene.serve_held(&mut conn, 3);
+    scene.cx.conns.insert(stalled);
+    scene.cx.conns.insert(conn);
+    let (mut checks, time) = (ObligationChecks::default(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    for _ in 0..20 {
+        time.advance(Duration::from_secs(1));
+        checks.control(&mut scene.cx);
+        scene.responder.continue_waiting(&mut scene.cx);
+    }
+    assert_eq!(scene.cx.stats.peers_stalled, 1, "after `progress_timeout`");
+    assert!(scene.responder.waits_for_memory() && scene.cx.stats.calls_failed == 0, "what is away may come home");
+    drop(held);
+    assert_eq!(scene.responder.continue_waiting(&mut scene.cx), 1);
+}
+
+#[test]
+fn a_deferred_call_of_a_closed_connection_is_dropped() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    for xid in 1..=3 {
+        scene.serve(&mut conn, xid, LATER);
+    }
+    let mut taken: Vec<_> = scene.held.try_iter().collect();
+    assert!(!taken.iter().any(DeferredCall::is_disconnected));
+    scene.responder.connection_lost(&mut scene.cx, &mut conn);
+    assert!(taken.iter().all(DeferredCall::is_disconnected));
+    assert!(conn.served.not_handed_over.is_empty(), "the third is nobody's");
+    taken.pop().expect("the second").answer(Ok(()));
+    drop(taken);
+    assert_eq!(scene.responder.collect(&mut scene.cx), 2);
+    assert_eq!(
+        (scene.responder.pending.len(), scene.responder.replies.boxes.len()),
+        (0, 3),
+        "the boxes are there for others"
+    );
+}
+
+#[test]
+fn a_cached_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
+    let mut scene = Scene::new();
+    let mut workers = SimulatedWorkers::new(1, 2, Arc::clone(&scene.services));
+    scene.responder.use_workers(&workers.pool);
+    let (mut closed, mut conn) = (open_conn(0, true), open_conn(1, true));
+    scene.serve(&mut closed, 7, ONCE);
+    scene.responder.connection_lost(&mut scene.cx, &mut closed);
+    scene.responder.continue_waiting(&mut scene.cx);
+    scene.responder.dispatch(&mut scene.cx);
+    assert!(workers.turn(0));
+    assert_eq!((scene.responder.collect(&mut scene.cx), scene.responder.pending.len()), (1, 0));
+    assert_eq!(scene.cx.memory.receives.unpromised(), 256, "its receive is back");
+    scene.serve(&mut conn, 7, ONCE);
+    scene.responder.dispatch(&mut scene.cx);
+    assert!(workers.turn(0), "the first one did nothing");
+    scene.cx.conns.insert(conn);
+    scene.responder.collect(&mut scene.cx);
+    let mut conn = scene.cx.conns.take_slot(1).expect("it is there");
+    assert_eq!((scene.sent(&mut conn), scene.cx.stats.calls), (vec![7], 1));
+}
+
+#[test]
+fn a_host_that_reconnects_waits_for_its_own_calls() {
+    let mut scene = Scene::new();
+    scene.cx.config.limits.max_deferred = 8;
+    scene.responder.admission = Admission::new(12);
+    let conn = |slot, host: &str| {
+        let mut conn = open_conn(slot, true);
+        conn.was_accepted(PeerInfo::new(host, 0), None);
+        conn
+    };
+    let mut held = Vec::new();
+    for slot in 0..4 {
+        let mut conn = conn(slot, "192.0.2.1:7");
+        (1..=4).for_each(|xid| scene.serve(&mut conn, xid, LATER));
+        held.extend(scene.held.try_iter());
+        scene.responder.connection_lost(&mut scene.cx, &mut conn);
+    }
+    assert_eq!(
+        (held.len(), scene.responder.not_handed_over, scene.responder.owners_with_orphans()[0].orphans(false)),
+        (6, 0, 6)
+    );
+    assert_eq!(scene.cx.memory.receives.unpromised(), 256 - 6);
+    let (mut late, mut other) = (conn(4, "192.0.2.1:7"), conn(5, "192.0.2.2:7"));
+    scene.serve(&mut late, 1, LATER);
+    scene.serve(&mut other, 2, LATER);
+    assert_eq!(scene.held.try_iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [2], "another host does not");
+    scene.cx.conns.insert(late);
+    scene.cx.conns.insert(other);
+    held.truncate(5);
+    scene.responder.collect(&mut scene.cx);
+    scene.responder.control(&mut scene.cx, false);
+    assert_eq!(scene.held.try_iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1]);
+    drop(held);
+    while scene.responder.collect(&mut scene.cx) > 0 {}
+    assert!(scene.responder.pending.is_empty() && scene.responder.owners_with_orphans().is_empty());
+    assert_eq!(scene.cx.memory.receives.unpromised(), 256);
+}
+
+#[test]
+fn one_connection_beyond_its_share_waits_for_itself_alone() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let mut conn = open_conn(0, true);
+    // Replies that do not leave: the device says nothing of them.
+    let held = scene.empty_pool();
+    let few = held.len() / 8;
+    let mut held = held;
+    held.truncate(held.len() - few);
+    let mut xid = 0;
+    while !conn.served.is_gated() {
+        xid += 1;
+        assert!(xid < 16, "the pool is short: some call must wait");
+        scene.serve_held(&mut conn, xid);
+    }
+    let mut other = open_conn(1, true);
+    scene.serve_held(&mut other, 100);
+    assert!(!other.served.is_gated(), "it holds nothing yet");
+    assert!(conn.served.held(&conn.proto, false) + conn.sends.under_way() as usize > 1);
+    assert_eq!(scene.responder.admission.queue.len(), 1);
+    scene.cx.conns.insert(conn);
+    let reported = |scene: &mut Scene| {
+        scene.responder.continue_waiting(&mut scene.cx);
+        scene.responder.admission.queue.reported()
+    };
+    assert_eq!(reported(&mut scene), 0);
+    time.advance(Duration::from_secs(1));
+    assert_eq!(reported(&mut scene), 1, "the log names what waits for its share, too");
+    let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
+    scene.responder.connection_lost(&mut scene.cx, &mut conn);
+    assert_eq!((scene.responder.admission.queue.len(), conn.served.is_gated()), (0, false));
+}
+
+#[test]
+fn replies_beyond_the_write_limit_delay_no_others() {
+    let mut scene = Scene::new();
+    scene.cx.config.limits.max_write_bytes = Some(1000);
+    let (mut conn, mut other) = (open_conn(0, true), open_conn(1, true));
+    let mut goes = |conn: &mut Conn, xid: u32, bytes: usize| {
+        let reply = scene.answered(conn, xid, bytes);
+        let delayed = conn.served.delayed.len();
+        scene.responder.replies.send_paced(&mut scene.cx, conn, reply);
+        conn.served.delayed.len() == delayed
+    };
+    assert!(goes(&mut conn, 1, 5000), "what is beyond it alone goes alone");
+    assert!(!goes(&mut conn, 2, 600) && !goes(&mut conn, 3, 400));
+    assert!(goes(&mut conn, 4, 0), "it writes nothing");
+    assert!(goes(&mut other, 5, 600) && goes(&mut other, 6, 400), "nothing else is under way there");
+    assert!(!goes(&mut other, 7, 1));
+    assert!(conn.sends.awaits_end(), "it is asked what has left");
+    assert_eq!((scene.cx.stats.write_waits, scene.responder.replies.delayed), (3, 3));
+    conn.sends.send_completed(1);
+    scene.responder.resume(&mut scene.cx, &mut conn);
+    assert!(!conn.served.is_gated() && other.served.is_gated());
+    scene.responder.connection_lost(&mut scene.cx, &mut other);
+    assert_eq!((scene.responder.replies.delayed, other.served.is_gated()), (0, false));
+}
 
 fn must_wait(scene: &mut Scene, conn: &mut Conn, call: &Unready) -> bool {
     let Scene { responder: Responder { admission, procedures, .. }, cx, .. } = scene;

@@ -1,0 +1,333 @@
+//! Chunks of the peers' calls: checks of their lists, and RDMA Reads of Read chunks into their target memory.
+
+use arrayvec::ArrayVec;
+use log::Level;
+use rpcrdma_mempool::{Buf, Lent};
+
+use super::procedures::Procedures;
+use super::replies::CallRefusal;
+use super::served::{PendingReads, Reading};
+use crate::fabric::{Fabric, RemoteMemory, WorkRequest};
+use crate::proto::binding::reduction_allowed;
+use crate::proto::{LIMITS, MAX_READ_SEGMENTS};
+use crate::service::{
+    Arrived, Call, CallParts, Chunks, LengthMismatch, LocalProcedure, MAX_CHUNKS, REFUSAL_LEN, Ready,
+};
+use crate::shard::connection::Conn;
+use crate::shard::context::Context;
+use crate::shard::send_queue::SendQueue;
+use crate::wire::rpc;
+use crate::wire::xdr::padded;
+use crate::wire::{ChunkCounts, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, SingleChunks, Version, View};
+
+/// Checks the chunks of a call against the declaration. `inline` bytes of its RPC message are outside chunks; the
+/// arguments start at `args_at`.
+#[inline(never)]
+pub(super) fn check_chunks(
+    credential: rpc::OpaqueAuth<'_>,
+    entry: &LocalProcedure,
+    (args_at, inline): (usize, usize),
+    chunks: &Chunks,
+) -> Result<(), ErrorBody> {
+    if credential.flavor != rpc::Flavor::None.code() {
+        check_reduction(&credential, entry, chunks)?;
+    }
+    check_reads(chunks.reads(), entry, args_at, inline)?;
+    check_writes(entry, credential.flavor, chunks.results())
+}
+
+/// Reads the chunks of a call whose header has a known layout.
+#[inline]
+pub(super) fn read_single(
+    call: &mut Call<Arrived>,
+    conn: &Conn,
+    chunks: &SingleChunks,
+    message: &[u8],
+) -> Result<(), CallRefusal> {
+    let write = chunks.write(message).map(|segment| [segment]);
+    take_lists(call, conn, chunks.read(message), write, None::<[Segment; 0]>)
+}
+
+/// Reads the chunk lists of a call, if any. Every length, count and position is bounded here before use.
+pub(super) fn read_lists(call: &mut Call<Arrived>, conn: &Conn, view: &View<'_>) -> Result<(), CallRefusal> {
+    if !view.has_chunks() {
+        // A handle to invalidate would name no chunk.
+        call.set_head(call.xid(), 0);
+        return Ok(());
+    }
+    view.check_limits(&LIMITS).map_err(CallRefusal::Transport)?;
+    let writes = view.writes().map(|chunk| chunk.segments());
+    let reply = view.reply_chunk().map(|chunk| chunk.segments());
+    take_lists(call, conn, view.reads(), writes, reply)
+}
+
+/// Copies chunk lists within the limits.
+#[inline]
+fn take_lists<W: IntoIterator<Item = Segment>>(
+    call: &mut Call<Arrived>,
+    conn: &Conn,
+    reads: impl IntoIterator<Item = ReadSegment>,
+    writes: impl IntoIterator<Item = W>,
+    reply: Option<impl IntoIterator<Item = Segment>>,
+) -> Result<(), CallRefusal> {
+    let chunks = call.begin_chunks();
+    chunks.take_reads(reads);
+    writes.into_iter().for_each(|chunk| chunks.take_write(chunk));
+    if let Some(chunk) = reply {
+        chunks.take_reply(chunk);
+    }
+    let returned = chunks.returned();
+    check_returned(&returned, conn.served.inline_room as usize).map_err(CallRefusal::Transport)?;
+    if conn.proto.terms().version == Version::V1 {
+        // It has no field for the handle to invalidate (RFC 8797 §4.1). Of several handles the requester may keep some:
+        // the Linux client has one for the padding of all its reads, for the whole connection.
+        let only = chunks.only_handle();
+        call.set_head(call.xid(), only);
+    } else if !call.chunks().has_handle(call.inv_handle()) {
+        // It is not the call's (version 2 §6.3.3.2), so it stays valid.
+        call.set_head(call.xid(), 0);
+    }
+    Ok(())
+}
+
+/// Checks the caller's receive size, in bytes of RPC message. It must hold at least a refusal, and a header that
+/// returns its Write list and Reply chunk.
+fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), ErrorBody> {
+    let room = inline_room.saturating_sub(REFUSAL_LEN);
+    if returned.encoded_len() <= room {
+        return Ok(());
+    }
+    let chunks = returned.writes + usize::from(returned.reply.is_some());
+    let fixed = returned.encoded_len() - SEGMENT_LEN * returned.segments();
+    Err(ErrorBody::Segments { max: (room.saturating_sub(fixed) / SEGMENT_LEN / chunks) as u32 })
+}
+
+/// Under RPCSEC_GSS integrity or privacy nothing is reduced, in call or reply (version 2 §10.2.2).
+#[cold]
+fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &LocalProcedure, chunks: &Chunks) -> Result<(), ErrorBody> {
+    if reduction_allowed(credential.flavor, credential.body) {
+        return Ok(());
+    }
+    if !chunks.reads().is_empty() {
+        return Err(ErrorBody::ReadChunks { max: 0 });
+    }
+    if chunks.results() > 0 {
+        let length_needed = rpc::accepted_reply_room(credential.flavor) + entry.binding.reply_len(0);
+        return Err(ErrorBody::ReplyResource { length_needed: length_needed as u32 });
+    }
+    Ok(())
+}
+
+/// Checks the Position Zero Read chunk, at the front of the Read list, against the longest RPC message.
+pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), CallRefusal> {
+    match chunks.message_bytes() {
+        0 => Err(CallRefusal::Transport(ErrorBody::BadXdr)),
+        bytes if bytes > longest => Err(CallRefusal::TooLong { bytes, limit: longest }),
+        _ => Ok(()),
+    }
+}
+
+fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, inline: usize) -> Result<(), ErrorBody> {
+    // Earliest start of the next chunk, and bytes that earlier chunks have inserted before it.
+    let (mut earliest, mut inserted) = (args_at as u64, 0u64);
+    let (mut rest, mut chunks) = (asked, 0);
+    while let [first, behind @ ..] = rest {
+        if chunks == entry.binding.arguments.count {
+            return Err(ErrorBody::ReadChunks { max: entry.binding.arguments.count as u32 });
+        }
+        let (position, at) = (first.position, u64::from(first.position));
+        if !position.is_multiple_of(4) || at < earliest || at > inline as u64 + inserted {
+            return Err(ErrorBody::BadXdr);
+        }
+        let mut len = 0;
+        rest = behind;
+        let mut segment = Some(first);
+        while let Some(read) = segment {
+            len += u64::from(read.target.length);
+            segment = rest.first().filter(|next| next.position == position);
+            if segment.is_some() {
+                rest = rest.get(1..).unwrap_or_default();
+            }
+        }
+        // Its padding may be included (RFC 8166 §3.4.5.2).
+        let longest = entry.binding.arguments.max_len as u64;
+        if len == 0 || (len > longest && len > longest.next_multiple_of(4)) {
+            return Err(ErrorBody::BadXdr);
+        }
+        (earliest, inserted) = (at + len, inserted + padded(len as usize) as u64);
+        chunks += 1;
+    }
+    Ok(())
+}
+
+fn check_writes(entry: &LocalProcedure, flavor: u32, results: usize) -> Result<(), ErrorBody> {
+    match (results, entry.binding.results.count) {
+        (0, _) => Ok(()),
+        // A requester without continued messages needs a Reply chunk instead (version 2 §6.4.3).
+        (_, 0) => {
+            let length_needed = (rpc::accepted_reply_room(flavor) + entry.binding.max_reply) as u32;
+            Err(ErrorBody::ReplyResource { length_needed })
+        }
+        (chunks, most) if chunks > most => Err(ErrorBody::WriteChunks { max: most as u32 }),
+        _ => Ok(()),
+    }
+}
+
+/// Reason for the lack of a target.
+pub(super) enum NoTarget {
+    /// No buffer is free.
+    NoMemory,
+    /// The procedure chose unsuitable memory, for this reason.
+    Unsuitable(String),
+}
+
+/// Posts the RDMA Reads of a call. All have completed when the last one has.
+///
+/// # Errors
+/// The call, without any Read posted.
+pub(super) fn post_reads<F: Fabric>(
+    cx: &Context<F>,
+    conn: &mut Conn,
+    procedures: &Procedures,
+    mut call: Reading,
+) -> Result<(), (Reading, NoTarget)> {
+    let Conn { sends, served, .. } = conn;
+    let (before, pending) = (sends.len(), &mut served.reads[call.id().index()]);
+    match push_reads(cx, sends, procedures, &mut call, &mut pending.targets) {
+        Ok(count) => {
+            (pending.call, pending.count) = (Some(call), count);
+            Ok(())
+        }
+        Err(why) => {
+            pending.targets.clear();
+            sends.truncate(before);
+            Err((call, why))
+        }
+    }
+}
+
+/// Queues the RDMA Reads of a call, and adds their targets; returns their number.
+fn push_reads<F: Fabric>(
+    cx: &Context<F>,
+    sends: &mut SendQueue,
+    procedures: &Procedures,
+    call: &mut Reading,
+    targets: &mut ArrayVec<Lent, MAX_CHUNKS>,
+) -> Result<usize, NoTarget> {
+    let name = call.id().index() as u64;
+    let first_two = {
+        let mut reads = call.chunks().to_fetch();
+        (reads.next(), reads.next())
+    };
+    if let (Some((position, segment)), None) = first_two {
+        // Most chunks have one segment.
+        let target = choose_target(cx, procedures, call, position, segment.length as usize)?;
+        sends.push_named(name, true, || read_of(&target, 0, &segment));
+        targets.push(target);
+        return Ok(1);
+    }
+    let all: ArrayVec<(u32, Segment), MAX_READ_SEGMENTS> = call.chunks().to_fetch().collect();
+    let lens: ArrayVec<usize, MAX_CHUNKS> = call.chunks().chunks_to_fetch().collect();
+    let (count, mut filled, mut lens, mut before) = (all.len(), 0, lens.into_iter(), None);
+    for (at, (position, segment)) in all.into_iter().enumerate() {
+        if before.replace(position) != Some(position) {
+            targets.push(choose_target(cx, procedures, call, position, lens.next().unwrap_or_default())?);
+            filled = 0;
+        }
+        let Some(target) = targets.last() else { continue };
+        // Reads complete in order: the last one is signaled.
+        sends.push_named(name, at + 1 == count, || read_of(target, filled, &segment));
+        filled += segment.length as usize;
+    }
+    Ok(count)
+}
+
+/// Target of a call's next Read chunk, `len` bytes at this position: the procedure's choice, or pool memory.
+#[inline(always)]
+fn choose_target<F: Fabric>(
+    cx: &Context<F>,
+    procedures: &Procedures,
+    call: &mut Reading,
+    position: u32,
+    len: usize,
+) -> Result<Lent, NoTarget> {
+    // The message of a long call is no argument.
+    if let Reading::Ready(call) = call {
+        let (index, entry) = (call.push_argument(position), procedures.entry(call.entry()));
+        if entry.read_target.is_some() {
+            return choose_own_target(cx, entry, call, index, len);
+        }
+    }
+    lend(cx.memory.alloc_chunk(len))
+}
+
+#[inline]
+fn lend(buf: Option<Buf>) -> Result<Lent, NoTarget> {
+    buf.and_then(|buf| buf.lend().ok()).ok_or(NoTarget::NoMemory)
+}
+
+/// Lets a procedure choose the target of a Read chunk.
+#[inline(never)]
+fn choose_own_target<F: Fabric>(
+    cx: &Context<F>,
+    entry: &LocalProcedure,
+    call: &Call<Ready>,
+    index: usize,
+    len: usize,
+) -> Result<Lent, NoTarget> {
+    let unsuitable = |why: String| Err(NoTarget::Unsuitable(why));
+    let mut buf = match entry.choose_read_target(call, index, len) {
+        Ok(Some(buf)) => buf,
+        Ok(None) if cx.memory.pool.room(len).1 == 0 => {
+            return unsuitable(format!("none was chosen, and no buffer of `memory.bulk_buffers` has {len} bytes"));
+        }
+        Ok(None) => return lend(cx.memory.alloc_chunk(len)),
+        Err(panic) => {
+            return unsuitable(format!("the `Procedure::place_reads_in` callback panicked: {panic}"));
+        }
+    };
+    if buf.len() < len {
+        return unsuitable(format!("a buffer of {} bytes for {len}", buf.len()));
+    }
+    if !cx.memory.knows(buf.arena()) {
+        return unsuitable(format!("a buffer in arena {}, which is not among `memory.arenas`", buf.arena()));
+    }
+    buf.set_window(buf.start(), len);
+    buf.lend().or_else(|_| unsuitable("a buffer of a pool that was not made on the shard's thread".to_owned()))
+}
+
+/// RDMA Read of a segment, into a buffer at an offset.
+#[inline]
+fn read_of(target: &Lent, offset: usize, from: &Segment) -> WorkRequest {
+    let remote = RemoteMemory { rkey: from.handle, address: from.offset };
+    WorkRequest::Read { dst: target.clone(), offset, len: from.length as usize, remote }
+}
+
+/// Takes the call whose RDMA Reads have completed, with their targets.
+#[inline]
+pub(super) fn take_completed(conn: &mut Conn, index: usize) -> Option<(Reading, &mut ArrayVec<Lent, MAX_CHUNKS>)> {
+    let PendingReads { call, targets, .. } = conn.served.reads.get_mut(index)?;
+    let call = call.take()?;
+    conn.served.fetched = conn.served.fetched.wrapping_add(1);
+    Some((call, targets))
+}
+
+/// Logs a Read chunk whose procedure chose unsuitable memory for it.
+#[cold]
+pub(super) fn log_unsuitable<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &CallParts, why: &str) {
+    cx.stats.read_targets_refused += 1;
+    let (peer, name) = (conn.who(), call.name());
+    let line = format_args!("{peer}: SYSTEM_ERR to {name}: Read chunk: {why}");
+    cx.log_of(Level::Error, "Read chunks that cannot land", Some(name), line);
+}
+
+/// Logs a Read chunk that does not match its length word: the real length is unknown.
+#[cold]
+pub(super) fn log_miscounted<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &CallParts, wrong: &LengthMismatch) {
+    let (peer, name, chunk) = (conn.who(), call.name(), wrong.chunk);
+    let word = wrong.word.map_or_else(|| "no count".to_owned(), |word| format!("count {word}"));
+    let line = format_args!(
+        "{peer}: GARBAGE_ARGS to {name}: {word} before a Read chunk of {chunk} bytes (Procedure::uncounted, unless its reduced arguments are opaque<> or string<>)"
+    );
+    cx.log_of(Level::Warn, "Read chunks that are not what the word in front of them counts", Some(name), line);
+}
