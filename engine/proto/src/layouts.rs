@@ -4,9 +4,9 @@ use super::ConnConfig;
 use super::incoming::{Incoming, Lists};
 use crate::wire::{Head, HeadLayout};
 
-/// Layouts of the peer's headers.
+/// Layouts of the peer's headers. They decode most headers without a check of the whole message.
 #[derive(Debug)]
-pub(super) struct HeaderLayouts {
+pub struct HeaderLayouts {
     /// The expected layout, unless this side [parses all messages as a whole](ConnConfig::decode_by_layout).
     decoder: Option<HeadLayout>,
     /// The layout of most messages; `None` while none is expected.
@@ -33,15 +33,19 @@ impl HeaderLayouts {
         self.decoder = layout.filter(|_| self.by_layout);
     }
 
-    /// Whether a message with a windowed header without chunks, as most have, is a reply. `None` for any other.
+    /// Whether a plain message is a reply. It has a windowed header, in one piece and without chunks, as most have.
+    /// `None` for any other message.
+    ///
+    /// [`Head::of_windowed`] is the header of a plain message: an owner with a function for each direction need not
+    /// [decode](Self::decode) it.
     #[inline]
-    pub(super) fn windowed_direction(&self, message: &[u8]) -> Option<bool> {
+    pub fn plain_direction(&self, message: &[u8]) -> Option<bool> {
         if self.decoder == Some(HeadLayout::V2Windowed) { Head::windowed_direction(message) } else { None }
     }
 
-    /// Decodes any other header of the expected layout. `None` for one that must be checked as a whole.
-    #[inline]
-    pub(super) fn decode(&self, message: &[u8]) -> Option<Incoming> {
+    /// Decodes a header of the expected layout. `None` for one that must be checked as a whole.
+    #[inline(always)]
+    pub fn decode(&self, message: &[u8]) -> Option<Incoming> {
         let (head, chunks) = self.decoder?.read(message)?;
         Some(Incoming { head, lists: if chunks.are_absent() { Lists::None } else { Lists::Single(chunks) } })
     }

@@ -2,9 +2,9 @@
 //!
 //! A [`Connection`] is a state machine. Its owner moves the bytes, keeps the memory and knows the time:
 //!
-//! - *Input.* Pass each message to [`handle_message`](Connection::handle_message), in arrival order. It returns a
-//!   complete call or reply. After [`Received::Nothing`] take the [`Event`]s of
-//!   [`poll_event`](Connection::poll_event).
+//! - *Input.* Pass each message to [`handle_message`](Connection::handle_message), in arrival order, with its header if
+//!   that can be [decoded by its layout](HeaderLayouts::decode). It returns a complete call or reply. After
+//!   [`Received::Nothing`] take the [`Event`]s of [`poll_event`](Connection::poll_event).
 //! - *Time.* Call [`handle_timeout`](Connection::handle_timeout) until `None` once
 //!   [`next_deadline`](CallTable::next_deadline) has passed, and [`pass_time`](Connection::pass_time) now and then.
 //! - *Commands*, in any order: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
@@ -38,6 +38,12 @@
 //!     messages
 //! }
 //!
+//! /// The call or reply that is complete with a message.
+//! fn receive(end: &mut Connection, message: &[u8]) -> Received {
+//!     let header = end.layouts().decode(message);
+//!     end.handle_message(message, header.as_ref())
+//! }
+//!
 //! let mut client = Connection::new(ConnConfig::default());
 //! let config = ConnConfig { server: true, takes_calls: true, max_calls: 0, ..ConnConfig::default() };
 //! let mut server = Connection::new(config);
@@ -47,14 +53,14 @@
 //! let mut answered = None;
 //! while answered.is_none() {
 //!     for message in transmit(&mut client, b"a call  ") {
-//!         if let Received::Call { id } = server.handle_message(&message) {
+//!         if let Received::Call { id } = receive(&mut server, &message) {
 //!             assert!(message.ends_with(b"a call  "));
 //!             server.reply(id, false);
 //!         }
 //!         assert_eq!(server.poll_event(), None);
 //!     }
 //!     for message in transmit(&mut server, b"a reply ") {
-//!         if let Received::Reply { call, token } = client.handle_message(&message) {
+//!         if let Received::Reply { call, token } = receive(&mut client, &message) {
 //!             assert!(message.ends_with(b"a reply "));
 //!             answered = Some((call, token));
 //!         }
@@ -64,7 +70,7 @@
 //!     }
 //! }
 //! assert_eq!(answered, Some((call, 7)));
-//! assert!(client.is_idle() && server.is_idle() && !client.has_output());
+//! assert!(client.status().is_idle && server.status().is_idle && !client.has_output());
 //!
 //! // The device says that the connection has ended, before a call was sent.
 //! let (call, _) = client.start_call(8, u64::MAX, 0, false).expect("a slot");
@@ -157,5 +163,6 @@ pub use fault::{Knob, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
 pub use inbound::{InboundId, InboundTable};
 pub use incoming::{Incoming, Lists};
+pub use layouts::HeaderLayouts;
 pub use limits::{LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
 pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Session, Terms, connect_data};

@@ -42,7 +42,8 @@ enum Outcome {
 fn take(connection: &mut Connection, message: &[u8]) -> Result<Outcome, PeerFault> {
     while connection.poll_event().is_some() {}
     connection.decode_by_layout(connection.counters().received.is_multiple_of(2));
-    Ok(match connection.handle_message(message) {
+    let header = connection.layouts().decode(message);
+    Ok(match connection.handle_message(message, header.as_ref()) {
         Received::Call { id } => Outcome::Call(id),
         Received::Reply { token, .. } => Outcome::Reply(token),
         Received::Nothing => match connection.poll_event() {
@@ -166,7 +167,7 @@ fn many_calls_get_through_in_every_scheme_within_the_credit_limit() {
         assert!(turns.count() < 10, "{scheme:?}");
         assert_eq!(pair.answered, (0..32).collect::<Vec<_>>(), "{scheme:?}");
         assert_eq!(pair.largest_flight as u32, CREDITS, "{scheme:?}: the credits were used, and no more");
-        assert!(pair.client.is_idle() && pair.server.is_idle());
+        assert!(pair.client.status().is_idle && pair.server.status().is_idle);
     }
 }
 

@@ -322,7 +322,7 @@ impl<F: Fabric> Shard<F> {
         if more {
             self.cx.ready.add(conn);
         }
-        let drained = conn.stage() == Stage::Draining && conn.proto.is_idle() && conn.is_idle();
+        let drained = conn.stage() == Stage::Draining && conn.proto.status().is_idle && conn.is_idle();
         if drained && !self.lingers(conn) {
             conn.go(Stage::Closing);
         }
@@ -377,7 +377,7 @@ mod tests {
         shard.simulate(&time);
         let mut conn = open_conn(0, true);
         let buf = shard.alloc(100).expect("a buffer");
-        let Received::Call { id } = conn.proto.handle_message(&received(buf, &message(1, &call(7, 0)))) else {
+        let Received::Call { id } = conn.proto.handle_message(&received(buf, &message(1, &call(7, 0))), None) else {
             panic!("it is a call");
         };
         conn.proto.reply_error(id, ErrorBody::System);

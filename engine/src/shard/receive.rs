@@ -1,4 +1,4 @@
-//! Dispatch of an incoming message.
+//! Dispatch of a received message.
 
 use super::Shard;
 use super::connection::{Conn, Stage};
@@ -13,7 +13,7 @@ impl<F: Fabric> Shard<F> {
     /// Each kind has a function of its own, which keeps its state in registers.
     #[inline(never)]
     pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        match conn.proto.plain_direction(&message) {
+        match conn.proto.layouts().plain_direction(&message) {
             Some(false) => self.received_call(conn, message),
             Some(true) => self.received_reply(conn, message, invalidated),
             None => self.received_other(conn, message, invalidated),
@@ -26,7 +26,7 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let head = Head::of_windowed(&message, false);
-        let Received::Call { id } = conn.proto.handle_decoded(&head.into()) else {
+        let Received::Call { id } = conn.proto.handle_message(&message, Some(&head.into())) else {
             return self.handle_events(conn, message, None);
         };
         let call = self.responder.take_call(&mut self.cx, conn, id, &head);
@@ -39,7 +39,7 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let header = Head::of_windowed(&message, true).into();
-        let Received::Reply { call, token } = conn.proto.handle_decoded(&header) else {
+        let Received::Reply { call, token } = conn.proto.handle_message(&message, Some(&header)) else {
             return self.handle_events(conn, message, invalidated);
         };
         let read = conn.read_reply(call, &header, &message);
@@ -49,13 +49,13 @@ impl<F: Fabric> Shard<F> {
     /// Handles a message with chunks, or without credit words, in a known layout.
     #[inline(never)]
     fn received_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        let Some(header) = conn.proto.decode_other(&message) else {
+        let Some(header) = conn.proto.layouts().decode(&message) else {
             return self.received_unusual(conn, message, invalidated);
         };
         if self.is_unexpected(conn) {
             return;
         }
-        let received = conn.proto.handle_decoded(&header);
+        let received = conn.proto.handle_message(&message, Some(&header));
         let cx = &mut self.cx;
         match received {
             Received::Call { id } => {
@@ -79,7 +79,7 @@ impl<F: Fabric> Shard<F> {
         if conn.proto.counters().received == 0 {
             self.widen(conn);
         }
-        let received = conn.proto.handle_checked(&message);
+        let received = conn.proto.handle_message(&message, None);
         let header = *conn.proto.header();
         let cx = &mut self.cx;
         match (received, &header.lists) {

@@ -16,7 +16,7 @@ use crate::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind,
     FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
 };
-use crate::proto::{ConnConfig, Connection, CreditMode};
+use crate::proto::{ConnConfig, Connection, CreditMode, Incoming, Received};
 
 /// A device that does nothing.
 pub(super) struct NoDevice {
@@ -205,6 +205,13 @@ pub(super) fn new_conn(slot: u32, server: bool) -> Box<Conn> {
 pub(super) fn received(mut buf: Buf, bytes: &[u8]) -> ReceivedBuf {
     buf[..bytes.len()].copy_from_slice(bytes);
     ReceivedBuf::new(buf, bytes.len())
+}
+
+/// Lets the protocol handle a message; returns what is complete with it, and its header.
+pub(super) fn handle(conn: &mut Conn, message: &[u8]) -> (Received, Incoming) {
+    let header = conn.proto.layouts().decode(message);
+    let received = conn.proto.handle_message(message, header.as_ref());
+    (received, header.unwrap_or(*conn.proto.header()))
 }
 
 /// A version 1 message without chunks (RFC 8166 §4.2): header, then the RPC message, whose first word is the XID.

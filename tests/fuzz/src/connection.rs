@@ -148,7 +148,10 @@ impl Twins {
 
     /// Receives a message, decoded by its layout and checked as a whole. Returns false if the connection closes.
     fn take(&mut self, message: &[u8]) -> bool {
-        let received = self.both(|end| end.handle_message(message));
+        let received = self.both(|end| {
+            let header = end.layouts().decode(message);
+            end.handle_message(message, header.as_ref())
+        });
         same(self.fast.terms(), self.slow.terms());
         match received {
             Received::Call { id } => {
@@ -494,7 +497,7 @@ impl<'a> Story<'a> {
                 self.peer = Twins::new(self.peer.slow.config().clone());
             }
             12 => return false,
-            _ => _ = end.both(|end| (end.status(), end.has_output(), end.is_idle())),
+            _ => _ = end.both(|end| (end.status(), end.has_output())),
         }
         true
     }

@@ -53,7 +53,7 @@ fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
         for message in transmit(&mut client, b"a ca\0\0\0\0", chunks)? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  client -> {}", view.as_ref().map_err(|error| error.to_string())?);
-            if let Received::Call { id } = server.handle_message(&message) {
+            if let Received::Call { id } = receive(&mut server, &message) {
                 served.push(id);
             }
             while let Some(event) = server.poll_event() {
@@ -66,7 +66,7 @@ fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
         for message in transmit(&mut server, b"repl\0\0\0\x01", |_| &[])? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  server -> {}", view.as_ref().map_err(|error| error.to_string())?);
-            if let Received::Reply { token, .. } = client.handle_message(&message) {
+            if let Received::Reply { token, .. } = receive(&mut client, &message) {
                 println!("            call {token} is answered");
                 answered.push(token);
             }
@@ -80,6 +80,12 @@ fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
     answered.sort_unstable();
     assert_eq!(answered, [0, 1, 2, 3, 4, 5]);
     Ok(())
+}
+
+/// The call or reply that is complete with a message.
+fn receive(end: &mut Connection, message: &[u8]) -> Received {
+    let header = end.layouts().decode(message);
+    end.handle_message(message, header.as_ref())
 }
 
 /// All messages that `from` may send now. `chunks` returns the Read list of a message.

@@ -236,7 +236,7 @@ mod tests {
 
     fn deliver(messages: Vec<Vec<u8>>, to: &mut Connection) {
         for message in messages {
-            assert_eq!(to.handle_message(&message), Received::Nothing);
+            assert_eq!(to.handle_message(&message, None), Received::Nothing);
             while let Some(event) = to.poll_event() {
                 assert!(matches!(event, Event::Settled | Event::Changed(_)), "{event:?}");
             }

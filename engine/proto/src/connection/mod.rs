@@ -39,7 +39,7 @@ pub struct Connection {
     receives_ready: bool,
     config: ConnConfig,
     // Rarely used.
-    /// The header of the last message, unless the owner has decoded it.
+    /// The header of the last call or reply that was checked as a whole.
     header: Incoming,
     events: VecDeque<Event>,
     unsolicited: UnsolicitedLimit,
@@ -76,6 +76,8 @@ pub struct Status {
     pub credits_used: u32,
     /// Whether replies or other messages wait to be sent.
     pub has_replies: bool,
+    /// Whether no call is in progress in either direction, and no message waits to be sent.
+    pub is_idle: bool,
     /// Replies and remaining parts that were queued. More than [`sent`](Self::sent) while some wait, and the peer has
     /// granted nothing that they could go out with. The number wraps.
     pub queued: u32,
@@ -302,9 +304,15 @@ impl Connection {
         &self.session
     }
 
-    /// The decoded header of the last call or reply, until the next message.
+    /// The header of the last call or reply, if it was [checked as a whole](Self::handle_message).
     pub fn header(&self) -> &Incoming {
         &self.header
+    }
+
+    /// The layouts by which most headers of the peer are decoded.
+    #[inline]
+    pub fn layouts(&self) -> &HeaderLayouts {
+        &self.layouts
     }
 
     /// Terms of this side's messages, as negotiated so far.
@@ -337,11 +345,6 @@ impl Connection {
         &self.counters
     }
 
-    /// Whether no call is in progress in either direction.
-    pub fn is_idle(&self) -> bool {
-        self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty()
-    }
-
     /// What it uses now, and what the peer owes it.
     pub fn status(&self) -> Status {
         let served = self.inbound.len() as u32;
@@ -360,6 +363,7 @@ impl Connection {
             spared,
             credits_used,
             has_replies: !self.outbox.is_empty(),
+            is_idle: self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty(),
             queued: self.outbox.gone.wrapping_add(waiting),
             sent: self.outbox.gone,
             half_received: self.sequences.open.map(|_| self.sequences.begun),

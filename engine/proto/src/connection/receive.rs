@@ -6,6 +6,8 @@
 use super::{Connection, Event, Received};
 use crate::calls::{CallId, Match};
 use crate::incoming::{Incoming, ListKinds};
+#[cfg(doc)]
+use crate::layouts::HeaderLayouts;
 use crate::negotiate::{Phase, Terms};
 use crate::outbox::Queued;
 use crate::sequence::{LONGEST_CONNPROP, Sequence};
@@ -31,43 +33,29 @@ impl Connection {
     /// Processes a received message. Returns the call or reply that is complete with it.
     ///
     /// Otherwise it may have [events](Self::poll_event), which name bytes of this message.
-    pub fn handle_message(&mut self, message: &[u8]) -> Received {
-        let plain = self.plain_direction(message).map(|response| Head::of_windowed(message, response).into());
-        match plain.or_else(|| self.decode_other(message)) {
-            Some(header) => {
-                self.header = header;
-                self.handle_decoded(&header)
-            }
+    ///
+    /// `header` is its header as [decoded by its layout](HeaderLayouts::decode), which is fast. Without it the header is
+    /// checked as a whole, and is then that of [`header`](Self::header). Both ways are equivalent.
+    ///
+    /// It is inlined, so that a header which the caller has just decoded stays in registers.
+    #[inline(always)]
+    pub fn handle_message(&mut self, message: &[u8], header: Option<&Incoming>) -> Received {
+        match header {
+            Some(header) => self.handle_decoded(header),
             None => self.handle_checked(message),
         }
     }
 
-    /// Whether a plain message is a reply. It has a windowed header, in one piece and without chunks, as most have.
-    /// `None` for any other message.
-    ///
-    /// This function and the next three are the steps of [`handle_message`](Self::handle_message). An owner that takes
-    /// them itself, by a function for each kind of message, keeps headers in registers.
-    #[inline]
-    pub fn plain_direction(&self, message: &[u8]) -> Option<bool> {
-        self.layouts.windowed_direction(message)
-    }
-
-    /// Decodes any other message by the layout of its header. `None` for one that must be checked as a whole.
+    /// Processes a message whose header was decoded by its layout.
     #[inline(always)]
-    pub fn decode_other(&self, message: &[u8]) -> Option<Incoming> {
-        self.layouts.decode(message)
-    }
-
-    /// Processes a decoded message.
-    #[inline(always)]
-    pub fn handle_decoded(&mut self, header: &Incoming) -> Received {
+    fn handle_decoded(&mut self, header: &Incoming) -> Received {
         self.counters.received += 1;
         self.complete(header.head, header.lists.kinds())
     }
 
-    /// Processes a message that must be checked as a whole. Its header is [`header`](Self::header).
+    /// Processes a message whose header is checked as a whole.
     #[inline(never)]
-    pub fn handle_checked(&mut self, message: &[u8]) -> Received {
+    fn handle_checked(&mut self, message: &[u8]) -> Received {
         self.counters.received += 1;
         // A set of properties in parts is complete with the last one.
         let checked = match self.session.connprop.part.is_empty() {

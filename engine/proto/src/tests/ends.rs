@@ -19,7 +19,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         pair.turn();
         assert!(pair.answered.is_empty(), "{scheme:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);
-        assert!(pair.client.is_idle());
+        assert!(pair.client.status().is_idle);
         // The time-out does not change the credit limit.
         for token in 10..20 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();

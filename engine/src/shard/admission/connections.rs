@@ -157,7 +157,7 @@ impl<F: Fabric> Shard<F> {
                 qp,
                 host: &peer.owner,
                 is_new: peer.is_new,
-                is_idle: conn.proto.is_idle() && conn.is_idle(),
+                is_idle: conn.proto.status().is_idle && conn.is_idle(),
                 silent,
                 patience: nanoseconds(silence(Duration::from_nanos(FIRST_MESSAGE), round_trip)),
                 receives: conn.promise.receives() as usize,
@@ -200,7 +200,7 @@ impl<F: Fabric> Shard<F> {
         // Otherwise it keeps its limit, which may grow.
         let Ok(credits) = self.share() else { return };
         let counters = conn.proto.counters();
-        let untouched = conn.proto.is_idle() && counters.received + counters.sent == 0;
+        let untouched = conn.proto.status().is_idle && counters.received + counters.sent == 0;
         if credits > MIN_CREDITS && untouched {
             // Its private data stays valid.
             let announced = conn.proto.config();

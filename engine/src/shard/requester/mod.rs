@@ -466,7 +466,7 @@ mod tests {
     use crate::shard::clock::{Clock, SimulatedTime};
     use crate::shard::connection::close_reason::CloseReasonKind;
     use crate::shard::testing::{
-        NoDevice, call, context, message, message_with_lists, open_conn, received, reply, small,
+        NoDevice, call, context, handle, message, message_with_lists, open_conn, received, reply, small,
     };
     use crate::wire::ErrorBody;
 
@@ -522,9 +522,8 @@ mod tests {
             self.with(|requester, cx, conn| {
                 let message: ReceivedBuf =
                     received(cx.memory.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
-                match conn.proto.handle_message(&message) {
-                    Received::Reply { call, token } => {
-                        let header = *conn.proto.header();
+                match handle(conn, &message) {
+                    (Received::Reply { call, token }, header) => {
                         let read = conn.read_reply(call, &header, &message);
                         requester.replied(cx, conn, (call, token), read, message, invalidated);
                     }

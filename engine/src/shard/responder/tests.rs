@@ -13,7 +13,7 @@ use crate::service::{DeferredCall, Header, Procedure, Replying, Services};
 use crate::shard::checks::ObligationChecks;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::peer_events::PeerInfo;
-use crate::shard::testing::{NoDevice, call, context, message, message_with_lists, open_conn, received, small};
+use crate::shard::testing::{NoDevice, call, context, handle, message, message_with_lists, open_conn, received, small};
 use crate::wire::Segment;
 
 /// Answers with four bytes.
@@ -79,8 +79,7 @@ impl Scene {
     fn serve_message(&mut self, conn: &mut Conn, xid: u32, procedure: u32, buf: Buf) {
         let Self { responder, cx, .. } = self;
         let message = received(buf, &message(16, &call(xid, procedure)));
-        let Received::Call { id } = conn.proto.handle_message(&message) else { panic!("it is a call") };
-        let header = *conn.proto.header();
+        let (Received::Call { id }, header) = handle(conn, &message) else { panic!("it is a call") };
         let call = responder.take_call(cx, conn, id, &header.head);
         match &header.lists {
             Lists::Checked(checked) => responder.accept_checked(cx, conn, call, checked, message),
@@ -101,8 +100,8 @@ impl Scene {
         let lists: Vec<u32> = [0].into_iter().chain(write_list).chain([0, 0]).collect();
         let message = message_with_lists(16, &lists, &call(xid, SHORT));
         let message = received(cx.memory.alloc(cx.config.wire.receive_size).expect("a buffer"), &message);
-        let Received::Call { id } = conn.proto.handle_message(&message) else { panic!("it is a call") };
-        let mut call = responder.take_call(cx, conn, id, &conn.proto.header().head);
+        let (Received::Call { id }, header) = handle(conn, &message) else { panic!("it is a call") };
+        let mut call = responder.take_call(cx, conn, id, &header.head);
         for &length in writes {
             call.begin_chunks().take_write([Segment { handle: 1, length, offset: 0 }]);
         }
