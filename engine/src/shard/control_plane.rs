@@ -12,7 +12,7 @@ use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use super::connection::{Conn, ConnRef, Continuation, Fallback, MessageOwner, ReconnectState, Stage};
 use super::context::Context;
-use super::{Notice, Shard, changes};
+use super::{Notice, Shard, characteristics};
 use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
@@ -259,7 +259,7 @@ impl<F: Fabric> Shard<F> {
             receive_size: self.cx.memory.sizes.announced,
             longest_send: config.longest_message(),
             optional_operations: config.debug.optional_operations,
-            receive_sizes: config.debug.resize_on_request.then(|| (changes::LEAST, config.longest_message())),
+            receive_sizes: config.debug.resize_on_request.then(|| (characteristics::LEAST, config.longest_message())),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: LIMITS.call().segments() as u32,
             continue_up_to: config.debug.continue_up_to,

@@ -26,7 +26,7 @@ pub(super) struct SizedPool {
     pub(super) pool: Pool,
 }
 
-/// Sizes of a shard's Receives. They [change](super::changes) while calls run.
+/// Sizes of a shard's Receives. They [change](super::characteristics) while calls run.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveSizes {
     /// Lower bound of all Receives, announced to new peers.

@@ -9,7 +9,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `poll` | the turn: six steps, in order |
-//! | `receive` | classification and dispatch of an incoming message |
+//! | `dispatch` | what happens to a received message |
 //! | `responder` | engine of the peers' calls |
 //! | `requester` | engine of our calls |
 //! | `context` | shared by both engines: device, memory, clock, table of connections, statistics |
@@ -22,26 +22,26 @@
 //! | `checks` | periodic checks of connections: what peers owe, credit limits, keep-alive, calls without an answer |
 //! | `obligations` | timers of what a peer owes |
 //! | `peer_events` | the peers of accepted connections, and reports of them to the upper layer |
-//! | `changes` | changes of characteristics while connected, and resizing of Receives |
+//! | `characteristics` | changes of characteristics while connected, and resizing of Receives |
 //! | `clock` | the shard's clock, the schedule of the control plane, and the sampling of calls for latency |
 //! | `thread` | a shard on its own thread: core, idling |
-//! | `cross_thread_state` | commands of other threads, waits for chunk memory, the application's task |
+//! | `inbox` | commands of other threads, waits for chunk memory, the application's task |
 //! | `testing` | a shard's parts without a device, for tests |
 
 mod admission;
-mod changes;
+mod characteristics;
 mod checks;
 mod clock;
 mod connection;
 mod context;
 mod continued_messages;
 mod control_plane;
-mod cross_thread_state;
+mod dispatch;
+mod inbox;
 mod memory;
 mod obligations;
 mod peer_events;
 mod poll;
-mod receive;
 mod requester;
 mod responder;
 mod send_queue;
@@ -64,9 +64,9 @@ use crate::start_error::StartError;
 use crate::stats::{ConnectionStats, ShardStats};
 use crate::wire::Version;
 
-use changes::Changes;
-pub(crate) use changes::ResizeCause;
-pub use changes::ResizeError;
+use characteristics::Changes;
+pub(crate) use characteristics::ResizeCause;
+pub use characteristics::ResizeError;
 use checks::{CreditLimits, ObligationChecks, UnansweredCalls};
 use clock::Clock;
 pub use clock::SimulatedTime;
@@ -76,8 +76,8 @@ pub use connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, Loc
 use connection::{Conn, Stage};
 use context::Context;
 use control_plane::Lifecycle;
-use cross_thread_state::{AllocQueue, CrossThreadState, OwnTask};
-pub(crate) use cross_thread_state::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
+use inbox::{AllocQueue, CrossThreadState, OwnTask};
+pub(crate) use inbox::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
 pub use peer_events::{Peer, PeerEvent, PeerHook};
 use requester::Requester;
 pub(crate) use requester::{CallBuffers, CallRequest, ChunkMemory, CompletionTarget};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Shard;
-use super::cross_thread_state::{Command, tell};
+use super::inbox::{Command, tell};
 use crate::cross_thread::block_on::block_on;
 use crate::cross_thread::idle::Idle;
 use crate::cross_thread::mailbox::Connector;

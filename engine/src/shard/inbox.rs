@@ -9,7 +9,7 @@ use std::time::Duration;
 use rpcrdma_mempool::Buf;
 use rustix::fd::BorrowedFd;
 
-use super::changes::ResizeError;
+use super::characteristics::ResizeError;
 use super::clock::{Clock, Schedule, nanoseconds};
 use super::connection::ConnRef;
 use super::connection::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
