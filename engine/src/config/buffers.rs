@@ -173,6 +173,11 @@ impl Config {
         ]
     }
 
+    /// The buffers of a shard; `serves`: some of them for the peers' calls.
+    pub(crate) fn shard_buffers(&self, serves: bool) -> ShardBuffers {
+        ShardBuffers { by_knob: self.buffers(serves), longest_reply: self.longest_message() + HEADROOM_REPLY }
+    }
+
     /// The pool of a shard: buffers of one size are one class, whatever they are for.
     pub(crate) fn pool(&self, serves: bool) -> PoolConfig {
         let mut classes: Vec<_> = self.buffers(serves).into_iter().flat_map(|(_, classes)| classes).collect();
@@ -222,24 +227,6 @@ impl Config {
             .filter(|&(size, _)| size >= needed)
             .min_by_key(|&(size, knob)| (size, knob != Knob::BULK_BUFFERS))
             .map(|(_, knob)| knob)
-    }
-
-    /// Knob of the pool's buffers that hold so many bytes, or would have to.
-    #[cold]
-    pub(crate) fn knob_of_buffers(&self, serves: bool, needed: usize) -> Knob {
-        Self::knob_of(&self.buffers(serves), needed).unwrap_or(Knob::BULK_BUFFERS)
-    }
-
-    /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
-    pub(crate) fn longest_for_reply(&self, len: usize) -> usize {
-        let longest = self.longest_message() + HEADROOM_REPLY;
-        if len <= longest { longest } else { usize::MAX }
-    }
-
-    /// Error of a missing buffer in the shard's pool.
-    #[cold]
-    pub(crate) fn lacks_buffer(&self, serves: bool, needed: usize) -> CallError {
-        Self::lacks(&self.buffers(serves), needed, Knob::LONG_BUFFERS)
     }
 
     /// Error of a missing buffer in the exposed memory of one peer.
@@ -292,5 +279,33 @@ impl Config {
             StartErrorKind::Config if self.memory.numa_node.is_some() => error.with_knobs("memory.numa_node"),
             _ => error,
         }
+    }
+}
+
+/// The buffers of a shard, by the knob that asks for them.
+#[derive(Debug)]
+pub(crate) struct ShardBuffers {
+    by_knob: [(Knob, Vec<Class>); 5],
+    /// Bytes of a reply that fits a message, its headers included.
+    longest_reply: usize,
+}
+
+impl ShardBuffers {
+    /// Knob of the buffers that hold so many bytes, or would have to.
+    #[cold]
+    pub(crate) fn knob_of(&self, needed: usize) -> Knob {
+        Config::knob_of(&self.by_knob, needed).unwrap_or(Knob::BULK_BUFFERS)
+    }
+
+    /// Error of a missing buffer.
+    #[cold]
+    pub(crate) fn lacks(&self, needed: usize) -> CallError {
+        Config::lacks(&self.by_knob, needed, Knob::LONG_BUFFERS)
+    }
+
+    /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
+    #[inline]
+    pub(crate) fn longest_for_reply(&self, len: usize) -> usize {
+        if len <= self.longest_reply { self.longest_reply } else { usize::MAX }
     }
 }

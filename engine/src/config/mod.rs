@@ -34,7 +34,9 @@ use crate::start_error::{StartError, StartErrorKind};
 pub use crate::fabric::iwarp::{Crc, FpduSize};
 pub use crate::wire::Revision;
 pub use crate::wire::properties::ReverseSupport;
-pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
+pub(crate) use buffers::{
+    BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, ShardBuffers, headroom_for,
+};
 pub(crate) use groups::LONGEST_BUFFER;
 use groups::MOST_BUFFERS;
 pub use groups::{

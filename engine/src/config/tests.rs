@@ -125,7 +125,7 @@ fn each_knob_is_refused_by_name_value_and_range() {
 #[test]
 fn a_size_of_two_knobs_is_called_by_that_of_bulk_data() {
     let config = Config::default();
-    let knob = |serves, needed| config.knob_of_buffers(serves, needed).to_string();
+    let knob = |serves, needed| config.shard_buffers(serves).knob_of(needed).to_string();
     assert_eq!(knob(true, 1 << 20), "`memory.bulk_buffers`", "both have it");
     assert_eq!(knob(true, 32 << 10), "`memory.long_buffers`");
     assert_eq!(knob(false, 1 << 20), "`memory.long_buffers`", "a client without services has none for bulk data");

@@ -1,9 +1,9 @@
 //! Memory of a shard: its pool, its Receives, and the buffer sizes that are reserved for waiting calls.
 
-use rpcrdma_mempool::{ArenaId, Buf, Pool};
+use rpcrdma_mempool::{Arena, ArenaId, Buf, Pool};
 
 use super::admission::receives::ReceiveBudget;
-use crate::config::{BUFFER_ALIGN, Config, HEADROOM_CHUNKS};
+use crate::config::{BUFFER_ALIGN, Config, HEADROOM_CHUNKS, ShardBuffers};
 use crate::proto::{CallError, Knob};
 use crate::start_error::StartError;
 
@@ -54,11 +54,15 @@ impl ReceiveSizes {
 
 /// Memory of a shard. It has no policy about calls.
 pub(super) struct Memory {
-    pub(super) config: Config,
-    /// Whether the shard serves: part of the pool is for peers' calls.
-    serves: bool,
+    buffers: ShardBuffers,
+    /// Alignment of chunks in the pool.
+    chunk_align: usize,
+    /// Arenas beside the pool's that the fabric has registered.
+    arenas: Vec<ArenaId>,
     pub(super) pool: Pool,
     pub(super) receives: ReceiveBudget,
+    /// Buffers of a Receive's size that Receives which are not needed leave to calls.
+    left_to_calls: usize,
     pub(super) sizes: ReceiveSizes,
     /// Buffer sizes that calls wait for, ascending.
     awaited: Vec<usize>,
@@ -78,10 +82,12 @@ impl Memory {
         log::debug!("shard pool: {}", pool.arena().report());
         let (filled, configured_capacity) = (announced, capacity);
         Ok(Self {
-            config: config.clone(),
-            serves,
+            buffers: config.shard_buffers(serves),
+            chunk_align: config.memory.chunk_align,
+            arenas: config.memory.arenas.iter().map(Arena::id).collect(),
             pool,
             receives: ReceiveBudget::new(config.memory.receives),
+            left_to_calls: config.memory.message_buffers / 2,
             sizes: ReceiveSizes { announced, filled, capacity, configured_capacity, ..ReceiveSizes::default() },
             awaited: Vec::new(),
             failures: 0,
@@ -95,7 +101,7 @@ impl Memory {
         self.sizes.pools().for_each(|pool| _ = pool.drain_remote());
         let (pool, size) = self.sizes.own.as_ref().map_or((&self.pool, self.sizes.filled), |own| (&own.pool, own.size));
         let needed = self.receives.needed_without(spared);
-        let surplus = pool.first_room(size).0.saturating_sub(self.config.memory.message_buffers / 2);
+        let surplus = pool.first_room(size).0.saturating_sub(self.left_to_calls);
         let mut bufs = pool.alloc_many(size);
         for taken in 0..self.receives.wanted().min(needed.max(surplus)) {
             let Some(buf) = bufs.next() else {
@@ -131,19 +137,24 @@ impl Memory {
     /// Reason for the lack of a pool buffer for `len` bytes.
     #[cold]
     pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
-        self.config.lacks_buffer(self.serves, len)
+        self.buffers.lacks(len)
     }
 
     /// The knob for pool buffers of `len` bytes, or for longer ones.
     pub(super) fn knob_of_buffers(&self, len: usize) -> Knob {
-        self.config.knob_of_buffers(self.serves, len)
+        self.buffers.knob_of(len)
+    }
+
+    /// The longest buffer for a reply of `len` bytes, even of a size that calls wait for.
+    pub(super) fn longest_suitable(&self, len: usize) -> usize {
+        self.buffers.longest_for_reply(len)
     }
 
     /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves the longer ones to bulk data:
     /// otherwise users with many unanswered calls would hold all of them.
     #[inline(always)]
     pub(super) fn longest_for_reply(&self, len: usize) -> usize {
-        self.config.longest_for_reply(len).min(self.longest_for(len))
+        self.buffers.longest_for_reply(len).min(self.longest_for(len))
     }
 
     /// Bytes of the smallest buffers that hold `len` bytes.
@@ -196,19 +207,19 @@ impl Memory {
     /// Bytes of a chunk's buffer for `len` bytes, with room for alignment if the pool has such buffers.
     #[inline]
     pub(super) fn chunk_room(&self, len: usize) -> usize {
-        if self.config.memory.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
+        if self.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
     }
 
     #[inline(never)]
     fn aligned_room(&self, len: usize) -> usize {
-        let room = len + self.config.memory.chunk_align - BUFFER_ALIGN;
+        let room = len + self.chunk_align - BUFFER_ALIGN;
         if self.pool.room(room).1 > 0 { room } else { len }
     }
 
     /// Allocates a pool buffer for a chunk of `len` bytes, aligned as configured.
     #[inline]
     pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
-        match self.config.memory.chunk_align > BUFFER_ALIGN {
+        match self.chunk_align > BUFFER_ALIGN {
             true => self.alloc_aligned(len),
             false => self.pool.alloc_within(len, self.longest_for(len)),
         }
@@ -218,7 +229,7 @@ impl Memory {
     /// cache.
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {
-        let (align, room) = (self.config.memory.chunk_align, self.aligned_room(len));
+        let (align, room) = (self.chunk_align, self.aligned_room(len));
         let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
         if room > len {
             buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
@@ -228,7 +239,7 @@ impl Memory {
 
     /// Whether the fabric has registered this memory, for work requests of this side.
     pub(super) fn knows(&self, arena: ArenaId) -> bool {
-        arena == self.pool.arena().id() || self.config.memory.arenas.iter().any(|own| own.id() == arena)
+        arena == self.pool.arena().id() || self.arenas.contains(&arena)
     }
 
     /// Copies a message, with the usual headroom for a header with chunks. `None` without memory.

@@ -302,7 +302,7 @@ impl Demand {
         let (chunks, longest) = (needs.len(), needs.iter().copied().max_by_key(|need| need.len));
         needs.extend(entry.map(|entry| {
             let (_, len) = reply_room(call, entry);
-            Need { len, longest: memory.config.longest_for_reply(len) }
+            Need { len, longest: memory.longest_suitable(len) }
         }));
         let quota_need = longest.or(needs.first().copied());
         needs.sort_unstable_by_key(|need| Reverse(need.len));

@@ -479,7 +479,7 @@ fn a_hopeless_call_is_refused_after_a_second() {
 fn short_replies_take_none_of_the_memory_for_bulk() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
-    let longest = scene.cx.config.longest_for_reply(1);
+    let longest = scene.cx.memory.longest_suitable(1);
     let held: Vec<_> = std::iter::from_fn(|| scene.cx.memory.pool.alloc_within(1, longest)).collect();
     scene.serve_held(&mut conn, 1);
     assert!(scene.responder.waits_for_memory() && scene.sent(&mut conn).is_empty());
@@ -502,7 +502,7 @@ fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
     scene.cx.clock = Clock::simulated(&time);
     let (mut parked, mut conn) = (open_conn(0, true), open_conn(1, true));
     scene.serve(&mut parked, 1, LATER);
-    let longest = scene.cx.config.longest_for_reply(1);
+    let longest = scene.cx.memory.longest_suitable(1);
     let held: Vec<_> = std::iter::from_fn(|| scene.cx.memory.pool.alloc_within(1, longest)).collect();
     let call = scene.bulk(&mut conn, 2, 1);
     scene.responder.start(&mut scene.cx, &mut conn, call);
