@@ -101,8 +101,7 @@ impl Admission {
         let demand = Demand::new(&cx.memory, entry, call);
         // A call that may not wait would be refused.
         if conn.served.has_blocked() && demand.has_chunks() && !call.is_assembled() {
-            let limited = limits_reads(&cx.config);
-            return Some(if limited { WaitCause::Reads } else { WaitCause::Quota(demand.deficit(&cx.memory)) });
+            return Some(WaitCause::Earlier);
         }
         self.find_cause(cx, conn, &demand, call, false)
     }

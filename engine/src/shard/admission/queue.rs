@@ -26,6 +26,9 @@ pub(in crate::shard) enum WaitCause {
     /// RDMA Reads of its connection.
     #[error("its connection has as many RDMA Reads under way as `limits.max_reads` and `max_read_bytes` allow")]
     Reads,
+    /// An earlier call of its connection, which waits.
+    #[error("an earlier call of its connection waits")]
+    Earlier,
     /// The quota of its connection or host, for this buffer.
     #[error("few are free, and its connection, or its host, has its share of them: {0}")]
     Quota(Deficit),
@@ -226,7 +229,7 @@ impl WaitQueue {
                     contested.iter().for_each(|&(size, _)| cx.memory.reserve_size(size));
                 }
             }
-            WaitCause::Reads | WaitCause::Quota(_) => conn.served.block(&waiting.call, self.pass),
+            WaitCause::Reads | WaitCause::Earlier | WaitCause::Quota(_) => conn.served.block(&waiting.call, self.pass),
         }
         // Unsignaled Sends may have completed, whose buffers it needs.
         cx.request_completion(conn);

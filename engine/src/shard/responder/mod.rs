@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::admission::queue::{WaitCause, Waiting};
-use super::admission::quota::{OwnerCalls, leaves_plenty};
+use super::admission::quota::{OwnerCalls, leaves_plenty, limits_reads};
 use super::admission::{Admission, Demand, may_not_wait, reply_room};
 use super::connection::{Conn, Stage};
 use super::context::Context;
@@ -372,7 +372,8 @@ impl Responder {
         }
         match cause {
             WaitCause::Reads => cx.stats.read_waits += 1,
-            WaitCause::Quota(_) | WaitCause::Buffer(_) => cx.stats.memory_waits += 1,
+            WaitCause::Earlier if limits_reads(&cx.config) => cx.stats.read_waits += 1,
+            WaitCause::Earlier | WaitCause::Quota(_) | WaitCause::Buffer(_) => cx.stats.memory_waits += 1,
         }
         // From the second one on, each control-plane run requests the completions of other connections.
         if !cause.is_own() && !self.admission.queue.lacks_buffers() {

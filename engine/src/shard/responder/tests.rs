@@ -532,6 +532,23 @@ fn a_call_that_needs_many_buffers_counts_them_for_its_share() {
     assert!(!must_wait(&mut scene, &mut conn, &call), "one is within its share");
 }
 
+#[test]
+fn a_call_behind_another_one_of_its_connection_names_that_one_as_the_cause() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    let _under_way = scene.bulk(&mut conn, 1, 1);
+    let _held = scene.cx.memory.pool.alloc(40_000).expect("one of four");
+    for (xid, chunks) in [(2, 4), (3, 1)] {
+        let call = scene.bulk(&mut conn, xid, chunks);
+        scene.responder.start(&mut scene.cx, &mut conn, call);
+    }
+    let causes: Vec<_> = scene.responder.admission.queue.iter().map(|waiting| waiting.cause.to_string()).collect();
+    assert_eq!(causes.len(), 2, "{causes:?}");
+    assert!(causes[0].contains("4 buffers of at least"), "{causes:?}");
+    assert_eq!(causes[1], "an earlier call of its connection waits");
+    assert_eq!((scene.cx.stats.memory_waits, scene.cx.stats.read_waits), (2, 0));
+}
+
 /// Those that await an event, or a lock, may take for ever.
 #[test]
 fn calls_without_chunks_do_not_count_for_a_share_of_bulk_memory() {
