@@ -7,3 +7,4 @@ mod gate;
 mod layers;
 mod packages;
 mod requirements;
+mod source;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use rpcrdma_tests::source::root;
+use rpcrdma_tests::source::{code, files, root};
 use serde_json::Value;
 
 /// Crates of the workspace, and the identifiers of its default members.
@@ -85,4 +85,29 @@ fn an_example_builds_nothing_else_after_the_benchmark() {
         let more = &units(example) - &benchmark;
         assert!(more.len() == 1 && more.iter().all(|unit| unit.contains(&format!("\"{example}\""))), "{more:?}");
     }
+}
+
+/// `test = false` saves a program without tests, and would hide the tests of others.
+#[test]
+fn targets_that_are_not_tested_have_no_tests() {
+    let (packages, _) = workspace();
+    let targets = packages.iter().flat_map(|package| package["targets"].as_array().expect("a list"));
+    let untested = targets.filter(|target| {
+        let kind = text(&target["kind"][0]);
+        (kind == "lib" || kind == "bin") && target["test"] == false
+    });
+    let mut sources = 0;
+    for target in untested {
+        let path = Path::new(text(&target["src_path"])).strip_prefix(root()).expect("in the repository");
+        let (path, directory) = (path.to_str().expect("text"), path.parent().expect("a directory"));
+        let own = files(directory.to_str().expect("text"), ".rs");
+        // The directories src and bin hold other targets, too.
+        let all = target["kind"][0] == "lib" || !(directory.ends_with("src") || directory.ends_with("bin"));
+        for file in own.iter().filter(|file| all || *file == path) {
+            let source = code(&std::fs::read_to_string(root().join(file)).expect(file));
+            assert!(!source.contains("#[test]") && !source.contains("cfg(test)"), "{file} has tests that never run");
+            sources += 1;
+        }
+    }
+    assert!(sources > 20, "only {sources} files");
 }

@@ -1,0 +1,27 @@
+//! The reader of sources, which the other modules use.
+
+use rpcrdma_tests::source::{code, code_without_tests, paths, words};
+
+#[test]
+fn comments_and_literals_are_no_code() {
+    let source = "a // unsafe\n/* b /* c */ d */ e(\"f // \\\" g\", r#\"h \" i\"#, 'j', '\\'', '\\u{1F600}') <'k>";
+    let found: Vec<_> = words(&code(source)).map(str::to_owned).collect();
+    assert_eq!(found, ["a", "e", "k"]);
+}
+
+#[test]
+fn items_for_tests_are_cut_out() {
+    let source = "a; #[cfg(test)] mod t { fn f() { x } } b; #[cfg(all(test, not(loom)))] #[path = \"m\"] mod u; c; #[cfg(not(test))] d;";
+    let found = code_without_tests(source);
+    let found: Vec<_> = words(&found).collect();
+    assert_eq!(found, ["a", "b", "c", "cfg", "not", "test", "d"]);
+}
+
+#[test]
+fn paths_are_taken_apart() {
+    let source =
+        "use crate::a::{B, c::D, e::{F, G}}; use crate::{h::I, j}; crate::k::l(); mycrate::m; x::crate::n; crate::o;";
+    let found = paths(source, "crate");
+    let found: Vec<_> = found.iter().map(|(a, b)| format!("{a}/{b}")).collect();
+    assert_eq!(found, ["a/B", "a/c", "a/e", "h/I", "j/", "k/l", "o/"]);
+}
