@@ -74,7 +74,7 @@ const DIRECT: [(Handler, usize); 2] = [
 
 fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     let len = call.args().len();
-    if call.args().iter().chain(call.read_chunk(0).unwrap_or_default()).any(|&byte| byte != SECRET) {
+    if !filled(SECRET, call.args()) || !filled(SECRET, call.read_chunk(0).unwrap_or_default()) {
         return Err(Refusal::GarbageArguments);
     }
     if let Ok(mut writer) = call.result_writer(0) {
