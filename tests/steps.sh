@@ -32,7 +32,7 @@ schedule() {
     step schemas
     step c
     step packages
-    vm_collect_idle
+    vm_collect
 }
 
 # ahead: builds with directories of their own, at the lowest priority, while tests run. A failure here recurs and counts
@@ -339,7 +339,7 @@ step_fuzz() {
 # ---------------------------------------------------------------------------------------------------------------------
 # The most important tests: the kernel's client mounts nfs3d, nfs3c calls nfsd, and the contract over verbs.
 vm_first=(nfs3d nfsd_client)
-vm_ready= vm_waiting=()
+vm_ready=
 
 # vm_can: whether the virtual machine and its programs are available. Otherwise the log contains "not run: REASON".
 vm_can() {
@@ -362,24 +362,32 @@ vm_can() {
 
 # Modules of integration tests that no device can change: rules of the protocol and of services. They run over the
 # software fabric and TCP.
-rules=(bindings characteristics decisions duplicate_requests negotiation panics procedures reverse_rules
-    rules_of_clients rules_of_servers stats_socket typed verifiers)
+rules=(bindings characteristics decisions duplicate_requests negotiation reverse_rules rules_of_clients rules_of_servers
+    stats_socket typed verifiers)
 
-# vm_begin: starts the machine: the first tier's scripts, or with --all the scripts that do not mostly wait, and the
-# suites over verbs. A process costs many times as much in an emulated machine, so fewer of them are killed.
+# vm_begin: starts the machine: the first tier's scripts, or with --all the scripts that keep a processor busy. With --all
+# a second machine runs the suites over verbs, and then another one the scripts that need two processors and the commands
+# of the documents. The emulated machines have one processor each, so two of them use this machine's two. A further one
+# runs the scripts that mostly wait, and uses half of its memory. A process costs many times as much in an emulated
+# machine, so fewer of them are killed.
 vm_begin() {
-    local work=("${vm_first[@]}") limit=1100 fabric its
+    local fabric its
     starts[vm]=$SECONDS
     vm_can || return 0
     fabric="env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1"
     if $all; then
-        its="$(word "$(executable rpcrdma-tests it)") --test-threads=1 $(printf -- '--skip %s:: ' "${rules[@]}")"
-        limit=3600
-        work=(--busy --program "env RPCRDMA_FABRIC=verbs KILLS=20 $its"
-            --program "$(word "$(executable rpcrdma-tests documents)") --test-threads=1")
+        its="env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1"
+        its+=$(printf -- ' --skip %s::' "${rules[@]}")
+        background vm 3700 tests/vm/run --limit 3600 --busy
+        # shellcheck disable=SC2016
+        VM_MEMORY=4096 background vm-suites 3700 bash -c 'status=0
+            tests/vm/run --limit 1800 device --program "$1" --program "$2" || status=$?
+            tests/vm/run --limit 1700 --pair --program "$3" || status=$?
+            exit $status' suites "$its" "$fabric" "$(word "$(executable rpcrdma-tests documents)") --test-threads=1"
+        VM_MEMORY=3072 background vm-idle 1900 tests/vm/run --limit 1800 device --idle
+    else
+        background vm 1200 tests/vm/run --limit 1100 "${vm_first[@]}" --program "$fabric"
     fi
-    background vm $((limit + 100)) tests/vm/run --limit "$limit" "${work[@]}" --program "$fabric"
-    if $all; then vm_begin_idle; fi
     beside=(nice -n 19)
 }
 
@@ -389,17 +397,8 @@ step_vm() {
     [[ -z ${children[vm]:-} ]] || collect vm
 }
 
-# vm_begin_idle: starts the scripts that mostly wait, each in a machine of its own with half the usual memory, of which it
-# uses half.
-vm_begin_idle() {
-    local script
-    for script in $(tests/vm/run --idle --list); do
-        VM_MEMORY=3072 background "vm-$script" 1100 tests/vm/run --limit 1000 device "$script"
-        vm_waiting+=("vm-$script")
-    done
-}
-
-vm_collect_idle() {
+# vm_collect: waits for the further machines.
+vm_collect() {
     local name
-    for name in "${vm_waiting[@]}"; do collect "$name"; done
+    for name in vm-suites vm-idle; do [[ -z ${children[$name]:-} ]] || collect "$name"; done
 }

@@ -1,4 +1,5 @@
 # Short runs of the compare scripts, which must print figures. For compare-perftest see perftest.sh.
+# pair
 source "$(dirname "$0")/../lib.sh"
 trap 'rpc.nfsd 0 2>/dev/null || true' EXIT
 

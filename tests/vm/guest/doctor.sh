@@ -1,5 +1,6 @@
 # `rpcrdma doctor` for a new user: its printed fixes work as they are, and the next run is clean. First on this machine,
 # then with many things broken, as root and as nobody.
+# pair
 source "$(dirname "$0")/../lib.sh"
 program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
 # Other users must be able to run it from any location of the repository.

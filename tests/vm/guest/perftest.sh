@@ -1,6 +1,7 @@
 # rpcperf beside perftest on one device: both work and print figures. Also counts the engine's savings. With 32
 # outstanding calls a doorbell covers 4 work requests or more, on average of both sides. On each side at most one in 8
 # is signalled. Bulk data arrives unchanged.
+# pair
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 
