@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -19,12 +20,12 @@ use crate::report::ArenaReport;
 
 /// The number of an arena. It is unique in the process and never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ArenaId(u32);
+pub struct ArenaId(NonZeroU32);
 
 impl ArenaId {
     /// The number itself.
     pub fn get(self) -> u32 {
-        self.0
+        self.0.get()
     }
 }
 
@@ -84,9 +85,9 @@ impl Arena {
     }
 
     fn of(memory: ArenaMemory, report: ArenaReport) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
+        static BEFORE: AtomicU32 = AtomicU32::new(0);
         // Relaxed: only uniqueness counts.
-        let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let id = ArenaId(NonZeroU32::MIN.saturating_add(BEFORE.fetch_add(1, Ordering::Relaxed)));
         log::debug!("{report}");
         Self(Arc::new(SharedArena { id, memory, report, taken: Mutex::new(Vec::new()) }))
     }
@@ -148,7 +149,7 @@ impl Arena {
             longest = longest.max(free);
             at = taken.get(index).map_or(at, |range| range.end);
         }
-        Err(MemErrorCause::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() }.into())
+        Err(MemErrorCause::ArenaFull { arena: self.0.id.get(), needed: bytes, free: longest, len: self.len() }.into())
     }
 
     /// Returns a range of [`take`](Self::take). Cold.
