@@ -63,7 +63,8 @@ impl<Qp> Table<Qp> {
 
     #[inline]
     pub(super) fn get(&mut self, id: QpId) -> Option<&mut Qp> {
-        self.slots.get_mut(id.slot as usize).filter(|slot| slot.generation == id.generation)?.qp.as_deref_mut()
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        if slot.generation == id.generation { slot.qp.as_deref_mut() } else { None }
     }
 
     /// The queue pair of this name.
@@ -76,7 +77,8 @@ impl<Qp> Table<Qp> {
 
     #[inline]
     pub(super) fn peek(&self, id: QpId) -> Option<&Qp> {
-        self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation)?.qp.as_deref()
+        let slot = self.slots.get(id.slot as usize)?;
+        if slot.generation == id.generation { slot.qp.as_deref() } else { None }
     }
 
     /// The current queue pair of a slot.

@@ -138,14 +138,10 @@ fn records_arrive(mut bytes: u32, records: u64) {
     let mut taken = 0;
     while taken < records {
         let ring = Ring(&memory, bytes);
-        let first = match rx.peek(&ring) {
-            0 => {
-                thread::yield_now();
-                continue;
-            }
-            first => first,
+        let Some(header) = rx.next_header(&ring) else {
+            thread::yield_now();
+            continue;
         };
-        let header = rx.header(&ring, first);
         if !rx.admits(header) {
             bytes = rx.grow(header).unwrap_or_else(|| panic!("{header:?}"));
             continue;

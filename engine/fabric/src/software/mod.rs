@@ -185,10 +185,9 @@ impl SoftwareFabric {
         }
     }
 
-    /// Polls the hot queue pairs. Returns a lone message, if nothing else was appended.
+    /// Polls the hot queue pairs. Returns a lone message, if nothing was appended behind `start`.
     #[inline]
-    fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) -> Option<Arrival> {
-        let start = out.len();
+    fn poll_hot(&mut self, out: &mut Vec<Completion>, start: usize, end: usize) -> Option<Arrival> {
         let mut left = self.hot.len();
         let many = left > FAR_AHEAD;
         while left > 0 && out.len() < end {
@@ -362,7 +361,7 @@ impl Fabric for SoftwareFabric {
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
                 let over = (qp.state == State::Error).then_some(id);
-                let Some(own) = &mut qp.own_receives else { return 0 };
+                let Some(own) = qp.own_receives.as_deref_mut() else { return 0 };
                 (own, over)
             }
         };
@@ -400,11 +399,8 @@ impl Fabric for SoftwareFabric {
         if !self.cold.is_empty() {
             self.poll_cold(out, end);
         }
-        if let Some(message) = self.poll_hot(out, end) {
-            if out.len() == start {
-                return Found::Message(message);
-            }
-            out.push(message.into());
+        if let Some(message) = self.poll_hot(out, start, end) {
+            return Found::Message(message);
         }
         if out.len() >= end {
             self.cold_polls = COLD_POLLS_OF_BUSY;

@@ -244,13 +244,18 @@ impl Consumer {
         memory.word(self.head).acquire()
     }
 
-    /// The header of the record that `peek` has found.
+    /// The header of the next record, if there is one.
     #[inline]
-    pub(super) fn header(&self, memory: &impl RingMemory, first: u64) -> Header {
-        Header { first, second: memory.word(self.head + 8).get() }
+    pub(super) fn next_header(&self, memory: &impl RingMemory) -> Option<Header> {
+        // Both places are computed before the load, which is a barrier for the compiler.
+        let second = memory.word(self.head + 8);
+        match self.peek(memory) {
+            0 => None,
+            first => Some(Header { first, second: second.get() }),
+        }
     }
 
-    /// Copies the payload of the record that `peek` has found. False, and nothing is copied, if it is longer than the
+    /// Copies the payload of the next record, whose header was read. False, and nothing is copied, if it is longer than the
     /// ring, which [`admits`](Self::admits) excludes.
     #[inline]
     #[must_use = "false means that nothing was copied"]
@@ -348,11 +353,7 @@ mod tests {
         fn take(&mut self) -> Option<Vec<u8>> {
             loop {
                 let ring = self.rings[1].rx();
-                let first = self.rx.peek(&ring);
-                if first == 0 {
-                    return None;
-                }
-                let header = self.rx.header(&ring, first);
+                let header = self.rx.next_header(&ring)?;
                 if self.rx.admits(header) {
                     let mut payload = vec![0; header.len() as usize];
                     assert!(self.rx.copy(&ring, &mut payload));

@@ -123,7 +123,7 @@ pub(crate) struct SoftwareQp {
     retire: RetireQueue,
     pub(crate) pending: VecDeque<Posting>,
     depth: usize,
-    pub(crate) own_receives: Option<Receives>,
+    pub(crate) own_receives: Option<Box<Receives>>,
     lines: Lines,
     // Receiver-not-ready.
     rnr_retry: u8,
@@ -172,7 +172,7 @@ impl SoftwareQp {
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
             depth,
-            own_receives: params.own_receive_queue.map(|depth| Receives::new(depth as usize)),
+            own_receives: params.own_receive_queue.map(|depth| Box::new(Receives::new(depth as usize))),
             lines: layout.lines(),
             rnr_retry: params.rnr_retry,
             rnr_polls: 0,
@@ -308,7 +308,7 @@ impl SoftwareQp {
             }
         }
         common.ready.extend(self.pending.drain(..).map(|posting| posting.flushed(self.id)));
-        let own = self.own_receives.iter_mut().flat_map(Receives::drain);
+        let own = self.own_receives.iter_mut().flat_map(|own| own.drain());
         common.ready.extend(own.map(|buf| Completion::failed_receive(self.id, Status::Flushed, buf)));
     }
 
@@ -412,17 +412,16 @@ impl SoftwareQp {
     /// Polls the queue pair. Returns a lone message, if no other work remains.
     #[inline]
     pub(crate) fn poll(&mut self, common: &mut Common, out: &mut Completions, end: usize) -> Result<Arrival, Polled> {
-        let first = self.rx.peek(&self.ring.rx());
-        if first == 0 {
+        let Some(header) = self.rx.next_header(&self.ring.rx()) else {
             self.idle += 1;
             let is_due = self.chores || self.idle.is_multiple_of(LATER);
             return Err(if is_due { self.poll_empty(common, out, end) } else { Polled::Quiet });
-        }
+        };
         self.idle = 0;
         if self.is_over() {
             return Err(Polled::Dead);
         }
-        match self.receive_one(common, out, first) {
+        match self.receive_one(common, out, header) {
             Ok(message) if self.is_all() => Ok(message),
             Ok(message) => {
                 out.push(message.into());
@@ -495,14 +494,14 @@ impl SoftwareQp {
         first: Option<NoMessage>,
     ) -> Polled {
         let last = end.min(out.len() + BURST - 1);
-        let mut stopped = first;
-        while stopped.is_none_or(|why| why == NoMessage::Marker) && out.len() < last {
-            let first = self.rx.peek(&self.ring.rx());
-            if first == 0 {
-                break;
-            }
-            match self.receive_one(common, out, first) {
+        let mut stopped = first.filter(|&why| why != NoMessage::Marker);
+        while stopped.is_none()
+            && out.len() < last
+            && let Some(header) = self.rx.next_header(&self.ring.rx())
+        {
+            match self.receive_one(common, out, header) {
                 Ok(message) => out.push(message.into()),
+                Err(NoMessage::Marker) => {}
                 Err(why) => stopped = Some(why),
             }
         }
@@ -520,8 +519,12 @@ impl SoftwareQp {
 
     /// Takes a record.
     #[inline(always)]
-    fn receive_one(&mut self, common: &mut Common, out: &mut Completions, first: u64) -> Result<Arrival, NoMessage> {
-        let header = self.rx.header(&self.ring.rx(), first);
+    fn receive_one(
+        &mut self,
+        common: &mut Common,
+        out: &mut Completions,
+        header: Header,
+    ) -> Result<Arrival, NoMessage> {
         if !self.rx.admits(header) {
             return Err(self.follow_growth(common, header));
         }

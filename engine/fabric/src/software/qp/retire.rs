@@ -61,10 +61,10 @@ impl RetireQueue {
             self.note_reported();
         }
         let at = self.entered & (self.places.len() - 1);
+        self.entered += 1;
         if let Some(place) = self.places.get_mut(at) {
             *place = retire;
         }
-        self.entered += 1;
     }
 
     #[inline(never)]

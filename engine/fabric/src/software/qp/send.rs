@@ -21,16 +21,22 @@ impl SoftwareQp {
     /// Posts a chain; see [`Fabric::post_send`](crate::Fabric::post_send).
     #[inline]
     pub(crate) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        // A Send with room is the common case of a conversation.
+        if self.post_single(common, chain) { Ok(()) } else { self.post_chain(common, chain) }
+    }
+
+    /// Posts the chain if it is a single Send with room, the common case of a conversation. Otherwise changes nothing.
+    #[inline(never)]
+    fn post_single(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> bool {
         if chain.len() == 1
             && self.runs_at_once()
             && let Some(sent) = chain.pop_if(|only| self.send_now(common, only))
         {
             sent.finish();
+            common.stats.posts += 1;
             self.ring_doorbell(common);
-            return Ok(());
+            return true;
         }
-        self.post_chain(common, chain)
+        false
     }
 
     /// Posts a chain of any requests: first the Sends that have room, then the others.
@@ -41,6 +47,7 @@ impl SoftwareQp {
         if self.runs_at_once() {
             let sends = chain.iter().take_while(|posting| self.tx.sent() < limit && self.send_now(common, posting));
             let sent = sends.count();
+            common.stats.posts += sent as u64;
             if sent > 0 {
                 chain.drain(..sent).for_each(Posting::finish);
             }
@@ -78,7 +85,6 @@ impl SoftwareQp {
                 break;
             }
             taken += 1;
-            common.stats.posts += 1;
             common.stats.signalled += u64::from(posting.signalled);
             self.chores |= posting.signalled;
             if waits || !self.execute(common, posting, &mut budget) {
@@ -87,6 +93,7 @@ impl SoftwareQp {
                 waits = self.halted;
             }
         }
+        common.stats.posts += taken as u64;
         self.chores |= waits;
         let done = taken + self.pending.len() - waiting;
         // Executed requests return their memory here.
@@ -114,7 +121,7 @@ impl SoftwareQp {
         !self.chores || self.state == State::Up && !self.halted && self.pending.is_empty()
     }
 
-    /// Executes a request, if it is a Send and there is room.
+    /// Executes a request, if it is a Send and there is room. The caller counts it.
     #[inline(always)]
     fn send_now(&mut self, common: &mut Common, posting: &Posting) -> bool {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else { return false };
@@ -131,7 +138,6 @@ impl SoftwareQp {
             self.chores = true;
             common.stats.signalled += 1;
         }
-        common.stats.posts += 1;
         true
     }
 
