@@ -277,23 +277,24 @@ impl Credits {
     /// count of received messages.
     #[inline(always)]
     pub fn on_send_windowed(&mut self, room: u32) -> (u32, u32) {
+        // First: most callers know by then that the room is the credit limit.
+        self.raise_limit(room);
         self.sent = self.sent.wrapping_add(1);
         self.thanks = 0;
-        self.raise_limit(room);
         (self.told_limit.wrapping_sub(self.received), self.received)
     }
 
     /// Raises the announced limit to `room` beyond received messages; never lowers it.
     #[inline]
     fn raise_limit(&mut self, room: u32) {
-        let limit = self.received.wrapping_add(room);
-        if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
-            self.told_limit = limit;
-        }
-        self.reported_payload = self.received;
         // While the announced limit is below the room, announce more.
         if room >= self.credit_limit {
             self.reported = self.received;
+        }
+        self.reported_payload = self.received;
+        let limit = self.received.wrapping_add(room);
+        if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
+            self.told_limit = limit;
         }
     }
 
@@ -477,7 +478,7 @@ impl Credits {
     /// Whether a pure grant is due and allowed, without another carrier. `room` as in [`on_send`](Self::on_send).
     #[inline]
     pub fn wants_grant(&self, room: Option<u32>) -> bool {
-        let Some(room) = room.filter(|_| self.scheme != CreditMode::V1) else { return false };
+        let Some(room) = room else { return false };
         let left = self.told_limit.wrapping_sub(self.received) as i32;
         // Pure grants use credits too and must be reported in the end. One is never answered with one, or two idle
         // peers would alternate without end.
@@ -485,7 +486,7 @@ impl Credits {
             true => self.received != self.reported && left <= (self.credit_limit / 2) as i32,
             false => self.wants_crowded(room, left),
         };
-        (low || self.unreported_payload() >= self.grant_after) && self.may_grant()
+        (low || self.unreported_payload() >= self.grant_after) && self.may_grant() && self.scheme != CreditMode::V1
     }
 
     /// As above, without room for the whole credit limit. Only a peer without credits needs a grant, or one that has
