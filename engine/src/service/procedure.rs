@@ -267,7 +267,8 @@ impl<S: Sharing> Procedure<S> {
     pub(crate) fn run(&self, mut call: Call<Ready>) -> Call<Answered> {
         let Handler::Run(run) = &self.handler else { return call.answered(Ok(())) };
         match caught(|| run(call.view_mut())) {
-            Ok(outcome) => call.answered(outcome),
+            Ok(Ok(())) => call.answered(Ok(())),
+            Ok(Err(refusal)) => call.refused(refusal),
             Err(panic) => call.panicked(panic),
         }
     }

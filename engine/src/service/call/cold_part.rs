@@ -48,7 +48,6 @@ impl ColdPart {
     }
 
     /// Clears it; with `only_chunks` the rest is clear.
-    #[inline(never)]
     fn clear(&mut self, only_chunks: bool) {
         // Most calls with chunks have arguments in them, and no results.
         if only_chunks && !self.chunks.is_returned() {
@@ -65,9 +64,9 @@ impl ColdPart {
 /// An optional [`ColdPart`], whose memory stays for the next call.
 #[derive(Debug, Default)]
 pub(super) struct ColdSlot {
-    /// Cleared while unused.
-    memory: Option<Box<ColdPart>>,
-    is_used: bool,
+    part: Option<Box<ColdPart>>,
+    /// A cleared one, while the call has none.
+    spare: Option<Box<ColdPart>>,
     /// Whether anything but the chunks is used.
     has_more: bool,
 }
@@ -75,7 +74,7 @@ pub(super) struct ColdSlot {
 impl ColdSlot {
     /// Whether the call has a cold part.
     pub(super) fn is_used(&self) -> bool {
-        self.is_used
+        self.part.is_some()
     }
 
     /// Whether the call uses more of the cold part than its chunks.
@@ -93,36 +92,46 @@ impl ColdSlot {
     /// The cold part, if the call has one.
     #[inline]
     pub(super) fn get(&self) -> Option<&ColdPart> {
-        if self.is_used { self.memory.as_deref() } else { None }
+        self.part.as_deref()
     }
 
     /// The cold part, if the call has one, for changes.
     #[inline]
     pub(super) fn get_mut(&mut self) -> Option<&mut ColdPart> {
-        if self.is_used { self.memory.as_deref_mut() } else { None }
+        self.part.as_deref_mut()
     }
 
     /// Starts using the cold part.
     #[inline]
     pub(super) fn begin(&mut self) -> &mut ColdPart {
-        (self.is_used, self.has_more) = (true, true);
-        self.memory.get_or_insert_default()
+        self.has_more = true;
+        self.begin_part()
     }
 
     /// Starts using the chunks of the cold part.
     #[inline]
     pub(super) fn begin_chunks(&mut self) -> &mut Chunks {
-        self.is_used = true;
-        &mut self.memory.get_or_insert_default().chunks
+        &mut self.begin_part().chunks
+    }
+
+    #[inline]
+    fn begin_part(&mut self) -> &mut ColdPart {
+        self.part.get_or_insert_with(|| self.spare.take().unwrap_or_default())
     }
 
     /// Clears the cold part, and ends its use.
     #[inline]
     pub(super) fn end(&mut self) {
-        let only_chunks = !self.has_more;
-        if let Some(cold) = self.get_mut() {
-            cold.clear(only_chunks);
-            (self.is_used, self.has_more) = (false, false);
+        if self.is_used() {
+            self.clear();
+        }
+    }
+
+    #[inline(never)]
+    fn clear(&mut self) {
+        if let Some(mut part) = self.part.take() {
+            part.clear(!std::mem::take(&mut self.has_more));
+            self.spare.get_or_insert(part);
         }
     }
 }

@@ -233,10 +233,7 @@ impl Call<Admitted> {
     pub(crate) fn with_reply_buffer(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
         let parts = self.parts();
         debug_assert!(parts.reply.buf.is_none());
-        // Checking first avoids the drop.
-        if let none @ None = &mut parts.reply.buf {
-            *none = Some(reply);
-        }
+        parts.reply.buf.get_or_insert(reply);
         (parts.reply.at, parts.reply.len) = (results_at, 0);
         self.becomes()
     }
@@ -345,6 +342,12 @@ impl Call<Ready> {
         answered
     }
 
+    /// Ends its handler with a refusal.
+    #[cold]
+    pub(in crate::service) fn refused(self, refusal: Refusal) -> Call<Answered> {
+        self.answered(Err(refusal))
+    }
+
     /// Ends its handler by a panic with this text.
     #[cold]
     pub(in crate::service) fn panicked(mut self, panic: Box<str>) -> Call<Answered> {
@@ -388,6 +391,7 @@ impl Call<Answered> {
     }
 
     /// Refusal instead of results, if any.
+    #[inline]
     pub(crate) fn outcome(&self) -> Result<(), Refusal> {
         self.refusal.map_or(Ok(()), Err)
     }
@@ -415,11 +419,13 @@ impl Call<Answered> {
     }
 
     /// Arenas of results in the handler's memory.
+    #[inline]
     pub(crate) fn arenas(&self) -> impl Iterator<Item = ArenaId> {
         self.chunks().arenas()
     }
 
     /// Records the bytes of its arguments and results, if it is timed.
+    #[inline]
     pub(crate) fn record_bytes(&mut self) {
         let CallParts { message, reply, refusal, cold, .. } = self.parts();
         let Some(cold) = cold.get_mut() else { return };
@@ -538,9 +544,9 @@ impl Call<Replying> {
     }
 
     /// Stores its reply, which has to wait.
-    #[inline]
-    pub(crate) fn put_reply(&mut self, ReplyMessage { buf, at, len, .. }: ReplyMessage) {
+    pub(crate) fn with_reply(mut self, buf: Buf, at: usize, len: usize) -> Self {
         self.parts().reply = ReplyBuffer { buf: Some(buf), at, len };
+        self
     }
 
     /// Takes the buffer of its message, which is no longer needed.

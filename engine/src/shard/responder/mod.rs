@@ -302,8 +302,8 @@ impl Responder {
             }
         }
         // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
-        if call.is_short() && !cx.memory.awaits_some() {
-            let entry = self.procedures.entry(call.entry());
+        let entry = self.procedures.entry(call.entry());
+        if !cx.memory.awaits_some() && call.is_short() {
             let (results_at, len) = reply_room(&call, entry);
             if let Some(reply) =
                 cx.memory.pool.alloc_if(len, |free, count| leaves_plenty(&cx.memory, len, (free, count)))

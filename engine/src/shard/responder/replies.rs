@@ -137,20 +137,20 @@ impl Replies {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Call<Replying>,
-        mut reply: ReplyMessage,
+        call: Call<Replying>,
+        reply: ReplyMessage,
     ) {
-        if !fits_inline(conn, &reply) {
-            call.put_reply(reply);
-            return self.send(cx, conn, call);
+        let fits = fits_inline(conn, &reply);
+        let ReplyMessage { mut buf, at, len, .. } = reply;
+        if !fits {
+            return self.send(cx, conn, call.with_reply(buf, at, len));
         }
-        if !may_reply(cx, conn, call.id()) {
-            call.put_reply(reply);
-            return keep_reply(conn, call);
+        if !may_reply(cx, conn, &call) {
+            return keep_reply(conn, call.with_reply(buf, at, len));
         }
         // Its header is in the headroom.
-        let start = conn.proto.write_header(Outgoing::Reply(call.id()), &Form::INLINE, reply.buf.full_mut(), reply.at);
-        self.push(cx, conn, call, reply.buf, start.map(|start| (start, reply.at + reply.len - start)));
+        let start = conn.proto.write_header(Outgoing::Reply(call.id()), &Form::INLINE, buf.full_mut(), at);
+        self.push(cx, conn, call, buf, start.map(|start| (start, at + len - start)));
         if !cx.config.debug.batch {
             cx.post_chain(conn);
         }
@@ -164,7 +164,7 @@ impl Replies {
 
     #[inline(always)]
     fn send_or_keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
-        match may_reply(cx, conn, call.id()) {
+        match may_reply(cx, conn, &call) {
             true => self.transmit_reply(cx, conn, call),
             false => keep_reply(conn, call),
         }
@@ -294,8 +294,7 @@ impl Replies {
         let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.memory.alloc(room)) else {
             // The call has run, so its reply waits.
             let id = call.id();
-            call.put_reply(reply);
-            conn.served.replies[id.index()] = Some(call);
+            conn.served.replies[id.index()] = Some(call.with_reply(reply.buf, reply.at, reply.len));
             conn.proto.reply(id, false);
             return cx.ready.add(conn);
         };
@@ -475,10 +474,10 @@ impl Replies {
 
 /// Whether a reply is to be sent now. Otherwise it is queued.
 #[inline(always)]
-fn may_reply<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, id: InboundId) -> bool {
+fn may_reply<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, call: &CallParts) -> bool {
     cx.check_receives(conn);
     let backlogged = conn.is_backlogged(cx.config.debug.signal_every);
-    conn.proto.reply(id, !backlogged)
+    conn.proto.reply(call.id(), !backlogged)
 }
 
 /// Keeps a queued reply.
