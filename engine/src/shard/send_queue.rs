@@ -67,17 +67,25 @@ impl SendQueue {
     /// Queues a Send; one in `signal_every` is signaled.
     #[inline(never)]
     pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
+        // Before all else, so that a Send takes no stack.
+        if self.chain.len() == self.chain.capacity() {
+            return self.grow_and_push_send(buf, invalidate, signal_every);
+        }
         self.sends = self.sends.wrapping_add(1);
         let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every || self.next_is_awaited;
         if signalled {
             self.signalled = self.sends;
             self.next_is_awaited = false;
         }
-        push(&mut self.chain, || Posting {
-            wr_id: u64::from(self.sends),
-            signalled,
-            wr: WorkRequest::Send { buf, invalidate, fence: false },
-        });
+        let wr = WorkRequest::Send { buf, invalidate, fence: false };
+        self.chain.push(Posting { wr_id: u64::from(self.sends), signalled, wr });
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow_and_push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
+        self.chain.reserve(1);
+        self.push_send(buf, invalidate, signal_every);
     }
 
     /// Queues a signaled RDMA Write of no bytes: the peer's device acknowledges it without a receive or a valid key.

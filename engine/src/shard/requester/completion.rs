@@ -89,7 +89,10 @@ impl Requester {
         conn.calls.answered = true;
         cx.timed(started);
         match exposure {
-            None => self.deliver(cx, target, token, read.result(message)),
+            None => match read.header {
+                Ok(header) => self.deliver(cx, target, token, Ok(Reply { message, header, memory: ChunkMemory::NONE })),
+                Err(error) => _ = self.fail_call(cx, target, token, error.into()),
+            },
             Some(index) => self.replied_exposed(cx, conn, (index, invalidated), (target, token), read, message),
         }
     }

@@ -23,6 +23,7 @@ use super::connection::{Conn, ConnRef, Continuation, MessageOwner, Stage};
 use super::context::Context;
 use super::memory::push;
 use crate::config::HEADROOM_CHUNKS;
+use crate::cross_thread::slot::Completer;
 use crate::fabric::{Access, Fabric, FabricError, FabricErrorKind, QpId, WorkRequest};
 use crate::proto::{CallError, CallId, Defect, Form, Outgoing};
 use crate::wire::{Segment, Version};
@@ -342,27 +343,30 @@ impl Requester {
 
     /// Reports an outcome.
     #[inline(always)]
-    fn deliver<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        target: CompletionTarget,
-        token: u64,
-        mut result: CallResult,
-    ) {
+    fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, target: CompletionTarget, token: u64, result: CallResult) {
         if result.is_err() {
             cx.stats.calls_failed += 1;
         }
         match target {
             CompletionTarget::Polled => push(&mut self.done, || Done { token, result }),
-            CompletionTarget::Thread(completer) => {
-                if cx.memory.receives.are_scarce()
-                    && let Ok(reply) = &mut result
-                {
-                    self.uncollected.take(reply, cx.memory.sizes.capacity, cx.config.arena());
-                }
-                completer.complete(result);
-            }
+            CompletionTarget::Thread(completer) => self.deliver_to_thread(cx, completer, result),
         }
+    }
+
+    /// Reports an outcome to another thread.
+    #[inline(never)]
+    fn deliver_to_thread<F: Fabric>(
+        &mut self,
+        cx: &Context<F>,
+        completer: Completer<CallResult>,
+        mut result: CallResult,
+    ) {
+        if cx.memory.receives.are_scarce()
+            && let Ok(reply) = &mut result
+        {
+            self.uncollected.take(reply, cx.memory.sizes.capacity, cx.config.arena());
+        }
+        completer.complete(result);
     }
 
     /// Ends a call that did not start.
