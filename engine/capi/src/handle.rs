@@ -139,13 +139,13 @@ impl<K: Kind> Spare<K> {
 }
 
 /// The handle of a slot.
-#[inline(always)]
+#[inline]
 fn tagged<K: Kind>(slot: *mut Slot<K>, tag: u64) -> *mut K {
     slot.cast::<K>().map_addr(|address| address | tag as usize)
 }
 
 /// The slot of a handle, and the mark of a live one.
-#[inline(always)]
+#[inline]
 fn untagged<K: Kind>(pointer: *mut K) -> (*mut Slot<K>, u64) {
     let tag = if K::TAGGED { pointer.addr() as u64 & TAG } else { 0 };
     (pointer.cast::<Slot<K>>().map_addr(|address| address & !TAG as usize), K::MARK ^ tag)
@@ -164,7 +164,7 @@ pub(crate) struct Slot<K: Kind> {
 }
 
 /// Tells threads apart: no two have it at one time. 0 for kinds that any thread uses.
-#[inline(always)]
+#[inline]
 fn this_thread<K: Kind>() -> u64 {
     if K::BOUND { rpcrdma_mempool::current_thread() } else { 0 }
 }
@@ -253,7 +253,7 @@ impl<K: Kind> Slot<K> {
     ///
     /// # Errors
     /// The mark that it has.
-    #[inline(always)]
+    #[inline]
     fn claim(&self, live: u64) -> Result<(), u64> {
         if K::BOUND {
             // No other thread writes it: the caller is the thread that may, or fails.
@@ -467,7 +467,7 @@ unsafe fn end<K: Kind>(pointer: *mut K) -> Result<&'static Slot<K>, Failure> {
 impl<K: Kind> Deref for Lent<'_, K> {
     type Target = K::Value;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &K::Value {
         // SAFETY: the slot is claimed for this borrow alone.
         let value = unsafe { &*self.slot.value.get() };
@@ -477,7 +477,7 @@ impl<K: Kind> Deref for Lent<'_, K> {
 }
 
 impl<K: Kind> DerefMut for Lent<'_, K> {
-    #[inline(always)]
+    #[inline]
     fn deref_mut(&mut self) -> &mut K::Value {
         // SAFETY: the slot is claimed for this borrow alone.
         let value = unsafe { &mut *self.slot.value.get() };
@@ -567,20 +567,20 @@ mod checked {
         LIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn add<K>(_pointer: *mut K) {
         #[cfg(feature = "checked")]
         live().insert(_pointer.addr());
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn remove<K>(_pointer: *mut K) {
         #[cfg(feature = "checked")]
         live().remove(&_pointer.addr());
     }
 
     /// Whether it is a live handle, as far as this build knows.
-    #[inline(always)]
+    #[inline]
     pub(super) fn knows<K>(_pointer: *mut K) -> bool {
         #[cfg(feature = "checked")]
         return live().contains(&_pointer.addr());

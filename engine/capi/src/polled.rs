@@ -63,30 +63,30 @@ impl Polled {
 
     /// Whether calls have ended that this poll reports, while the client is free. Those that end meanwhile are the next
     /// poll's, and none are that of a poll by a function that gets a call: the poll ends, and the stack stays bounded.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_to_report(&mut self) -> bool {
         !self.client.shard_mut().done().is_empty() && !self.is_reporting
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn begin_report(&mut self) {
         self.is_reporting = true;
     }
 
     /// The call that has ended, if it is the only one.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn only_ended(&mut self) -> Option<Done> {
         let done = self.client.shard_mut().done();
         if done.len() == 1 { done.pop() } else { None }
     }
 
     /// All calls that have ended; [`reuse`](Self::reuse) gets the batch back.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn ended(&mut self) -> Vec<Done> {
         std::mem::replace(self.client.shard_mut().done(), std::mem::take(&mut self.spare))
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn reported(&mut self) {
         self.is_reporting = false;
     }

@@ -58,7 +58,7 @@ impl ClientCall {
     }
 
     /// A call in the memory that it is sent from: the header is there, and room for the arguments at `args_at`.
-    #[inline(always)]
+    #[inline]
     pub(super) fn placed(procedure: u32, message: Buf, args_at: usize) -> Self {
         Self { message: Some(message), args_at, filled: args_at, ..Self::new(procedure) }
     }

@@ -306,7 +306,7 @@ impl<F: Fabric> Context<F> {
     }
 
     /// Records a call that started at this time and has ended.
-    #[inline(always)]
+    #[inline]
     pub(super) fn timed(&mut self, started: Option<u64>) {
         if let Some(started) = started {
             self.record(started);

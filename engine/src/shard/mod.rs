@@ -274,7 +274,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Starts a call. Its target gets the outcome exactly once, also for an error here.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         self.requester.start(&mut self.cx, conn, request, false)
     }
@@ -350,7 +350,6 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Lends the connection with this owner's name, together with the shard. `None` without one, or while it is lent.
-    #[inline(always)]
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
         Some(self.with_conn(conn, work))

@@ -239,7 +239,7 @@ impl<F: Fabric> Shard<F> {
         CloseCause::Device { opcode, status }.into()
     }
 
-    #[inline(always)]
+    #[inline]
     fn transmit(&mut self) {
         if let Some(slot) = self.cx.ready.take_only() {
             return self.transmit_one(slot);

@@ -640,7 +640,6 @@ impl Connection {
 
     /// Counts an outgoing message and returns its credit words. Version 1 counts `call`s. A message that `grants`
     /// nothing repeats the old credits.
-    #[inline(always)]
     fn account(&mut self, call: bool, grants: bool) -> CreditWords {
         if self.session.version() == Version::V1 {
             self.counters.sent += 1;
