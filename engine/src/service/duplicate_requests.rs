@@ -16,7 +16,7 @@ mod part;
 #[cfg(test)]
 mod tests;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -114,7 +114,7 @@ pub fn by_credential(call: &ServerCall) -> Option<Client> {
 }
 
 /// Key of a call: equal for a retransmission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallKey {
     client: Client,
     xid: u32,
@@ -123,6 +123,15 @@ pub(crate) struct CallKey {
     procedure: u32,
     /// Keyed hash of the credential and the arguments.
     checksum: u64,
+}
+
+impl Hash for CallKey {
+    /// Hashes the fields that tell calls apart. Each call is hashed several times.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(&self.client.0);
+        state.write_u32(self.xid);
+        state.write_u64(self.checksum);
+    }
 }
 
 /// Outcome of a lookup.
