@@ -368,7 +368,7 @@ rules=(bindings characteristics decisions duplicate_requests negotiation reverse
 # vm_begin: starts the machine: the first tier's scripts, or with --all the scripts that keep a processor busy. With --all
 # a second machine runs the suites over verbs, and then another one the scripts that need two processors and the commands
 # of the documents. The emulated machines have one processor each, so two of them use this machine's two. A further one
-# runs the scripts that mostly wait, and uses half of its memory. A process costs many times as much in an emulated
+# runs the scripts that mostly wait, with less memory. A process costs many times as much in an emulated
 # machine, so fewer of them are killed.
 vm_begin() {
     local fabric its

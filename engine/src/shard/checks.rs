@@ -11,7 +11,7 @@
 //! A keep-alive is a pure grant; in version 1 it is an RDMA Write of no bytes, which the peer's device acknowledges.
 //!
 //! A waiting peer is not visible here: a fast receiver replenishes each message at once. So the limit of a busy
-//! connection grows until half of the shard's Receives are promised: they are posted anyway.
+//! connection grows while more than three quarters of the shard's Receives are not promised: they are posted anyway.
 //!
 //! # Calls without an answer
 //!

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_counts_only_earlier_bytes() {
+    fn a_timer_counts_only_earlier_bytes() {
         let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
         look_at(&mut timers, owed, 1, 0, 80);
         assert_eq!(look_at(&mut timers, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
