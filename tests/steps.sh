@@ -365,10 +365,10 @@ vm_can() {
 rules=(bindings characteristics decisions duplicate_requests negotiation reverse_rules rules_of_clients rules_of_servers
     stats_socket typed verifiers)
 
-# vm_begin: starts the machine: the first tier's scripts, or with --all the scripts that keep a processor busy. With --all
-# a second machine runs the suites over verbs, and then another one the scripts that need two processors and the commands
-# of the documents. The emulated machines have one processor each, so two of them use this machine's two. A further one
-# runs the scripts that mostly wait, with less memory. A process costs many times as much in an emulated
+# vm_begin: starts the machine: the first tier's scripts, or with --all the scripts that keep a processor busy. With
+# --all a second machine runs the suites over verbs, and then another one the scripts that need two processors and the
+# commands of the documents. The emulated machines have one processor each, so two of them use this machine's two. A
+# further one runs the scripts that mostly wait, with less memory. A process costs many times as much in an emulated
 # machine, so fewer of them are killed.
 vm_begin() {
     local fabric its

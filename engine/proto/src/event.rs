@@ -7,8 +7,8 @@ use crate::wire::ErrorBody;
 
 /// The call or reply that is complete with a received message.
 ///
-/// Its header is the one that the owner has decoded, or else [`Connection::header`]; of a message in parts it is the last
-/// part's.
+/// Its header is the one that the owner has decoded, or else [`Connection::header`]. That of a message in parts is the
+/// header of the last part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// A call of the peer: end it by [`Connection::reply`], [`Connection::reply_error`] or [`Connection::forget`].

@@ -470,8 +470,8 @@ knobs! {
     pub busy_poll: Option<Duration> as "units::some_duration" = None;
     /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
     ///
-    /// 1 ms to 24 h. It also applies to an unanswered RDMA Read, and to a message that waits for a receive. After it the
-    /// connection closes. This side counts while a full socket is not empty.
+    /// 1 ms to 24 h. It also applies to an unanswered RDMA Read, and to a message that waits for a receive. After it
+    /// the connection closes. This side counts while a full socket is not empty.
     pub retry_timeout: Duration as "units::duration" = Duration::from_secs(30), |knob, wait: Duration| {
         check(wait.as_millis() > 0, knob, format_args!("{wait:?}"), "1 ms to 24 h")?;
         duration(knob, wait)

@@ -255,8 +255,8 @@ impl Consumer {
         }
     }
 
-    /// Copies the payload of the next record, whose header was read. False, and nothing is copied, if it is longer than the
-    /// ring, which [`admits`](Self::admits) excludes.
+    /// Copies the payload of the next record, whose header was read. False, and nothing is copied, if it is longer than
+    /// the ring, which [`admits`](Self::admits) excludes.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub(super) fn copy(&self, memory: &impl RingMemory, to: &mut [u8]) -> bool {

@@ -34,8 +34,8 @@ impl Connection {
     ///
     /// Otherwise it may have [events](Self::poll_event), which name bytes of this message.
     ///
-    /// `header` is its header as [decoded by its layout](HeaderLayouts::decode), which is fast. Without it the header is
-    /// checked as a whole, and is then that of [`header`](Self::header). Both ways are equivalent.
+    /// `header` is this message's header as [decoded by its layout](HeaderLayouts::decode), which is fast. Without it
+    /// the header is checked as a whole, and is then that of [`header`](Self::header). Both ways are equivalent.
     ///
     /// It is inlined, so that a header which the caller has just decoded stays in registers.
     #[inline(always)]

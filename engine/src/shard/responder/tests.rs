@@ -75,7 +75,7 @@ impl Scene {
         self.serve_message(conn, xid, procedure, buf);
     }
 
-    /// The same in this buffer.
+    /// A call comes, in this buffer.
     fn serve_message(&mut self, conn: &mut Conn, xid: u32, procedure: u32, buf: Buf) {
         let Self { responder, cx, .. } = self;
         let message = received(buf, &message(16, &call(xid, procedure)));
@@ -87,7 +87,7 @@ impl Scene {
         }
     }
 
-    /// The same where the buffers that are left are not to be taken for the call's message.
+    /// A call comes, in a buffer set aside before: those that are left in the pool stay there.
     fn serve_held(&mut self, conn: &mut Conn, xid: u32) {
         let message = self.spare.pop().expect("as many as the test needs");
         self.serve_message(conn, xid, SHORT, message);
@@ -142,7 +142,7 @@ impl Scene {
         std::iter::from_fn(|| self.cx.memory.pool.alloc(1)).collect()
     }
 
-    /// The same for the application's use.
+    /// Takes all buffers that a reply would do with, as an application that keeps them.
     fn keep_pool(&self) -> Vec<Frozen> {
         self.empty_pool().into_iter().map(Buf::freeze).collect()
     }
