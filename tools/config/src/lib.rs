@@ -316,12 +316,11 @@ macro_rules! groups {
             config: &mut Config,
             role: &mut R,
             group: &str,
-            knobs: Map<String, Value>,
+            knobs: &Map<String, Value>,
         ) -> Result<(), serde_json::Error> {
-            let knobs = Value::Object(knobs);
             match group {
-                $(stringify!($group) => config.$group = serde_json::from_value(knobs)?,)*
-                _ => *role = serde_json::from_value(knobs)?,
+                $(stringify!($group) => config.$group = Deserialize::deserialize(knobs)?,)*
+                _ => *role = Deserialize::deserialize(knobs)?,
             }
             Ok(())
         }
@@ -424,11 +423,11 @@ impl Settings {
     ) -> Result<(), SettingError> {
         let (source, knob, values) = (source.to_owned(), knob.to_owned(), values(text));
         let setting = Setting { source, is_argument: false, knob, values };
-        let (mut made, mut made_role) = (config.clone(), role.clone());
-        setting.apply(&mut made, &mut made_role, (&Config::default(), &R::default()))?;
+        let (mut made, mut made_role, usual) = (config.clone(), role.clone(), Config::default());
+        setting.apply(&mut made, &mut made_role, (&usual, &R::default()))?;
         let is_set = |knob: &str| knob == setting.knob || self.0.iter().any(|earlier| earlier.knob == knob);
         let refused = |error| SettingError::Refused { source_: setting.source.clone(), error };
-        keep_to_budget(&mut made, &Config::default(), is_set).map_err(refused)?;
+        keep_to_budget(&mut made, &usual, is_set).map_err(refused)?;
         (*config, *role) = validated(made, made_role, |_| setting.source.clone())?;
         self.0.retain(|earlier| earlier.knob != setting.knob);
         self.0.push(setting);
@@ -549,7 +548,7 @@ impl Setting {
         for value in &self.values {
             let value = if value == UNSET { Value::Null } else { with_fields(&self.knob, value) };
             knobs.insert(name.to_owned(), value);
-            match set_knobs(config, role, group, knobs.clone()) {
+            match set_knobs(config, role, group, &knobs) {
                 Ok(()) => return Ok(()),
                 // The first error is about the written type.
                 Err(error) if why.is_empty() => why = error.to_string(),
@@ -559,7 +558,7 @@ impl Setting {
         let default = knobs_of(defaults.0, defaults.1, group).and_then(|mut knobs| knobs.remove(name));
         let beyond = self.beyond_type(config, role, knobs.clone());
         knobs.insert(name.to_owned(), Value::Null);
-        let optional = set_knobs(config, role, group, knobs).is_ok();
+        let optional = set_knobs(config, role, group, &knobs).is_ok();
         let mut why = wanted(&why, &default.unwrap_or_default(), optional);
         match beyond {
             Some(Ok(most)) if !why.contains(", 0 to ") => {
@@ -597,11 +596,11 @@ impl Setting {
         let (mut config, mut role) = (config.clone(), read_again(role).ok()?);
         let most = highest.into_iter().find(|most| {
             knobs.insert(name.to_owned(), Value::from(*most));
-            set_knobs(&mut config, &mut role, group, knobs.clone()).is_ok()
+            set_knobs(&mut config, &mut role, group, &knobs).is_ok()
         })?;
         if digits.len() < text.len() {
             knobs.insert(name.to_owned(), Value::from(0));
-            set_knobs(&mut config, &mut role, group, knobs).ok()?;
+            set_knobs(&mut config, &mut role, group, &knobs).ok()?;
         }
         let refused = config.validate().and_then(|()| role.validate()).err();
         Some(match refused.filter(|error| error.knob == self.knob) {
