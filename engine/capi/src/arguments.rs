@@ -61,7 +61,7 @@ fn no_array(name: &'static str, count: usize) -> Failure {
 ///
 /// # Safety
 /// `place` is null or writable.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn store<T>(place: *mut T, value: T) {
     if !place.is_null() {
         // SAFETY: the caller's promise.

@@ -212,7 +212,7 @@ impl<T> Outcome for *const T {
 }
 
 /// The body of a function of the interface: reports its failure, and ends an unwinding.
-#[inline]
+#[inline(always)]
 pub(crate) fn entry<T: Outcome>(name: &'static str, body: impl FnOnce() -> Result<T, Failure>) -> T {
     match catch_unwind(AssertUnwindSafe(|| process::check().and_then(|()| body()))) {
         Ok(Ok(value)) => value,

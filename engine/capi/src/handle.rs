@@ -209,7 +209,7 @@ impl Numbers {
 
 /// Runs `body` with a handle that lives as long as it runs, and then `end` with its result and the value. A number
 /// makes the handle another one than those before it.
-#[inline]
+#[inline(always)]
 pub(crate) fn during<K: Kind, R, T>(
     number: u16,
     value: K::Value,
@@ -314,7 +314,7 @@ pub(crate) unsafe fn mark_of(pointer: *mut c_void) -> Result<u64, Failure> {
 ///
 /// # Safety
 /// As [`lend`].
-#[inline]
+#[inline(always)]
 unsafe fn slot<'a, K: Kind>(pointer: *mut K) -> Result<(&'a Slot<K>, u64), Failure> {
     let (slot, live) = untagged(pointer);
     let Some(slot) = NonNull::new(slot) else { return Err(null(K::NAME)) };
@@ -386,7 +386,7 @@ pub(crate) struct Lent<'a, K: Kind> {
 ///
 /// # Safety
 /// `pointer` is null or came from this library. If it was freed, the errors above are likely, but not certain.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn lend<'a, K: Kind>(pointer: *mut K) -> Result<Lent<'a, K>, Failure> {
     // SAFETY: as the caller's.
     let (slot, live) = unsafe { slot(pointer) }?;
@@ -487,7 +487,7 @@ impl<K: Kind> DerefMut for Lent<'_, K> {
 }
 
 impl<K: Kind> Drop for Lent<'_, K> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // Release: with the Acquire of `Slot::claim`.
         self.slot.mark.store(self.live, Ordering::Release);

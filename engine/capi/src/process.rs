@@ -44,7 +44,7 @@ pub(crate) fn set_errno(code: Errno) {
 }
 
 /// Refuses to work in a child: relaxed, as fork has one thread, whose memory the child gets.
-#[inline]
+#[inline(always)]
 pub(crate) fn check() -> Result<(), Failure> {
     match IS_CHILD.load(Ordering::Relaxed) {
         false => Ok(()),

@@ -98,7 +98,7 @@ pub(crate) trait Starts {
 impl Starts for LocalClient {
     type Started = Option<CallId>;
 
-    #[inline]
+    #[inline(always)]
     fn prepare(&mut self, procedure: u32, args: &[u8]) -> Result<ClientCall, Failure> {
         let mut call = LocalClient::prepare(self, procedure, args.len())?;
         if !args.is_empty() {
@@ -112,7 +112,7 @@ impl Starts for LocalClient {
         Ok(LocalClient::alloc(self, self.first(), len)?)
     }
 
-    #[inline]
+    #[inline(always)]
     fn start(&mut self, call: ClientCall, token: u64) -> Option<CallId> {
         LocalClient::start(self, self.first(), call, token)
     }
@@ -171,7 +171,7 @@ impl Starts for NotBlocking<'_> {
 /// # Safety
 /// `request` is null, or has as many bytes as its `size` says, and its pointers have as many items as it says; its
 /// buffers are as for [`take`].
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn start<C: Starts>(client: &mut C, request: *const rpcrdma_request) -> Result<C::Started, Failure> {
     if request.is_null() {
         return Err(null("request"));
@@ -193,7 +193,7 @@ pub(crate) unsafe fn start<C: Starts>(client: &mut C, request: *const rpcrdma_re
 ///
 /// # Safety
 /// As [`start`].
-#[inline]
+#[inline(always)]
 unsafe fn start_sized<C: Starts>(client: &mut C, request: &rpcrdma_request) -> Result<C::Started, Failure> {
     // SAFETY: the caller's promise.
     let args = unsafe { array::<u8>("args", request.args.cast(), request.args_len) }?;
@@ -341,7 +341,7 @@ pub(crate) unsafe fn return_buffers(request: *const rpcrdma_request, returned: &
 ///
 /// # Safety
 /// As [`start`].
-#[inline]
+#[inline(always)]
 unsafe fn argument<C: Starts>(
     client: &mut C,
     chunk: &rpcrdma_read_chunk,

@@ -228,7 +228,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
 ///
 /// # Safety
 /// It was a handle before.
-#[inline]
+#[inline(always)]
 unsafe fn lend_still<'a>(client: *mut rpcrdma_local_client, id: u64) -> Option<Lent<'a, rpcrdma_local_client>> {
     // SAFETY: the caller's promise.
     unsafe { lend_again(client) }.filter(|again| again.id() == id)
@@ -264,7 +264,7 @@ unsafe fn report_all(
 ///
 /// # Safety
 /// `done` may be called with `context`.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn report(number: u16, ended: Done, done: Reports, context: *mut c_void) {
     let token = ended.token;
     let (error, results) = match &ended.result {
