@@ -1,9 +1,23 @@
-# Shared by tests/run, tests/flakes and tests/vm/run. Sourced by bash. The caller sets $logs, a directory.
+# Shared by scripts of this directory. Sourced by bash. For apt the caller sets $logs, a directory.
 
 # attended COMMAND…: runs it in the background, so that this script handles signals at once.
 attended() {
     "$@" &
     wait $!
+}
+
+# A command line for `bash -c`, which runs "$2"… and writes its exit status to the file "$1". Bash forgets the status of
+# a background command when a later child gets the same process number, which happens within half an hour of builds.
+# `timeout` sends SIGTERM to the command and to this shell, which then waits for the command.
+# shellcheck disable=SC2016,SC2034
+recorded='trap : TERM; "${@:2}"; status=$?; echo "$status" >"$1"; exit "$status"'
+
+# await PROCESS FILE: waits for a command that was started through $recorded, and returns its exit status.
+await() {
+    local status=0
+    wait "$1" 2>/dev/null || status=$?
+    ((status != 127)) || [[ ! -e $2 ]] || status=$(<"$2")
+    return "$status"
 }
 
 # apt PACKAGE…: installs packages if that needs no password. Otherwise prints the reason.
