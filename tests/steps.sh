@@ -8,7 +8,8 @@ features=
 # that mostly compute run beside it, at the lowest priority.
 schedule() {
     step format
-    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen documents || chosen schemas; then need build; fi
+    local name
+    for name in build tests tcp vm sim doc documents schemas; do ! chosen $name || need build; done
     if chosen loom || chosen fuzz || chosen embed || chosen instructions; then ahead; fi
     step tests
     step tcp
@@ -16,8 +17,8 @@ schedule() {
     step lints
     step oldest
     step semver
-    step doc
     step doctests
+    step doc
     step dependencies
     step sim
     step embed
@@ -157,11 +158,11 @@ executable() {
 word() { printf %q "$1"; }
 
 # ---------------------------------------------------------------------------------------------------------------------
-step_tests() { nextest tests 1200 'not binary(documents)' SIM_SEEDS=500; }
+step_tests() { nextest tests 1200 'not (binary(documents) | binary(repository) & test(face::))' SIM_SEEDS=100; }
 
 step_tcp() { nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
-step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=100; }
+step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=100 SIM_SEEDS=500; }
 
 # Step vm runs the commands that need a device.
 step_documents() {
@@ -177,10 +178,12 @@ step_lints() {
     [[ -n $features ]] || skip "lints of the verbs fabric"
 }
 
-# With the features of step lints, whose builds of the dependencies serve here, too.
+# With the features of step lints, whose builds of the dependencies serve here, too. The tests document the public
+# crates again, as JSON.
 step_doc() {
     # shellcheck disable=SC2086
     RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace $features --no-deps
+    nextest face 600 'binary(repository) & test(face::)'
 }
 
 step_doctests() {
@@ -337,8 +340,6 @@ step_fuzz() {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The most important tests: the kernel's client mounts nfs3d, nfs3c calls nfsd, and the contract over verbs.
-vm_first=(nfs3d nfsd_client)
 vm_ready=
 
 # vm_can: whether the virtual machine and its programs are available. Otherwise the log contains "not run: REASON".
@@ -365,29 +366,24 @@ vm_can() {
 rules=(bindings characteristics decisions duplicate_requests negotiation reverse_rules rules_of_clients rules_of_servers
     stats_socket typed verifiers)
 
-# vm_begin: starts the machine: the first tier's scripts, or with --all the scripts that keep a processor busy. With
-# --all a second machine runs the suites over verbs, and then another one the scripts that need two processors and the
-# commands of the documents. The emulated machines have one processor each, so two of them use this machine's two. A
-# further one runs the scripts that mostly wait, with less memory. A process costs many times as much in an emulated
-# machine, so fewer of them are killed.
+# vm_begin: starts three machines. One runs the scripts that keep a processor busy. The second runs the suites over
+# verbs, then the scripts that need two processors and the commands of the documents. The emulated machines have one
+# processor each, so these two use the two of this machine. The third runs the scripts that mostly wait, with less
+# memory. A process costs many times as much in an emulated machine, so fewer of them are killed.
 vm_begin() {
     local fabric its
     starts[vm]=$SECONDS
     vm_can || return 0
     fabric="env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1"
-    if $all; then
-        its="env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1"
-        its+=$(printf -- ' --skip %s::' "${rules[@]}")
-        background vm 3700 tests/vm/run --limit 3600 --busy
-        # shellcheck disable=SC2016
-        VM_MEMORY=4096 background vm-suites 3700 bash -c 'status=0
-            tests/vm/run --limit 1800 device --program "$1" --program "$2" || status=$?
-            tests/vm/run --limit 1700 --pair --program "$3" || status=$?
-            exit $status' suites "$its" "$fabric" "$(word "$(executable rpcrdma-tests documents)") --test-threads=1"
-        VM_MEMORY=3072 background vm-idle 1900 tests/vm/run --limit 1800 device --idle
-    else
-        background vm 1200 tests/vm/run --limit 1100 "${vm_first[@]}" --program "$fabric"
-    fi
+    its="env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1"
+    its+=$(printf -- ' --skip %s::' "${rules[@]}")
+    background vm 3700 tests/vm/run --limit 3600 --busy
+    # shellcheck disable=SC2016
+    VM_MEMORY=4096 background vm-suites 3700 bash -c 'status=0
+        tests/vm/run --limit 1800 device --program "$1" --program "$2" || status=$?
+        tests/vm/run --limit 1700 --pair --program "$3" || status=$?
+        exit $status' suites "$its" "$fabric" "$(word "$(executable rpcrdma-tests documents)") --test-threads=1"
+    VM_MEMORY=3072 background vm-idle 1900 tests/vm/run --limit 1800 device --idle
     beside=(nice -n 19)
 }
 
